@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 declare -A PACKAGES=(
   [openai]="openai>=2"
+  [openai-lora]="openai>=2"
   [langchain]="langchain-openai>=1"
   [litellm]="litellm>=1.100"
   [lm-eval]="lm-eval[api]==0.4.13"
@@ -31,7 +32,7 @@ declare -A PACKAGES=(
 )
 AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama codex claude-code "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
-[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis tool-calls $AGENTS $POOLED
+[ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval guidellm schemathesis tool-calls $AGENTS $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -66,6 +67,27 @@ serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows
   model=$(.venv/bin/python scripts/fetch_models.py "$name")
   JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" \
     --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
+  echo $! >"$work/pid"
+  wait_ready
+}
+
+serve_adapters() { # start a server of a tiny model with LoRA adapters; what HF gives with them goes into a file
+  stop
+  .venv/bin/python -c '
+import json, sys
+from pathlib import Path
+from tests.e2e.adapter_data import golden_of, names_of, prompt_of
+from tests.e2e.tiny_tokenizer import save_tokenizer
+folder, case = Path(sys.argv[1]), "llama3_tied"
+(folder / "tokenizer").mkdir(exist_ok=True)
+save_tokenizer(folder / "tokenizer")
+tokens = {name: golden_of(name, case).tokens for name in names_of(case)}
+(folder / "goldens.json").write_text(json.dumps({"prompt": prompt_of(case), "tokens": tokens}))' "$work"
+  JAX_PLATFORMS=cpu JAXLLM_ALLOW_RUNTIME_LORA_UPDATING=1 .venv/bin/jaxllm serve tests/data/tiny/llama3_tied \
+    --host 127.0.0.1 --port "$port" --served-model-name tiny --tokenizer "$work/tokenizer" --dtype float32 \
+    --enable-lora --max-loras 2 --max-lora-rank 8 --api-key key --enforce-eager \
+    --lora-modules all=tests/data/adapters/llama3_tied/all mlp=tests/data/adapters/llama3_tied/mlp \
+    >"$work/server.txt" 2>&1 &
   echo $! >"$work/pid"
   wait_ready
 }
@@ -141,6 +163,11 @@ run_schemathesis() {
 
 run_schemathesis-embeddings() { fuzz; }
 
+run_openai-lora() {
+  serve_adapters
+  run_script openai-lora "$work/goldens.json"
+}
+
 results=()
 failed=0
 served=
@@ -149,6 +176,7 @@ for client in "$@"; do
   needed=smollm2
   [[ $POOLED != *" $client "* ]] || needed=minilm
   [[ $AGENTS != *" $client "* ]] || needed=agent # each has servers of its own
+  [ "$client" != openai-lora ] || needed=agent
   if [ "$served" != "$needed" ]; then
     case $needed in
       minilm) serve minilm ;;
@@ -156,10 +184,10 @@ for client in "$@"; do
     esac
     served=$needed
   fi
-  [ "$client" != schemathesis ] || served= # it has a server of its own
+  [[ $client != schemathesis && $client != openai-lora ]] || served= # they have servers of their own
   start=$SECONDS run=run_$client
   declare -F "$run" >/dev/null || run="run_script $client"
-  [ "$needed" != agent ] || run="run_agent $client"
+  [[ $AGENTS != *" $client "* ]] || run="run_agent $client"
   set +e
   (set -e; $run)
   status=$?

@@ -101,7 +101,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The value is one of a few."""
+    """The value is one of a few: all of them integers, or all strings or None."""
 
     values: tuple[Any, ...]
 
@@ -109,8 +109,9 @@ class Choice:
         return check_choice(name, value, self.values)
 
     def flag(self) -> dict[str, Any]:
-        words = [value for value in self.values if isinstance(value, str)]
-        return {"metavar": "{" + ",".join(words) + "}"}
+        shown_values = ",".join(str(value) for value in self.values if value is not None)
+        is_number = all(isinstance(value, int) for value in self.values)
+        return {"metavar": "{" + shown_values + "}", "type": int if is_number else None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxllm.config import EngineArgs
 from jaxllm.config.arguments import GONE
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import Unsupported
+from jaxllm.config.speculative import SpeculativeConfig
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -299,6 +300,42 @@ def test_flags():
         quantization="int8",
         structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),
     )
+
+
+def test_flags_of_adapters_and_drafts():
+    adapters = parse(
+        "--model", "m", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "64", "--max-cpu-loras", "8"
+    )
+    assert adapters == EngineArgs(model="m", enable_lora=True, max_loras=4, max_lora_rank=64, max_cpu_loras=8)
+    config = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 6}
+    drafts = parse("--model", "m", "-sc", json.dumps(config))
+    assert drafts == EngineArgs(model="m", speculative_config=config)  # pyright: ignore[reportArgumentType]
+    assert drafts.speculation() == SpeculativeConfig(**config)
+    short = parse("--model", "m", "--spec-method", "suffix", "--spec-tokens", "7")
+    assert short.speculation() == SpeculativeConfig(method="suffix", num_speculative_tokens=7)
+    assert EngineArgs(model="m").speculation() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"spec_method": "ngram", "speculative_config": {"method": "ngram"}}, "spec_method"),
+        ({"spec_tokens": 3}, "speculative_config"),
+        ({"spec_model": "a/draft"}, "speculative_config"),
+    ],
+)
+def test_short_arguments_of_drafts_go_together(given: dict[str, Any], name: str):
+    with pytest.raises(VLLMValidationError, match=name) as caught:
+        make(**given)
+    assert caught.value.parameter == name
+
+
+def test_where_drafts_are_looked_up():
+    assert SpeculativeConfig("ngram").lookup == (2, 4)
+    assert SpeculativeConfig("ngram", prompt_lookup_max=3).lookup == (3, 3)
+    assert SpeculativeConfig("ngram", prompt_lookup_min=5).lookup == (5, 5)
+    assert SpeculativeConfig(model="[ngram]", prompt_lookup_min=1, prompt_lookup_max=3).lookup == (1, 3)
+    assert SpeculativeConfig("suffix").settings(8.0).num_speculative_tokens == 24
 
 
 @pytest.mark.parametrize(
