@@ -23,7 +23,6 @@ type CutDrafts = Callable[[str, int, array[int]], array[int]]
 """Returns the leading ones of a request's drafts that its rules let follow, and after which output goes on, given the
 request's id and how many outputs it has."""
 
-
 WAIT = 0.1
 """A step that is planned after the one before, not while it runs, takes at most so much longer, as a part."""
 
@@ -42,10 +41,6 @@ class Speculation:
         most = settings.num_speculative_tokens
         self._num_drafts, self._num_draft_tokens = 0, 0
         self._accepted_per_pos = [0] * most
-
-    def begin(self, request: Request) -> None:
-        """Guess what the request says from now on; it has a first token."""
-        request.guesses = Guesses(self._drafter, self._settings.num_speculative_tokens)
 
     def pays(self, running: Sequence[Request], most_rows: int) -> bool:
         """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
@@ -106,12 +101,13 @@ class Speculation:
         )
 
     def _num_worth(self, request: Request, num_rows: int) -> int:
+        """Return how many drafts of the request pay in a step that has so many rows of tokens without them."""
+        if not request.num_output_tokens:
+            return 0  # its prompt, or what is pooled, is all certain
         if request.guesses is None:
-            if not request.num_output_tokens or request.pooling is not None:
-                return 0
-            self.begin(request)
-        assert request.guesses is not None
-        # A step takes (free + rows) / free times as long as one row, and gives `rows` tokens.
+            request.guesses = Guesses(self._drafter, self._settings.num_speculative_tokens)
+        # A step of n rows takes n + free units of time and gives n tokens: a row more, which takes 1, should give as
+        # much for it.
         return request.guesses.look(request.token_ids, num_rows / (num_rows + self._settings.num_free_rows))
 
     def _num_left(self, request: Request) -> int:
