@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import Piece, own_pieces, stored_index, stored_shape
-from jaxllm.loading.peft import PeftAdapter
+from jaxllm.loading.peft import Matrices, PeftAdapter
 from jaxllm.models.adapters import Adapters
 from jaxllm.models.family import OTHER_MODALITIES
 from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
@@ -25,35 +26,46 @@ MOST_NAMED = 3
 """How many modules an error names."""
 
 
+class _Target(NamedTuple):
+    """One parameter's part of a layer's arrays."""
+
+    made: Adapters
+    array: ArraySpec
+    param: ParamSpec
+    place: int
+    """The parameter's place in the weight."""
+
+
 def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:
     """Return the arrays of one slot, nested as the engine's are.
 
     `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
     VLLMValidationError for an adapter of other sizes, or for modules that the model has no linear layer for.
     """
-    # The layers of another modality's encoder may be called as the model's own are.
-    own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
-    modules = {_in_layer(module): module for module in own_modules}
-    taken: set[str] = set()
-    found = {}
+    found: dict[str, Adapters] = {}
+    targets: defaultdict[str, list[_Target]] = defaultdict(list)
     for path, specs in slot.items():
         array = arrays[path]
         down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
-        made = Adapters(down, up, specs.parts)
+        made = found[path] = Adapters(down, up, specs.parts)
         for place, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
-                module = modules.get(_in_layer(source.removesuffix(".weight")))
-                if module is not None:
-                    taken.add(module)
-                    own = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
-                    _write(own, array, param, place, adapter, module)
-        found[path] = made
+                own = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
+                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(own, array, param, place))
+    # The layers of another modality's encoder may be called as the model's own are.
+    own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
+    modules = {_in_layer(module): module for module in own_modules}
+    taken = {module for name, module in modules.items() if name in targets}
     if left := sorted(set(adapter.modules) - taken):
         names = ", ".join(left[:MOST_NAMED]) + (f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else "")
         raise adapter.error(
             f"it is for {names}, and this model has no linear layer of that name: embeddings, heads, routers and "
             "experts take no adapters, nor do encoders of other modalities"
         )
+    for name, module in modules.items():
+        matrices = adapter.read(module)
+        for target in targets[name]:
+            _write(matrices, target, adapter, module)
     return unflatten(found)
 
 
@@ -62,9 +74,10 @@ def _in_layer(module: str) -> str:
     return match[1] if match else module
 
 
-def _write(made: Adapters, array: ArraySpec, param: ParamSpec, place: int, adapter: PeftAdapter, module: str) -> None:
-    """Write one module's matrices into a layer's arrays, as those of the parameter at a place in the weight."""
-    matrices, found = adapter.read(module), outputs_of(param)
+def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
+    """Write one module's matrices, or their part, to where they are taken."""
+    made, array, param, place = target
+    found = outputs_of(param)
     if found is None:
         raise adapter.error(
             f"{module} is not taken whole by one of this model's matmuls, so nothing can be added to it"

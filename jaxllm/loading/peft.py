@@ -139,7 +139,7 @@ class PeftAdapter:
         for pattern, value in patterns.items():
             try:
                 found = re.fullmatch(rf"(.*\.)?({pattern})", module)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise self.error(f"{key} of {CONFIG_NAME} has {pattern!r}, no regular expression: {error}") from error
             if found:
                 return value

@@ -1,5 +1,6 @@
 """LoRA adapters through `LLM`: each gives what HF gives with it merged into the weights by PEFT, whoever else runs."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.sampling_params import BeamSearchParams
 from tests.e2e.adapter_data import (
     ADAPTERS,
     CASES,
@@ -24,6 +28,7 @@ from tests.e2e.adapter_data import (
     request,
 )
 from tests.e2e.inside import core_of
+from tests.loading.files import safetensors_bytes
 from tests.models.tiny import BLOCK_SIZE, folder
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -105,9 +110,47 @@ def test_an_adapter_is_read_again_when_asked(llm: LLM, tmp_path: Path):
     check(generate(llm, [prompt_of(CASE)], [named])[0], "mlp")
 
 
+O_PROJ = "base_model.model.model.layers.0.self_attn.o_proj"
+
+
 def break_config(place: Path, **changes: Any) -> None:
     config = json.loads((place / "adapter_config.json").read_text())
     (place / "adapter_config.json").write_text(json.dumps(config | changes))
+
+
+def test_beams_of_an_adapter_are_searched_for(llm: LLM):
+    prompt, golden = TokensPrompt(prompt_token_ids=prompt_of(CASE)), golden_of("all", CASE)
+    greedy = BeamSearchParams(beam_width=1, max_tokens=len(golden.tokens), ignore_eos=True)
+    adapted, plain = llm.beam_search([prompt] * 2, greedy, lora_request=[own("all"), None])
+    [best], [other] = adapted.sequences, plain.sequences
+    assert best.tokens[len(prompt_of(CASE)) :] == golden.tokens != other.tokens[len(prompt_of(CASE)) :]
+    assert (best.lora_request, other.lora_request) == (own("all"), None)
+
+
+def test_an_asynchronous_engine_finds_the_same_beams(llm: LLM, tmp_path: Path):
+    prompt, params = TokensPrompt(prompt_token_ids=prompt_of(CASE)), BeamSearchParams(beam_width=3, max_tokens=6)
+    expected = llm.beam_search([prompt] * 2, params, lora_request=[own("all"), None])
+
+    async def search(engine: AsyncLLM, adapter: LoRARequest | None) -> RequestOutput:
+        return await anext(engine.beam_search(prompt, f"search {adapter}", params, adapter))
+
+    async def run() -> list[RequestOutput]:
+        args = AsyncEngineArgs(str(folder(CASE)), **SETTINGS)
+        with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as engine:
+            with pytest.raises(VLLMValidationError, match="no such folder"):
+                await search(engine, LoRARequest("none", 99, str(tmp_path / "none")))
+            wrong: Any = "all"
+            with pytest.raises(VLLMValidationError, match="LoRARequest"):
+                await search(engine, wrong)
+            return list(await asyncio.gather(search(engine, own("all")), search(engine, None)))
+
+    found = asyncio.run(run())
+    for output, searched in zip(found, expected, strict=True):
+        assert [each.token_ids for each in output.outputs] == [
+            each.tokens[len(prompt_of(CASE)) :] for each in searched.sequences
+        ]
+    assert [output.lora_request for output in found] == [own("all"), None]
+    assert found[0].outputs[0].token_ids != found[1].outputs[0].token_ids
 
 
 BROKEN = {
@@ -123,14 +166,20 @@ BROKEN = {
     "another method": (lambda place: break_config(place, peft_type="IA3"), "peft_type='IA3'"),
     "DoRA": (lambda place: break_config(place, use_dora=True), "use_dora"),
     "another rank": (lambda place: break_config(place, r=3), "has rank 4, and adapter_config.json says 3"),
+    "no regular expression": (
+        lambda place: break_config(place, alpha_pattern={"q_proj(": 4}),
+        "no regular expression",
+    ),
     "whole modules": (lambda place: break_config(place, modules_to_save=["lm_head"]), "modules_to_save"),
     "another model": (
         lambda place: shutil.copytree(ADAPTERS / "gpt2" / "all", place, dirs_exist_ok=True),
         "no linear layer of that name",
     ),
     "other sizes": (
-        lambda place: shutil.copytree(ADAPTERS / "phi3" / "all", place, dirs_exist_ok=True),
-        "in this model it has",
+        lambda place: (place / "adapter_model.safetensors").write_bytes(
+            safetensors_bytes({f"{O_PROJ}.lora_A.weight": np.ones((4, 6)), f"{O_PROJ}.lora_B.weight": np.ones((5, 4))})
+        ),
+        "is for 6 inputs and 5 outputs, and in this model it has",
     ),
 }
 

@@ -12,9 +12,10 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.adapter import load_adapter
-from jaxllm.loading.peft import REFUSED, PeftAdapter, find_adapter
+from jaxllm.loading.peft import REFUSED, Matrices, PeftAdapter, find_adapter
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.params import array_specs
+from tests.e2e.adapter_data import ADAPTERS
 from tests.loading.files import safetensors_bytes
 from tests.models.running import build_model
 
@@ -65,6 +66,7 @@ def test_what_is_not_applied_is_refused_by_name(tmp_path: Path, key: str):
         ({"lora_alpha": None}, "lora_alpha=None"),
         ({"r": 3}, "has rank 4, and adapter_config.json says 3"),
         ({"rank_pattern": {"(q_proj": 4}}, r"rank_pattern of adapter_config.json has '\(q_proj', no regular"),
+        ({"rank_pattern": {"q{99999999999}": 4}}, "has .q{99999999999}., no regular expression"),
         ({"rank_pattern": ["q_proj"]}, "a number for each pattern"),
         ({"rank_pattern": {"q_proj": "4"}}, "a number for each pattern"),
     ],
@@ -116,6 +118,21 @@ def test_modules_that_the_model_has_no_linear_layer_for(tmp_path: Path, module: 
     arrays, slot = array_specs(model.param_specs()), model.adapter_specs(AdapterShape(1, 8))
     with pytest.raises(VLLMValidationError, match=f"it is for {module}, and this model has no linear layer"):
         load_adapter(PeftAdapter(folder, 8), arrays, slot)
+
+
+def test_a_fused_module_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    """Phi-3 has queries, keys and values, and gate and up, in one matrix each, which is a part of several of ours."""
+    model, read = build_model("phi3"), PeftAdapter.read
+    modules: list[str] = []
+
+    def noted(adapter: PeftAdapter, module: str) -> Matrices:
+        modules.append(module)
+        return read(adapter, module)
+
+    monkeypatch.setattr(PeftAdapter, "read", noted)
+    adapter = PeftAdapter(ADAPTERS / "phi3" / "all", 8)
+    load_adapter(adapter, array_specs(model.param_specs()), model.adapter_specs(AdapterShape(1, 8)))
+    assert sorted(modules) == sorted(adapter.modules)
 
 
 def test_places(tmp_path: Path):

@@ -69,6 +69,16 @@ def test_chats_and_streams(server: Served):
     assert texts["tiny"] != texts["all"]
 
 
+def test_beams(server: Served):
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "use_beam_search": True, "n": 2}
+    texts = {}
+    for name in ("tiny", "all"):
+        answer = server.post(PATH, given | {"model": name, "max_tokens": 8}).json
+        assert answer["model"] == name
+        texts[name] = [each["message"]["content"] for each in answer["choices"]]
+    assert texts["tiny"] != texts["all"]
+
+
 def test_adapters_come_and_go(server: Served):
     path = str(ADAPTERS / CASE / "attention")
     assert server.post(LOAD, {"lora_name": "attention", "lora_path": path}).status == 200

@@ -151,7 +151,8 @@ class BeamSearcher:
         if completion.finish_reason == "abort":
             running.is_aborted = True
         elif not completion.logprobs:
-            raise RuntimeError(f"a step of a beam search ended without a token, by {completion.finish_reason!r}")
+            reason = f"{completion.finish_reason!r}: {completion.stop_reason}"
+            raise RuntimeError(f"a step of a beam search ended without a token, by {reason}")
         running.tops[output.request_id] = completion.logprobs[0] if completion.logprobs else {}
         if running.is_step_complete:
             running.advance()
@@ -302,6 +303,7 @@ class BeamSearcher:
             orig_prompt=prompt,
             tokens=tokens,
             logprobs=[_with_strings(top, beam.token_ids[:i], tokenizer) for i, top in enumerate(beam.logprobs)],
+            lora_request=base.lora,
             cum_logprob=beam.cum_logprob,
             text=None if tokenizer is None else self._text(tokens, ends, tokenizer),
             finish_reason=beam.finish_reason,

@@ -90,7 +90,7 @@ class InputProcessor:
         grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
-        self.check_adapter(lora_request)
+        adapter = self.check_adapter(lora_request)
         resolved = self.resolve(params, grammar_seconds)
         encoded = self.encode(prompt, tokenization_kwargs, pools=isinstance(resolved, PoolingParams))
         return self.complete(
@@ -100,7 +100,7 @@ class InputProcessor:
             arrival_time=arrival_time,
             priority=priority,
             trace_headers=trace_headers,
-            lora_request=lora_request,
+            adapter=adapter,
         )
 
     def resolve(self, params: Any, grammar_seconds: float | None = None) -> Resolved:
@@ -125,13 +125,13 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
-        lora_request: Any = None,
+        adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
-        """Put an encoded prompt and resolved params together, if they fit each other."""
+        """Put an encoded prompt, resolved params and an adapter that was checked together, if they fit each other."""
         trace = self._check_trace(trace_headers)
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
-        checked, adapter = self.check_priority(priority), self.check_adapter(lora_request)
+        checked = self.check_priority(priority)
         return self._complete(request_id, prompt, params, max_tokens, checked, when, trace, adapter)
 
     def process_batch(

@@ -96,13 +96,14 @@ async def search_beams(
     prompt: Any,
     params: BeamSearchParams,
     trace_headers: Mapping[str, str] | None = None,
+    lora_request: Any = None,
 ) -> RequestOutput:
     """Run one search, after `enter`, and return what it has found, best first; it counts as `beam_width` requests.
 
     Raises VLLMValidationError for what cannot be searched. When the caller is cancelled, the search leaves nothing;
     when its id is aborted, it returns what it has.
     """
-    search = _Search(front, requests, core, params)
+    search, adapter = _Search(front, requests, core, params), front.inputs.check_adapter(lora_request)
     place = requests.reserve(params.beam_width)
     try:
         if params.structured_outputs is not None:
@@ -111,7 +112,9 @@ async def search_beams(
         encoded = await requests.encode(prompt)
         await enter()
         with requests.hold(request_id, search):
-            request = front.inputs.complete(request_id, encoded, sampling_params, trace_headers=trace_headers)
+            request = front.inputs.complete(
+                request_id, encoded, sampling_params, trace_headers=trace_headers, adapter=adapter
+            )
             await search.run(request)
     finally:
         place.release()
@@ -121,7 +124,7 @@ async def search_beams(
         prefix = front.tokenizer.backend.decode(encoded.token_ids, skip_special_tokens=params.skip_special_tokens)
     sequences = search.searcher.outputs()[0].sequences
     found = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
-    return RequestOutput(request_id, encoded.text, encoded.token_ids, None, found, finished=True)
+    return RequestOutput(request_id, encoded.text, encoded.token_ids, None, found, finished=True, lora_request=adapter)
 
 
 def _completion(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
+from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.outputs import RequestOutput
@@ -44,9 +44,16 @@ class BeamSearches(ABC):
         """
         from jaxllm.engine.online.async_beam_search import search_beams  # which loads numpy
 
-        refuse_given(lora_request=lora_request)
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
         yield await search_beams(
-            self.front, self._requests, self._enter, lambda: self._core, request_id, prompt, params, trace_headers
+            self.front,
+            self._requests,
+            self._enter,
+            lambda: self._core,
+            request_id,
+            prompt,
+            params,
+            trace_headers,
+            lora_request,
         )

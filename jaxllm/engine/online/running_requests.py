@@ -97,7 +97,7 @@ class RunningRequests:
         """
         resolved = self._inputs.resolve(params)
         self._inputs.check_priority(priority)
-        self._inputs.check_adapter(lora_request)
+        adapter = self._inputs.check_adapter(lora_request)
         pools = isinstance(resolved, PoolingParams)
         place = self.reserve(1 if pools else resolved.n)
         try:
@@ -111,7 +111,7 @@ class RunningRequests:
                 arrival_time=arrival_time,
                 priority=priority,
                 trace_headers=trace_headers,
-                lora_request=lora_request,
+                adapter=adapter,
             )
             stream = RequestOutputCollector(resolved.output_kind, request_id)
             self.add(request, stream, place)
