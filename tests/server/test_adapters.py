@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
@@ -16,6 +17,7 @@ from jaxllm.server.app import build_app
 from jaxllm.server.serving_models import LoRAModule
 from tests.e2e.adapter_data import ADAPTERS, SETTINGS, golden_of, prompt_of
 from tests.models.tiny import folder
+from tests.server.grpc_support import client_of, grpc_opened, message_of, refusal
 from tests.server.support import TEMPLATE, Served, command_line, served
 from tests.server.test_chat import PATH, joined
 
@@ -77,6 +79,18 @@ def test_beams(server: Served):
         assert answer["model"] == name
         texts[name] = [each["message"]["content"] for each in answer["choices"]]
     assert texts["tiny"] != texts["all"]
+
+
+def test_grpc_takes_their_names_too(server: Served):
+    body = {"prompt": prompt_of(CASE), "temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
+    with grpc_opened(server) as address, client_of(address) as client:
+        for name in ("all", "mlp"):
+            answer = client.whole(message_of(body | {"model": name}))
+            assert list(answer.outputs[0].token_ids) == golden_of(name, CASE).tokens
+            assert answer.prompt_info.model == name
+        assert client.whole(message_of(body)).prompt_info.model == "tiny"
+        code, _, metadata = refusal(lambda: client.whole(message_of(body | {"model": "other"})))
+    assert (code, metadata["param"]) == (grpc.StatusCode.NOT_FOUND, "model")
 
 
 def test_adapters_come_and_go(server: Served):

@@ -105,11 +105,9 @@ class InferenceService:
         own_id, given_id = new_request_id(headers)
         (outputs,) = await serving.admit(request, own_id, given_trace(serving.engine_client, headers))
         shown_id = shown_request_id(given_id, request.request_id, own_id)
+        name, tells_cached = serving.models.shown(request.model), args.enable_prompt_tokens_details
         async with contextlib.aclosing(outputs):
-            yield (
-                outputs,
-                Responses(request, shown_id, serving.models.name, tells_cached=args.enable_prompt_tokens_details),
-            )
+            yield outputs, Responses(request, shown_id, name, tells_cached=tells_cached)
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorResponse) -> Any:
