@@ -66,7 +66,7 @@ def test_what_is_not_applied_is_refused_by_name(tmp_path: Path, key: str):
         ({"lora_alpha": None}, "lora_alpha=None"),
         ({"r": 3}, "has rank 4, and adapter_config.json says 3"),
         ({"rank_pattern": {"(q_proj": 4}}, r"rank_pattern of adapter_config.json has '\(q_proj', no regular"),
-        ({"rank_pattern": {"q{99999999999}": 4}}, "has .q{99999999999}., no regular expression"),
+        ({"rank_pattern": {"q{99999999999}": 4}}, r"has 'q\{99999999999\}', no regular expression"),
         ({"rank_pattern": ["q_proj"]}, "a number for each pattern"),
         ({"rank_pattern": {"q_proj": "4"}}, "a number for each pattern"),
     ],
