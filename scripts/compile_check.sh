@@ -82,6 +82,11 @@ for model in minilm-l6 bert-base modernbert-base embeddinggemma-300m qwen3-embed
   [ $model = minilm-l6 ] || part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
   part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
 done
+# LoRA adapters: eight in use, of rank 16.
+part steps-h100-adapters $JAX scripts/compile_steps.py h100 llama-3-8b --adapters 8 16
+part steps-v6e-adapters $JAX scripts/compile_steps.py v6e:1x1 llama-3-8b --layers 28 --adapters 8 16 # as many as fit
+part steps-v6e-2x2-adapters $JAX scripts/compile_steps.py v6e:2x2 llama-3-8b --tensor-parallel-size 4 --adapters 8 16 \
+  --steps decode largest "set adapter"
 part steps-h100-old-jax $OLD_JAX scripts/compile_steps.py h100 llama-3-8b
 part start-h100 $JAX scripts/compile_steps.py h100 llama-3-8b --start # the programs of a start, one by one
 part steps-v5e-2x2 $JAX scripts/compile_steps.py v5e:2x2 llama-3.2-1b --tensor-parallel-size 4

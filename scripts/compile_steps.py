@@ -5,8 +5,9 @@ For each model the plain decode step, the plain step of the largest bucket and t
 that pools, on one device or spread over several. Checked: the KV pool is updated in place, scratch does not grow with
 the pool, the program holds no copy of weights or pool, devices exchange two sums a layer, three where an MLP is beside
 experts, and what little the embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain
-decode step and the one that pools are one command buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the
-environments.
+decode step and the one that pools are one command buffer (CUDA graph). With LoRA adapters: that those of no layer are
+copied or widened either, and that the program that writes one into its slot does so in place. Run by
+scripts/compile_check.sh, which makes the environments.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,16 @@ for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
     os.environ |= compiler_environment(compiled_for, dict(os.environ))
 
 import jax
+from compiled_step import (
+    count_nodes,
+    count_thunks,
+    find_adapter_copies,
+    find_copies,
+    find_expert_copies,
+    find_host_predicates,
+    read_thunks,
+    shard_shape,
+)
 from jax.sharding import Mesh
 from jax.stages import Compiled
 from shapes import MODELS, with_layers
@@ -45,19 +54,22 @@ from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.engine.core.model import make_model
 from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
-from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.mesh import MODEL_AXIS, make_mesh
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.models import get_family
-from jaxllm.models.config import ModelConfig
+from jaxllm.models.adapters import AdapterShape
+from jaxllm.models.model import Model
 from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
 
 STEPS = ("decode", "largest", "full")
 POOLED = "pooled"
 """The only step of a model that pools: its largest."""
+SET_ADAPTER = Upkeep.SET_ADAPTER.value
+"""The program that writes an adapter into its slot."""
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 # A smaller pool would fit into VMEM, and some of them are brought there.
@@ -74,6 +86,8 @@ LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12
 share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
 12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
 kernels need of a step, in 5 launches."""
+ADAPTER_NODES = 4
+"""The most launches more of a weight with adapters beside it: two matmuls, what lies between them, and a sum."""
 
 
 def main() -> int:
@@ -84,13 +98,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
     parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
-    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED), help="check only these")
+    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER), help="check only these")
+    parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     args = parser.parse_args()
     mesh = find_target(args.target, args.tensor_parallel_size)
     check = compile_all if args.start else partial(check_model, steps=args.steps)
     make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
+    if args.adapters is not None:
+        make = partial(make, adapters=AdapterShape(*args.adapters))
     for row in ({"model": model} | row for model in args.models for row in check(make(model))):
         rows.append(row | {"target": args.target, "devices": mesh.size, "jax": jax.__version__})
         print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
@@ -122,19 +139,25 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Itera
         described = {"step": title, "attention": "+".join(attention_of(compiler))}
         if states := states_of(compiler):
             described["states"] = "+".join(states)
-        yield described | check_program(compiler, programs[title])
+        if room := compiler.model.adapter_shape:
+            described["adapters"] = f"{room.num_slots} of rank {room.rank}"
+        program = programs[title]
+        found = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
+        yield described | found
 
 
-def find_programs(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
+def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
     """Return a model's programs by the names of their steps."""
     decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
+    upkeep: dict[str, ProgramKey] = {} if compiler.model.adapter_shape is None else {SET_ADAPTER: Upkeep.SET_ADAPTER}
     if not compiler.config.generates:
-        return {POOLED: compiler.pool_shape(largest, by_token=False)}
-    return {
+        return {POOLED: compiler.pool_shape(largest, by_token=False)} | upkeep
+    steps: dict[str, ProgramKey] = {
         "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
         "largest": compiler.step_shape(largest, is_full=False),
         "full": compiler.step_shape(largest, is_full=True),
     }
+    return steps | upkeep
 
 
 def attention_of(compiler: StepCompiler) -> list[str]:
@@ -147,7 +170,9 @@ def states_of(compiler: StepCompiler) -> list[str]:
     return [name for group in compiler.config.states for name in group.ops.implementations]
 
 
-def make_compiler(name: str, *, mesh: Mesh, num_layers: int | None, is_quantized: bool) -> StepCompiler:
+def make_compiler(
+    name: str, *, mesh: Mesh, num_layers: int | None, is_quantized: bool, adapters: AdapterShape | None = None
+) -> StepCompiler:
     """Return the compiler of a model's steps as an engine has it; its weights are bfloat16 or the checkpoint's own."""
     hf = with_layers(MODELS[name], num_layers)
     if not is_quantized:
@@ -163,6 +188,9 @@ def make_compiler(name: str, *, mesh: Mesh, num_layers: int | None, is_quantized
         max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
         max_model_len=context,
         block_size=BLOCK_SIZE,
+        enable_lora=adapters is not None,
+        max_loras=1 if adapters is None else adapters.num_slots,
+        max_lora_rank=1 if adapters is None else adapters.rank,
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf))
@@ -192,6 +220,8 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
             missed.append(f"copies of weights or pool: {copies[:3]}")
         if cuts := find_expert_copies(hlo, compiler):
             missed.append(f"copies of a layer's experts: {cuts[:3]}")
+        if cuts := find_adapter_copies(hlo, compiler):
+            missed.append(f"copies of adapters: {cuts[:3]}")
         temps.append(memory.temp_size_in_bytes)
         collectives = {each.kind: each.count for each in count_collectives(hlo)}
         row = {
@@ -213,20 +243,38 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
     if has_kernels and compiler.mesh.size == 1 and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
         missed.append("not one command buffer")
-    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
-        missed.append(f"more launches than {most_nodes(compiler.model.config)}")
+    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model):
+        missed.append(f"more launches than {most_nodes(compiler.model)}")
     return row | {"missed": missed}
 
 
-def most_nodes(config: ModelConfig) -> int:
+def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
+    """Compile the program that writes an adapter into its slot, which should take no room but that adapter's own."""
+    memory, hlo, listing, seconds = compile_program(compiler, Upkeep.SET_ADAPTER, BLOCKS[0])
+    held = sum(map(device_bytes, jax.tree.leaves(compiler.adapters_spec())))
+    missed = []
+    if memory.alias_size_in_bytes < held:
+        missed.append(f"adapters of {held} bytes, aliased {memory.alias_size_in_bytes}")
+    if memory.temp_size_in_bytes > SLACK:
+        missed.append(f"scratch {memory.temp_size_in_bytes}")
+    if copies := find_copies(hlo, compiler, BLOCKS[0]):
+        missed.append(f"copies of adapters: {copies[:3]}")
+    sizes = {"temp_mib": memory.temp_size_in_bytes, "alias_mib": memory.alias_size_in_bytes, "adapters_mib": held}
+    mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
+    return seconds | mib | {"nodes": count_nodes(listing), "missed": missed}
+
+
+def most_nodes(model: Model) -> int:
     """Return how many launches a plain decode step should need at most."""
     more = (
         layer.qk_norm * NORM_NODES
         + bool(layer.latent) * LATENT_NODES
         + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
-        for layer in config.layers
+        for layer in model.config.layers
     )
-    return len(config.layers) * LAYER_NODES + sum(more) + OTHER_NODES
+    arrays = array_specs(model.param_specs())
+    adapted = sum(arrays[path].shape[0] if arrays[path].stacked else 1 for path in model.adapter_specs())
+    return len(model.config.layers) * LAYER_NODES + sum(more) + adapted * ADAPTER_NODES + OTHER_NODES
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
@@ -252,12 +300,11 @@ def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -
 
 def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
     """Return the bytes that one device holds of an array."""
-    assert spec.sharding is not None
-    return math.prod(spec.sharding.shard_shape(spec.shape)) * spec.dtype.itemsize
+    return math.prod(shard_shape(spec)) * spec.dtype.itemsize
 
 
 def compile_program(
-    compiler: StepCompiler, shape: StepShape | PoolShape, num_blocks: int
+    compiler: StepCompiler, shape: ProgramKey, num_blocks: int
 ) -> tuple[Any, str, str, dict[str, float]]:
     """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
@@ -279,59 +326,6 @@ def timed_compile(
     lowered_at = time.monotonic()
     compiled = lowered.compile(compiler_options=options)
     return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
-
-
-def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
-    """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
-    specs = array_specs(compiler.model.param_specs()).values()
-    shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
-    shapes += [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(compiler.caches.specs(num_blocks))]
-    sizes = {math.prod(shape) for shape in shapes}
-    # A copy-start gives target and source; S(1) is a TPU's VMEM, where operands are brought ahead of their use.
-    found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
-    arrays = [array for array in found if not (array.startswith("(") and "S(1)" in array)]
-    copies = [tuple(map(int, dims.split(","))) for array in arrays for dims in re.findall(r"\[([\d,]+)\]", array)[:1]]
-    # Weights of the same rows that are put side by side in each step, to be one matmul.
-    joined = re.findall(r"= (\w+\[\S+\])\S* fusion\(%params\w+\S*, %params[^)]*\),.* calls=%fused_concatenate", hlo)
-    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20] + joined
-
-
-def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:
-    """Return what a program computes that is as large as the weights of a layer's experts, as a layer cut from a stack.
-
-    The kernels take the stack as it is. No activation is as large, by its bytes, as all experts of a layer are.
-    """
-    arrays = array_specs(compiler.model.param_specs()).values()
-    experts = [spec for spec in arrays if spec.num_experts and spec.num_inputs]
-    shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in experts]
-    sizes = {math.prod(shape[spec.stacked :]) for spec, shape in zip(experts, shapes, strict=True)}
-    found = re.findall(r"= (\w+\[([\d,]+)\])\S* (?:copy|copy-start|convert|dynamic-slice|fusion|transpose)\(", hlo)
-    return [array for array, dims in found if math.prod(map(int, dims.split(","))) in sizes]
-
-
-def read_thunks(folder: Path) -> str:
-    """Return what XLA:GPU will run for the step, one line per thunk, indented in what holds it."""
-    files = sorted(folder.glob("*thunk_sequence*.txt"), key=lambda file: file.stat().st_size)
-    if not files:
-        raise SystemExit(f"XLA wrote no thunk sequence, only {[file.name for file in folder.iterdir()]}")
-    return files[-1].read_text()
-
-
-def count_thunks(listing: str) -> dict[str, int]:
-    """Count the thunks of the outermost sequence by kind."""
-    return dict(Counter(re.findall(r"^\d+: (k\w+)", listing, re.MULTILINE)))
-
-
-def count_nodes(listing: str) -> int:
-    """Count what is launched, in command buffers or not; a loop's body once."""
-    return len(re.findall(r"^ *\d+: k(?!CommandBuffer|While)", listing, re.MULTILINE))
-
-
-def find_host_predicates(listing: str, hlo: str) -> list[str]:
-    """Return the branches and loops of which XLA:GPU brings the predicate to the host; of counted loops it need not."""
-    branches = re.findall(r"^\d+: (kConditional.*)", listing, re.MULTILINE)
-    loops = re.findall(r"^ *(%while\S*) = .* while\((?!.*known_trip_count)", hlo, re.MULTILINE)
-    return [*branches, *(loops if listing else ())]
 
 
 if __name__ == "__main__":
