@@ -14,7 +14,7 @@ from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
 from .packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
-from .rows import fill_rare, fill_rows
+from .rows import fill_rare, fill_rows, find_extra
 
 
 class StepInputs(NamedTuple):
@@ -62,9 +62,10 @@ def build(
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
-    fill_rows(inputs, plan.chunks, ends)
+    extra = find_extra(plan.chunks)
+    fill_rows(inputs, plan.chunks, ends, extra)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
-    rare = fill_rare(inputs.uses, plan.chunks, masks, specs)
+    rare = fill_rare(inputs.uses, plan.chunks, masks, specs, extra)
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
     has_chunks = bool((lengths > 1).any())
     return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=bool(is_full), has_chunks=has_chunks)

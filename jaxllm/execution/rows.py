@@ -7,6 +7,7 @@ which samples as the chunk's own row does, or one per scored prompt token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,26 @@ from jaxllm.scheduling.request import needs_token_counts
 from .packing import PackedInputs, RareSpec
 
 
-def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray) -> None:
+class ExtraRows(NamedTuple):
+    """The extra rows of a chunk."""
+
+    chunk: int
+    """The chunk's place in the plan, which is its own row."""
+    first: int
+    """The first of the rows."""
+    num_rows: int
+
+
+def find_extra(chunks: Sequence[Chunk]) -> list[ExtraRows]:
+    """Return the extra rows of each chunk that has some."""
+    found, row = [], len(chunks)
+    for index in [index for index, chunk in enumerate(chunks) if chunk.num_drafts or chunk.scored_ids]:
+        found.append(ExtraRows(index, row, chunks[index].num_extra_rows))
+        row += chunks[index].num_extra_rows
+    return found
+
+
+def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[ExtraRows]) -> None:
     """Fill the records of the rows; those of sequences must be filled before. `ends` are the chunks' ends."""
     num_seqs = len(chunks)
     params = [chunk.params for chunk in chunks]
@@ -40,8 +60,8 @@ def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray) -
     uses.truncation[...] = any(map(_truncates, sampled))
     uses.logprobs[...] = any(map(_wants_logprobs, sampled))
     _fill_penalties(rules, uses, chunks)
-    _fill_logit_rows(inputs, chunks)
-    for index, first, num_drafts in _drafted(chunks):
+    _fill_logit_rows(inputs, chunks, extra)
+    for index, first, num_drafts in _drafted(chunks, extra):
         rows, before = slice(first, first + num_drafts), np.arange(-num_drafts, 0)
         for values_s in (*sampling, *rules[:-1], *rules.extra_args.values()):
             values_s[rows] = values_s[index]
@@ -49,16 +69,25 @@ def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray) -
         rules.num_outputs_s[rows] += before
 
 
-def fill_rare(uses: Uses, chunks: Sequence[Chunk], masks: Sequence[RowMask | None], specs: RareRules) -> RareRules:
+def fill_rare(
+    uses: Uses,
+    chunks: Sequence[Chunk],
+    masks: Sequence[RowMask | None],
+    specs: RareRules,
+    extra: Sequence[ExtraRows],
+) -> RareRules:
     """Make the arrays that some row needs, None in place of the others; say how many biases are in use."""
     bias_ids_sb = bias_sb = logprob_ids_sn = None
-    sampled = _sampled_rows(chunks)
-    masked = [(row, chunk, masks[row]) for row, chunk in sampled if masks[row] is not None]
-    allowed = [(row, mask.allowed_w) for row, _, mask in masked if mask is not None]
+    sampled = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
+    drafted = _drafted(chunks, extra)
+    for index, first, num_drafts in drafted:
+        sampled += [(row, chunks[index]) for row in range(first, first + num_drafts)]
+    masked = [(row, chunk, mask) for row, chunk in sampled if (mask := masks[row]) is not None]
+    allowed = [(row, mask.allowed_w) for row, _, mask in masked]
     by_grammar = [
         (row, mask.grammar_w)
         for row, chunk, mask in masked
-        if mask is not None and mask.grammar_w is not None and _wants_logprobs(chunk.params)
+        if mask.grammar_w is not None and _wants_logprobs(chunk.params)
     ]
     biased = [(row, chunk.params.logit_bias) for row, chunk in sampled if chunk.params.logit_bias]
     if biased:
@@ -67,7 +96,7 @@ def fill_rare(uses: Uses, chunks: Sequence[Chunk], masks: Sequence[RowMask | Non
             bias_ids_sb[row, : len(bias)] = list(bias)
             bias_sb[row, : len(bias)] = list(bias.values())
         uses.num_biases[...] = max(len(bias) for _, bias in biased)
-    asked = [(row, ids) for row, ids in enumerate(_asked_ids(chunks)) if ids] if uses.logprobs else []
+    asked = [(row, ids) for row, ids in enumerate(_asked_ids(chunks, extra)) if ids] if uses.logprobs else []
     if asked:
         logprob_ids_sn = specs.logprob_ids_sn.neutral()
         for row, ids in asked:
@@ -78,31 +107,20 @@ def fill_rare(uses: Uses, chunks: Sequence[Chunk], masks: Sequence[RowMask | Non
         bias_ids_sb=bias_ids_sb,
         bias_sb=bias_sb,
         logprob_ids_sn=logprob_ids_sn,
-        **_counted_drafts(chunks, specs),
+        **_counted_drafts(chunks, drafted, specs),
     )
 
 
-def _sampled_rows(chunks: Sequence[Chunk]) -> list[tuple[int, Chunk]]:
-    """Return the rows that sample, with their chunks."""
-    rows = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
-    for index, first, num_drafts in _drafted(chunks):
-        rows += [(row, chunks[index]) for row in range(first, first + num_drafts)]
-    return rows
+def _drafted(chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> list[ExtraRows]:
+    """Return the extra rows that come before drafts."""
+    return [rows for rows in extra if chunks[rows.chunk].num_drafts]
 
 
-def _drafted(chunks: Sequence[Chunk]) -> list[tuple[int, int, int]]:
-    """Return each chunk with drafts: its index, the first of the rows before drafts, and how many these are."""
-    found, row = [], len(chunks)
-    for index, chunk in enumerate(chunks):
-        if chunk.num_drafts:
-            found.append((index, row, chunk.num_drafts))
-        row += chunk.num_extra_rows
-    return found
-
-
-def _counted_drafts(chunks: Sequence[Chunk], specs: RareRules) -> dict[str, np.ndarray | None]:
+def _counted_drafts(
+    chunks: Sequence[Chunk], drafted: Sequence[ExtraRows], specs: RareRules
+) -> dict[str, np.ndarray | None]:
     """Make the arrays of the drafts that come before rows whose tokens are counted."""
-    drafted = [each for each in _drafted(chunks) if chunks[each[0]].count_row is not None]
+    drafted = [each for each in drafted if chunks[each.chunk].count_row is not None]
     if not drafted:
         return {"drafts_sd": None, "draft_rows_sd": None}
     drafts_sd, draft_rows_sd = specs.drafts_sd.neutral(), specs.draft_rows_sd.neutral()
@@ -132,11 +150,11 @@ def _wants_logprobs(params: SamplingParams) -> bool:
     return params.logprobs is not None or bool(params.logprob_token_ids)
 
 
-def _asked_ids(chunks: Sequence[Chunk]) -> Iterator[list[int] | None]:
+def _asked_ids(chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> Iterator[list[int] | None]:
     """Yield the token ids that each row is asked for."""
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
-    for chunk in chunks:
+    for chunk in [chunks[rows.chunk] for rows in extra]:
         for _ in range(chunk.num_drafts):
             yield chunk.params.logprob_token_ids
         for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
@@ -156,22 +174,19 @@ def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
             uses.penalties[...] = 1
 
 
-def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
+def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> None:
     """Say which token gives each row; of prompt tokens, the one at position p - 1 predicts the one at p."""
     logit_rows, rules, sequences = inputs.logit_rows, inputs.rules, inputs.sequences
-    row = len(chunks)
-    logit_rows.logit_tokens_s[:row] = sequences.query_ends_s[:row] - 1
-    for index, chunk in enumerate(chunks):
-        count, num_drafts = len(chunk.scored_ids), chunk.num_drafts
-        if num_drafts:
+    logit_rows.logit_tokens_s[: len(chunks)] = sequences.query_ends_s[: len(chunks)] - 1
+    for index, first, num_rows in extra:
+        chunk, rows = chunks[index], slice(first, first + num_rows)
+        if chunk.num_drafts:
             own = int(logit_rows.logit_tokens_s[index])
-            logit_rows.logit_tokens_s[row : row + num_drafts] = np.arange(own - num_drafts, own)
-        if count:
-            first_token = int(sequences.query_starts_s[index])
-            rows = slice(row, row + count)
-            logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(count)
-            rules.is_scored_s[rows] = 1
-            rules.scored_ids_s[rows] = np.frombuffer(chunk.scored_ids, np.int32)
-            inputs.uses.logprobs[...] = 1
-        row += num_drafts + count
-    logit_rows.num_rows[...] = row
+            logit_rows.logit_tokens_s[rows] = np.arange(own - num_rows, own)
+            continue
+        first_token = int(sequences.query_starts_s[index])
+        logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(num_rows)
+        rules.is_scored_s[rows] = 1
+        rules.scored_ids_s[rows] = np.frombuffer(chunk.scored_ids, np.int32)
+        inputs.uses.logprobs[...] = 1
+    logit_rows.num_rows[...] = len(chunks) + sum(rows.num_rows for rows in extra)

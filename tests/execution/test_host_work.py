@@ -187,11 +187,11 @@ def test_each_row_gets_the_logprobs_it_asked_for() -> None:
         all_sv=None,
     )
     step = RunningStep(StepPlan(0, tuple(chunks), 0), StepOutput(jnp.arange(8) + 100, logprobs))
-    assert step.result().token_ids == [100, 101, 102, 103, 104]
+    assert step.result().token_ids == [[100], [101], [102], [103], [104]]
     assert step.result().logprobs == [
         None,
-        TokenLogprobs([101], [0.5], 2),
-        TokenLogprobs([102, 6, 7], [1.5, -7.0, -8.0], 3),
-        TokenLogprobs([103, 9, 10, 11], [2.5, -10.0, -11.0, -12.0], 4),
+        [TokenLogprobs([101], [0.5], 2)],
+        [TokenLogprobs([102, 6, 7], [1.5, -7.0, -8.0], 3)],
+        [TokenLogprobs([103, 9, 10, 11], [2.5, -10.0, -11.0, -12.0], 4)],
         None,
     ]
