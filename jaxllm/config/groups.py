@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_str, shown
@@ -10,6 +11,20 @@ from jaxllm.params.checks import check_bool, check_str, shown
 OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
 MAX_REASONING_STRING = 4_096
 _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reasoning_start_str and reasoning_end_str"
+
+
+def refused(default: Any, reason: str) -> Any:
+    """Declare a field of vLLM's that takes its default only."""
+    return dataclasses.field(default=default, metadata={"refused": reason})
+
+
+def check_refused(group: str, settings: Any) -> None:
+    """Raise VLLMValidationError for a field that is declared `refused` and has another value."""
+    for field in dataclasses.fields(settings):
+        reason, value = field.metadata.get("refused"), getattr(settings, field.name)
+        if reason is not None and (type(value) is not type(field.default) or value != field.default):
+            message = f"{group}: {field.name}={shown(value)} is not supported: {reason}."
+            raise VLLMValidationError(message, parameter=group, value=value)
 
 
 @dataclasses.dataclass(frozen=True)

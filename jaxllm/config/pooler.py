@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import Any
 
+from jaxllm.config.groups import check_refused, refused
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_float, check_int, check_ints, shown
 from jaxllm.pooling_params import MAX_RETURNED, TASKS
@@ -38,8 +39,8 @@ class PoolerConfig:
     """This changes nothing: late interaction is computed on the host."""
     dimensions: int | None = None
     """The number of dimensions that embeddings are cut to, if a request does not say."""
-    enable_chunked_processing: bool = dataclasses.field(default=False, metadata={"refused": _ONE_PASS})
-    max_embed_len: int | None = dataclasses.field(default=None, metadata={"refused": _ONE_PASS})
+    enable_chunked_processing: bool = refused(False, _ONE_PASS)
+    max_embed_len: int | None = refused(None, _ONE_PASS)
     logit_mean: float | None = None
     """A number that is taken from the scores of classes before their activation."""
     logit_sigma: float | None = None
@@ -54,7 +55,7 @@ class PoolerConfig:
     """Deprecated: 1 / logit_sigma."""
 
     def __post_init__(self) -> None:
-        self._check_refused()
+        check_refused(GROUP, self)
         self._check_task()
         self._check_types()
         for name in ("use_activation", "enable_flash_late_interaction"):
@@ -69,12 +70,6 @@ class PoolerConfig:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_refused(self) -> None:
-        for field in dataclasses.fields(self):
-            reason, value = field.metadata.get("refused"), getattr(self, field.name)
-            if reason is not None and value is not field.default:
-                raise _error(f"{field.name}={shown(value)} is not supported: {reason}", value)
 
     def _check_task(self) -> None:
         if self.task is not None and self.task not in TASKS:

@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from jaxllm.config.groups import check_refused, refused
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str, shown
 
@@ -16,11 +17,6 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TORCH = "JAX's profiler records all that it knows of"
 _SCHEDULE = "see delay_iterations and max_iterations"
 _PROTON = "it belongs to Triton's profiler"
-
-
-def _refused(default: Any, reason: str) -> Any:
-    """Declare a field of vLLM's that takes its default only."""
-    return dataclasses.field(default=default, metadata={"refused": reason})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,35 +35,32 @@ class ProfilerConfig:
     """The number of steps that go by before recording begins."""
     max_iterations: int = 0
     """Recording ends after so many steps; 0 means when stop_profile is called."""
-    torch_profiler_activities: None = _refused(None, _TORCH)
-    torch_profiler_with_flops: bool = _refused(False, _TORCH)
-    torch_profiler_use_gzip: bool = _refused(True, "JAX chooses the form of its files")
-    torch_profiler_dump_cuda_time_total: bool = _refused(True, _TORCH)
-    torch_profiler_record_shapes: bool = _refused(False, "shapes are in the programs that a trace holds")
-    torch_profiler_with_memory: bool = _refused(False, "see jax.profiler.save_device_memory_profile")
-    capture_torch_profiler: bool = _refused(False, "there is no capture of CUDA graphs")
-    detailed_trace_annotation: bool = _refused(False, _TORCH)
-    warmup_iterations: int = _refused(0, _SCHEDULE)
-    active_iterations: int = _refused(5, _SCHEDULE)
-    wait_iterations: int = _refused(0, _SCHEDULE)
-    proton_profiler_dir: str = _refused("", _PROTON)
-    proton_context: str = _refused("shadow", _PROTON)
-    proton_data: str = _refused("tree", _PROTON)
-    proton_backend: str | None = _refused(None, _PROTON)
-    proton_mode: str | None = _refused(None, _PROTON)
-    proton_hook: str | None = _refused(None, _PROTON)
-    proton_output_format: str | None = _refused(None, _PROTON)
-    proton_graph_attribution: bool = _refused(False, _PROTON)
+    torch_profiler_activities: None = refused(None, _TORCH)
+    torch_profiler_with_flops: bool = refused(False, _TORCH)
+    torch_profiler_use_gzip: bool = refused(True, "JAX chooses the form of its files")
+    torch_profiler_dump_cuda_time_total: bool = refused(True, _TORCH)
+    torch_profiler_record_shapes: bool = refused(False, "shapes are in the programs that a trace holds")
+    torch_profiler_with_memory: bool = refused(False, "see jax.profiler.save_device_memory_profile")
+    capture_torch_profiler: bool = refused(False, "there is no capture of CUDA graphs")
+    detailed_trace_annotation: bool = refused(False, _TORCH)
+    warmup_iterations: int = refused(0, _SCHEDULE)
+    active_iterations: int = refused(5, _SCHEDULE)
+    wait_iterations: int = refused(0, _SCHEDULE)
+    proton_profiler_dir: str = refused("", _PROTON)
+    proton_context: str = refused("shadow", _PROTON)
+    proton_data: str = refused("tree", _PROTON)
+    proton_backend: str | None = refused(None, _PROTON)
+    proton_mode: str | None = refused(None, _PROTON)
+    proton_hook: str | None = refused(None, _PROTON)
+    proton_output_format: str | None = refused(None, _PROTON)
+    proton_graph_attribution: bool = refused(False, _PROTON)
 
     def __post_init__(self) -> None:
         if self.profiler not in (None, "torch"):
             raise _error(
                 f"profiler={shown(self.profiler)} is not supported; use 'torch', which is JAX's", self.profiler
             )
-        for field in dataclasses.fields(self):
-            reason, value = field.metadata.get("refused"), getattr(self, field.name)
-            if reason is not None and (type(value) is not type(field.default) or value != field.default):
-                raise _error(f"{field.name}={shown(value)} is not supported: {reason}", value)
+        check_refused(GROUP, self)
         for name in ("torch_profiler_with_stack", "ignore_frontend"):
             check_bool(f"{GROUP}.{name}", getattr(self, name), parameter=GROUP)
         for name in ("delay_iterations", "max_iterations"):

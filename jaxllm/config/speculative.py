@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from jaxllm.config.groups import check_refused, refused
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_float, check_int, check_str, shown
 from jaxllm.speculation.drafter import SpeculationSettings
@@ -21,11 +21,6 @@ _DRAFT_MODEL = "no draft model takes part in ngram and suffix"
 _VERIFICATION = "a draft counts if it is the token that is sampled"
 NUM_DRAFTS = {"ngram": 16, "suffix": 24}
 """The most drafts of a request in a step by default."""
-
-
-def _refused(default: Any, reason: str) -> Any:
-    """Declare a field of vLLM's that takes its default only."""
-    return dataclasses.field(default=default, metadata={"refused": reason})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,37 +45,33 @@ class SpeculativeConfig:
     """The drafts of "suffix" are at most so many times as many as the tokens that it found."""
     suffix_decoding_min_token_prob: float = 0.1
     """Each draft of "suffix" followed in at least this part of the places."""
-    enforce_eager: None = _refused(None, "programs of steps with drafts are those of all steps")
-    draft_tensor_parallel_size: None = _refused(None, _DRAFT_MODEL)
-    tensor_parallel_size: None = _refused(None, _DRAFT_MODEL)
-    quantization: None = _refused(None, _DRAFT_MODEL)
-    moe_backend: None = _refused(None, _DRAFT_MODEL)
-    attention_backend: None = _refused(None, _DRAFT_MODEL)
-    kv_cache_dtype: None = _refused(None, _DRAFT_MODEL)
-    max_model_len: None = _refused(None, _DRAFT_MODEL)
-    revision: None = _refused(None, _DRAFT_MODEL)
-    code_revision: None = _refused(None, _DRAFT_MODEL)
-    draft_load_config: None = _refused(None, _DRAFT_MODEL)
-    index_share_for_mtp_iteration: None = _refused(None, _DRAFT_MODEL)
-    disable_padded_drafter_batch: bool = _refused(False, _DRAFT_MODEL)
-    disable_eagle_block_drop: bool = _refused(False, _DRAFT_MODEL)
-    use_local_argmax_reduction: bool = _refused(False, _DRAFT_MODEL)
-    use_heterogeneous_vocab: bool = _refused(False, _DRAFT_MODEL)
-    parallel_drafting: bool = _refused(False, _DRAFT_MODEL)
-    num_speculative_tokens_per_batch_size: None = _refused(None, "the number follows the batch by itself")
-    rejection_sample_method: str = _refused("standard", _VERIFICATION)
-    synthetic_acceptance_rates: None = _refused(None, _VERIFICATION)
-    synthetic_acceptance_length: None = _refused(None, _VERIFICATION)
-    enable_adaptive_verification: bool = _refused(False, "the number of drafts adapts by itself")
-    draft_sample_method: str = _refused("greedy", _DRAFT_MODEL)
-    dspark_draft_topk: None = _refused(None, _DRAFT_MODEL)
+    enforce_eager: None = refused(None, "programs of steps with drafts are those of all steps")
+    draft_tensor_parallel_size: None = refused(None, _DRAFT_MODEL)
+    tensor_parallel_size: None = refused(None, _DRAFT_MODEL)
+    quantization: None = refused(None, _DRAFT_MODEL)
+    moe_backend: None = refused(None, _DRAFT_MODEL)
+    attention_backend: None = refused(None, _DRAFT_MODEL)
+    kv_cache_dtype: None = refused(None, _DRAFT_MODEL)
+    max_model_len: None = refused(None, _DRAFT_MODEL)
+    revision: None = refused(None, _DRAFT_MODEL)
+    code_revision: None = refused(None, _DRAFT_MODEL)
+    draft_load_config: None = refused(None, _DRAFT_MODEL)
+    index_share_for_mtp_iteration: None = refused(None, _DRAFT_MODEL)
+    disable_padded_drafter_batch: bool = refused(False, _DRAFT_MODEL)
+    disable_eagle_block_drop: bool = refused(False, _DRAFT_MODEL)
+    use_local_argmax_reduction: bool = refused(False, _DRAFT_MODEL)
+    use_heterogeneous_vocab: bool = refused(False, _DRAFT_MODEL)
+    parallel_drafting: bool = refused(False, _DRAFT_MODEL)
+    num_speculative_tokens_per_batch_size: None = refused(None, "the number follows the batch by itself")
+    rejection_sample_method: str = refused("standard", _VERIFICATION)
+    synthetic_acceptance_rates: None = refused(None, _VERIFICATION)
+    synthetic_acceptance_length: None = refused(None, _VERIFICATION)
+    enable_adaptive_verification: bool = refused(False, "the number of drafts adapts by itself")
+    draft_sample_method: str = refused("greedy", _DRAFT_MODEL)
+    dspark_draft_topk: None = refused(None, _DRAFT_MODEL)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            reason, value = field.metadata.get("refused"), getattr(self, field.name)
-            if reason is not None and value != field.default:
-                message = f"{GROUP}: {field.name}={shown(value)} is not supported: {reason}."
-                raise VLLMValidationError(message, parameter=GROUP, value=value)
+        check_refused(GROUP, self)
         self._check_method()
         self._check_int("num_speculative_tokens", MAX_DRAFTS, optional=True)
         for name in ("prompt_lookup_max", "prompt_lookup_min"):

@@ -12,6 +12,8 @@ from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.scheduling.plan import Chunk
 
+from .rows import find_extra
+
 
 class _Wish(NamedTuple):
     """The log-probabilities that one row asked for."""
@@ -30,13 +32,12 @@ def read_logprobs(
     `token_ids` are the tokens of all rows.
     """
     rows = _read_rows(list(_wishes(chunks)), token_ids, logprobs)
-    rest = iter(rows[len(chunks) :])
-    sampled: list[list[TokenLogprobs] | None] = []
-    scored: list[list[TokenLogprobs]] = []
-    for chunk, own in zip(chunks, rows, strict=False):
-        extra = [entry for _ in range(chunk.num_extra_rows) if (entry := next(rest)) is not None]
-        sampled.append(None if own is None else [*(extra if chunk.num_drafts else ()), own])
-        scored.append([] if chunk.num_drafts else extra)
+    sampled = [None if own is None else [own] for own in rows[: len(chunks)]]
+    scored: list[list[TokenLogprobs]] = [[] for _ in chunks]
+    for index, first, num_rows in find_extra(chunks):
+        own = sampled[index] if chunks[index].num_drafts else scored[index]
+        if own is not None:
+            own[:0] = [entry for entry in rows[first : first + num_rows] if entry is not None]
     return sampled, scored
 
 

@@ -26,6 +26,7 @@ from .packing import BatchShape, rare_specs
 from .pooled import NO_ACTIVATION, Activation, read_pooled
 from .pooled_step import PoolShape
 from .programs import Programs
+from .rows import find_extra
 from .step import DeviceState, StepOutput, StepShape
 
 
@@ -61,11 +62,9 @@ class RunningStep:
 def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
     """Return the tokens that each chunk's rows sampled; `rows` has those of all rows."""
     tokens = [[token_id] for token_id in rows[: len(chunks)]]
-    if len(rows) > len(chunks):
-        row = len(chunks)
-        for own, chunk in zip(tokens, chunks, strict=True):
-            own[:0] = rows[row : row + chunk.num_drafts]
-            row += chunk.num_extra_rows
+    for index, first, num_rows in find_extra(chunks):
+        if chunks[index].num_drafts:
+            tokens[index][:0] = rows[first : first + num_rows]
     return tokens
 
 

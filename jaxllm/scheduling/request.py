@@ -124,7 +124,11 @@ class Request:
 
     def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
         """Say whether the request ends, at the latest, once it has num_tokens tokens."""
-        return num_tokens >= self.num_prompt_tokens + self.source.max_tokens or num_tokens >= max_model_len
+        return num_tokens >= self.most_tokens(max_model_len)
+
+    def most_tokens(self, max_model_len: int) -> int:
+        """Return how many tokens the request has in the end, prompt and outputs, if nothing ends it before."""
+        return min(self.num_prompt_tokens + self.source.max_tokens, max_model_len)
 
 
 def check_limits(request: Request, config: SchedulerConfig) -> None:

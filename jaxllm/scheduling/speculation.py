@@ -38,9 +38,8 @@ class Speculation:
     def __init__(self, settings: SpeculationSettings, max_model_len: int) -> None:
         self._settings, self._max_model_len = settings, max_model_len
         self._drafter = make_drafter(settings)
-        most = settings.num_speculative_tokens
         self._num_drafts, self._num_draft_tokens = 0, 0
-        self._accepted_per_pos = [0] * most
+        self._accepted_per_pos = [0] * settings.num_speculative_tokens
 
     def pays(self, running: Sequence[Request], most_rows: int) -> bool:
         """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
@@ -65,7 +64,8 @@ class Speculation:
         none = array("i"), chunk.block_ids
         if chunk.previous_row is not None or not chunk.samples:
             return none
-        count = min(self._num_worth(request, draft.num_planned), at_most, self._num_left(request) - 1)
+        num_left = request.most_tokens(self._max_model_len) - request.num_tokens
+        count = min(self._num_worth(request, draft.num_planned), at_most, num_left - 1)
         if count <= 0 or request.guesses is None:
             return none
         drafts = cut(request.request_id, request.num_output_tokens, request.guesses.next_ids[:count])
@@ -109,8 +109,3 @@ class Speculation:
         # A step of n rows takes n + free units of time and gives n tokens: a row more, which takes 1, should give as
         # much for it.
         return request.guesses.look(request.token_ids, num_rows / (num_rows + self._settings.num_free_rows))
-
-    def _num_left(self, request: Request) -> int:
-        """Return how many tokens the request may yet get."""
-        last = min(request.num_prompt_tokens + request.source.max_tokens, self._max_model_len)
-        return last - request.num_tokens

@@ -20,16 +20,16 @@ class SpeculationSettings:
     """The most drafts of one request in a step."""
     num_free_rows: float
     """A step of so many rows of tokens takes twice as long as one of a single row, for which all weights are read."""
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
+    prompt_lookup_min: int
+    prompt_lookup_max: int
     """The fewest and the most tokens at the end of a request that its drafts must have followed before."""
-    max_tree_depth: int = 24
+    max_tree_depth: int
     """The most tokens at the end of a request that the suffix drafter looks for."""
-    max_cached_requests: int = 10_000
+    max_cached_requests: int
     """The answers of so many requests are searched for suffixes, besides the request's own tokens."""
-    max_spec_factor: float = 1.0
+    max_spec_factor: float
     """The suffix drafter's drafts are at most so many times as many as the tokens that were found."""
-    min_token_prob: float = 0.1
+    min_token_prob: float
     """The suffix drafter's drafts followed in at least this part of the places."""
 
 

@@ -5,14 +5,14 @@ It is the matmul of all dense layers and of the output head. `reference.py` defi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
 from .implementations import IMPLEMENTATIONS, Implementation
@@ -22,29 +22,15 @@ __all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick"]
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(MatmulOp):
     """The op in one implementation. A matmul that the implementation cannot run is left to plain XLA."""
 
-    implementation: str = "xla"
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
 
     @property
-    def _entry(self) -> Implementation:
-        return IMPLEMENTATIONS[self.implementation]
-
-    def refusal(self, shape: LinearShape) -> str | None:
-        """Say why a matmul is left to plain XLA, None if it is not."""
-        return self._entry.refusal(shape)
-
-    def prepare(self, shapes: Sequence[LinearShape], folder: Path | None = None) -> None:
-        """Compile and register what programs with these matmuls call, so that this process can load such programs.
-
-        Machine code is kept in `folder`, if given, for other processes.
-        """
-        for shape in shapes:
-            if self.refusal(shape) is None:
-                self._entry.prepare(shape, folder)
+    def _implementations(self) -> Mapping[str, Implementation]:
+        return IMPLEMENTATIONS
 
     def __call__(
         self,

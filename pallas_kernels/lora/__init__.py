@@ -5,13 +5,14 @@ The matrices of several adapters lie side by side, in slots. `reference.py` defi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+
+from pallas_kernels.matmul_op import MatmulOp
 
 from .implementations import IMPLEMENTATIONS, Implementation
 from .rows import Rows, sort_rows
@@ -21,27 +22,12 @@ __all__ = ["IMPLEMENTATIONS", "Lora", "LoraShape", "Rows", "pick", "sort_rows"]
 
 
 @dataclass(frozen=True)
-class Lora:
+class Lora(MatmulOp):
     """The op in one implementation. Adapters that the implementation cannot take are left to plain XLA."""
 
-    implementation: str = "xla"
-
     @property
-    def _entry(self) -> Implementation:
-        return IMPLEMENTATIONS[self.implementation]
-
-    def refusal(self, shape: LoraShape) -> str | None:
-        """Say why adapters are left to plain XLA, None if they are not."""
-        return self._entry.refusal(shape)
-
-    def prepare(self, shapes: Sequence[LoraShape], folder: Path | None = None) -> None:
-        """Compile and register what programs with these adapters call, so that this process can load such programs.
-
-        Machine code is kept in `folder`, if given, for other processes.
-        """
-        for shape in shapes:
-            if self.refusal(shape) is None:
-                self._entry.prepare(shape, folder)
+    def _implementations(self) -> Mapping[str, Implementation]:
+        return IMPLEMENTATIONS
 
     def __call__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from jax import Array
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling.processors import LogitsState
+from jaxllm.sampling_params import StructuredOutputsParams
 from tests.e2e.inside import core_of, limited
 from tests.e2e.test_batch_invariance import CONTEXT, JOBS, KINDS, LONG, differing, kind_of
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
@@ -32,7 +34,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "stop strings": {"temperature": 0.8, "stop": ["a", "1"], "include_stop_str_in_output": True},
     "allowed": {"temperature": 1.0, "allowed_token_ids": list(range(20, 60))},
     "asked": {"temperature": 1.0, "logprob_token_ids": [9, 8, 40]},
-    "regex": {"temperature": 1.0, "structured_outputs": {"regex": "(ab|cd|[0-9]){4,30}"}},
+    "regex": {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(regex="(ab|cd|[0-9]){4,30}")},
     "repeats": {"temperature": 0.0, "repetition_penalty": 1.02, "presence_penalty": -1.0},
 }
 SETTINGS: dict[str, Any] = {
@@ -51,18 +53,10 @@ def more_jobs() -> list[Job]:
     rng, jobs = random.Random(5), []
     for turn in range(3):
         for index, fields in enumerate(FIELDS.values()):
-            given = {key: dict_to_params(value) for key, value in fields.items()}
+            given: dict[str, Any] = {"logprobs": 3} | fields if "logprob_token_ids" not in fields else fields
             prompt = [rng.randrange(7, 256) for _ in range(rng.randrange(2, 40))]
-            if "logprob_token_ids" not in given:
-                given["logprobs"] = 3
             jobs.append(Job(prompt, SamplingParams(**given, seed=100 * turn + index, max_tokens=10 + 7 * turn)))
     return jobs
-
-
-def dict_to_params(value: Any) -> Any:
-    from jaxllm.sampling_params import StructuredOutputsParams
-
-    return StructuredOutputsParams(**value) if isinstance(value, dict) else value
 
 
 ALL = [*JOBS, *more_jobs()]
@@ -111,19 +105,12 @@ def engine(tokenizer: str, reference: list[RequestOutput]) -> Iterator[Engine]:
     with tiny_llm(CASE, tokenizer=tokenizer, speculative_config=config, **SETTINGS) as (llm, scheduler):
         assert scheduler._speculation is not None
         scheduler._speculation._drafter = Oracle(reference)
-        scheduler._speculation._settings = settings_of(scheduler, num_free_rows=1e6)
+        scheduler._speculation._settings = replace(scheduler._speculation._settings, num_free_rows=1e6)
         yield llm, scheduler
 
 
-def settings_of(scheduler: RecordingScheduler, **changes: Any) -> Any:
-    import dataclasses
-
-    assert scheduler._speculation is not None
-    return dataclasses.replace(scheduler._speculation._settings, **changes)
-
-
-def kinds_with_drafts(scheduler: RecordingScheduler) -> set[int]:
-    """Return the lengths of the drafts in the plans so far."""
+def numbers_of_drafts(scheduler: RecordingScheduler) -> set[int]:
+    """Return how many drafts chunks of the plans so far have had."""
     return {chunk.num_drafts for plan in scheduler.plans for chunk in plan.chunks}
 
 
@@ -153,7 +140,7 @@ def test_drafts_change_nothing(company: int, engine: Engine, reference: list[Req
     drafted, right = (now - then for now, then in zip(accepted(scheduler), before, strict=True))
     assert right > 200
     assert drafted - right > 50
-    assert kinds_with_drafts(scheduler) >= {0, 1, 2, MOST}
+    assert numbers_of_drafts(scheduler) >= {0, 1, 2, MOST}
 
 
 def test_every_kind_has_drafts(engine: Engine, reference: list[RequestOutput]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jaxllm.config.speculative import SpeculativeConfig
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan
-from jaxllm.speculation.drafter import SpeculationSettings
 from tests.scheduling.simulation import Simulation, make_config, make_request
 from tests.scheduling.test_simulation import CHANGES, TINY, workload
 
@@ -52,8 +52,7 @@ class Speculating(Simulation):
 
 
 def speculating(num_free_rows: float = 1e6, **changes: Any) -> SchedulerConfig:
-    settings = SpeculationSettings(method="ngram", num_speculative_tokens=MOST, num_free_rows=num_free_rows)
-    return make_config(speculation=settings, **changes)
+    return make_config(speculation=SpeculativeConfig("ngram", MOST).settings(num_free_rows), **changes)
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from jaxllm.config.speculative import SpeculativeConfig
 from jaxllm.speculation import suffix
-from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
+from jaxllm.speculation.drafter import make_drafter
 from jaxllm.speculation.ngram import NgramDrafter
 from jaxllm.speculation.suffix import SuffixDrafter
 from jaxllm.utils.token_search import find_last
@@ -109,6 +110,5 @@ def test_past_answers_take_bounded_memory(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafters_by_name(method: str):
-    settings = SpeculationSettings(method=method, num_speculative_tokens=4, num_free_rows=8.0)
-    drafter = make_drafter(settings)
+    drafter = make_drafter(SpeculativeConfig(method, 4).settings(8.0))
     assert drafter.propose(ids(1, 2, 3, 4, 5, 1, 2, 3), 2).tolist() == [4, 5]

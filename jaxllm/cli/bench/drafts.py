@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxllm.cli.openai_client import OpenAIClient
 
-_SAMPLE = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
+PREFIX = "vllm:spec_decode_num_"
 
 type DraftCounts = Mapping[str, float]
 """The counters by their names, those by position with it at the end."""
@@ -17,17 +15,23 @@ type DraftCounts = Mapping[str, float]
 
 async def read_drafts(client: OpenAIClient) -> DraftCounts:
     """Return what the server has counted since its start; nothing where it makes no drafts or has no metrics."""
-    return parse_drafts(await client.metrics() or "")
+    try:
+        return parse_drafts(await client.metrics() or "")
+    except ValueError:  # a page of another kind is there
+        return {}
 
 
 def parse_drafts(text: str) -> DraftCounts:
     """Read the counters of drafts out of metrics in Prometheus' form; engines of one server are added up."""
+    from prometheus_client.parser import text_string_to_metric_families  # of the extra that the client needs too
+
     counts: dict[str, float] = {}
-    for name, labels, value in _SAMPLE.findall(text):
-        position = _POSITION.search(labels)
-        key = f"{name} {position[1]}" if position else name
-        if not name.endswith("_created"):
-            counts[key] = counts.get(key, 0.0) + float(value)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX).removesuffix("_total")
+            if sample.name.startswith(PREFIX) and not name.endswith("_created"):
+                key = f"{name} {sample.labels['position']}" if "position" in sample.labels else name
+                counts[key] = counts.get(key, 0.0) + sample.value
     return counts
 
 
