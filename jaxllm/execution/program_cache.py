@@ -179,7 +179,12 @@ def _give_up(path: Path, error: Exception) -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove the files used longest ago until there is room for another; other processes may do the same."""
-    files = [(entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder)]
+    files = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process has removed or renamed it meanwhile
+                status = entry.stat()
+                files.append((status.st_mtime, status.st_size, entry.path))
     excess = sum(size for _, size, _ in files) - MAX_BYTES
     for _, size, path in sorted(files):
         if excess <= 0:

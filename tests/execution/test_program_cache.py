@@ -305,6 +305,15 @@ def test_programs_used_longest_ago_make_room(disk: Path, monkeypatch: pytest.Mon
     }
 
 
+def test_a_file_that_another_process_removes_is_not_in_the_way(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is listed and then gone, as a link without its target is."""
+    disk.mkdir()
+    (disk / "gone").symlink_to(disk / "nowhere")
+    lookup(small(), disk).get(QUICK)
+    assert "cannot be kept" not in caplog.text
+    assert any(path.is_file() for path in disk.iterdir())
+
+
 def test_the_digest_is_of_names_and_texts(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one")
     (tmp_path / "b.txt").write_text("no code")
