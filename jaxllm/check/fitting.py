@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm.engine.core.kv_cache_size import DeviceMemory, fit_num_seqs, longest_context, measure_memory, size_pool
-from jaxllm.engine.core.model import make_model
+from jaxllm.engine.core.kv_cache_size import (
+    DeviceMemory,
+    beside_draft,
+    fit_num_seqs,
+    longest_context,
+    measure_memory,
+    size_pool,
+)
+from jaxllm.engine.core.model import checked_model, make_model
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
 from jaxllm.models.model import Model
@@ -64,6 +71,8 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         limit = hardware.memory_limit(config.gpu_memory_utilization)
         config = fit_num_seqs(config, specs, limit)
         memory = measure_memory(config, model, specs, limit)
+        if config.draft is not None:
+            memory = beside_draft(memory, measure_memory(config.draft, *checked_model(config.draft), limit))
         num_blocks, max_model_len = size_pool(config, memory)
     except VLLMValidationError as error:
         reason = str(error)

@@ -243,7 +243,7 @@ class EngineArguments(UnsupportedArguments):
         None,
         Group(SpeculativeConfig),
         _DRAFTS,
-        'guess tokens ahead, as JSON: {"method": "ngram"} or "suffix"; outputs stay as they are',
+        'guess tokens ahead, as JSON: {"method": "ngram"} or "suffix", or {"model": DRAFT}; outputs stay as they are',
         "-sc",
     )
     spec_method: str | None = argument(None, Choice((None, *METHODS)), _DRAFTS, "method of speculative_config")

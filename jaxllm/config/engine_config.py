@@ -98,6 +98,8 @@ class EngineConfig:
     async_scheduling: bool
     speculation: SpeculationSettings | None
     """How tokens are guessed ahead; None if they are not."""
+    draft: EngineConfig | None = None
+    """The settings of the draft model, which runs on the same devices; None if no model guesses."""
     enable_lora: bool
     max_loras: int
     max_lora_rank: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ from jaxllm.config.head_settings import with_token_ids
 from jaxllm.config.limits import check_attention_chunks, resolve_limits
 from jaxllm.config.plugins import load_plugins
 from jaxllm.config.resolve_pooling import Resolved, is_causal, resolve_pooling
+from jaxllm.config.resolve_speculation import check_draft, draft_arguments, refused_draft, resolve_speculation
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from jaxllm.models.config import ModelConfig
     from jaxllm.models.plan import CacheGroup
     from jaxllm.sampling.processors import LogitsProcessor
-    from jaxllm.speculation.drafter import SpeculationSettings
     from pallas_kernels.latent_attention import LatentShape
     from pallas_kernels.paged_attention import AttentionShape, PoolAttention
 
@@ -36,9 +37,6 @@ KV_DTYPES: Mapping[str, str] = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-
-FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
-"""A step of so many rows takes about twice as long as one of a single row, in which all weights are read."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +106,7 @@ def resolve(
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
     copied = {name: getattr(args, name) for name in COPIED}
-    return EngineConfig(
+    config = EngineConfig(
         **copied,
         **limits,
         **{name: getattr(resolved, name) for name in ("runner_type", "convert_type", "pooler_config", "pooling")},
@@ -118,7 +116,7 @@ def resolve(
         quantization=settings.resolve_quantization(args.quantization, checkpoint),
         mesh=mesh,
         logits_processors=logits_processors,
-        speculation=_resolve_speculation(args, resolved, platform, logits_processors),
+        speculation=resolve_speculation(args, resolved, platform, logits_processors),
         structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
         max_model_len=max_model_len,
         max_model_len_can_shrink=can_shrink,
@@ -131,6 +129,21 @@ def resolve(
         platform=platform,
         cache_dir=default_cache_dir(),
     )
+    return _with_draft(config, draft_arguments(args, config))
+
+
+def _with_draft(config: EngineConfig, args: EngineArguments | None) -> EngineConfig:
+    """Settle the draft model too, if there is one."""
+    if args is None:
+        return config
+    try:
+        draft = resolve(args, config.mesh.devices.tolist())
+    except VLLMValidationError as error:
+        raise refused_draft(args.model, error) from error
+    check_draft(config, draft)
+    # It shares block tables that lose no blocks.
+    groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
+    return dataclasses.replace(config, draft=dataclasses.replace(draft, kv_groups=groups))
 
 
 def _open(args: EngineArguments) -> Checkpoint:
@@ -352,26 +365,6 @@ def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: 
             f"logits_processors: {classes[0].__name__} is a class, which runs for one device, not for {num_devices}"
         )
         raise VLLMValidationError(f"{message}; write {JNP_FORM}.", parameter="logits_processors", value=classes[0])
-
-
-def _resolve_speculation(
-    args: EngineArguments, resolved: Resolved, platform: str, processors: Sequence[LogitsProcessor | type]
-) -> SpeculationSettings | None:
-    """Settle how tokens are guessed ahead, or refuse it where it cannot be done."""
-    config = args.speculation()
-    if config is None:
-        return None
-    problem = None
-    if resolved.runner_type != "generate":
-        problem = "is for models that generate"
-    elif any(isinstance(each, type) for each in processors):
-        problem = "does not go with logits_processors that are classes: they see one token of a request in a step"
-    elif any(layer.state is not None for layer in resolved.model_config.layers):
-        problem = "is not there yet for models with recurrent state"
-    if problem is not None:
-        message = f"speculative_config {problem}. Leave it out."
-        raise VLLMValidationError(message, parameter="speculative_config", value=config.method)
-    return config.settings(FREE_ROWS[platform])
 
 
 def _resolve_structured_outputs(given: StructuredOutputsConfig | None) -> StructuredOutputsConfig:

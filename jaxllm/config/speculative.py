@@ -6,20 +6,31 @@ import dataclasses
 
 from jaxllm.config.groups import check_refused, refused
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import check_float, check_int, check_str, shown
+from jaxllm.params.checks import INT32_MAX, check_float, check_int, check_str, shown
 from jaxllm.speculation.drafter import SpeculationSettings
 
 GROUP = "speculative_config"
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", "draft_model")
 MAX_DRAFTS = 64
 """More drafts of a request than this never pay."""
 MAX_NGRAM = 64
 MAX_DEPTH = 256
 MAX_CACHED_REQUESTS = 1_000_000
 _NGRAM_MODELS = ("ngram", "[ngram]")
-_DRAFT_MODEL = "no draft model takes part in ngram and suffix"
+_NO_MODEL = "no draft model takes part"
+_KERNELS = "the draft model has the kernels that the other model has"
+_HEADS = "heads that read the model's hidden states, as those of EAGLE and MTP, are not there yet"
+_OF_DRAFT_MODEL = (
+    "revision",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "draft_tensor_parallel_size",
+    "tensor_parallel_size",
+)
+MAX_NAME = 4_096
 _VERIFICATION = "a draft counts if it is the token that is sampled"
-NUM_DRAFTS = {"ngram": 16, "suffix": 24}
+NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8}
 """The most drafts of a request in a step by default."""
 
 
@@ -29,11 +40,22 @@ class SpeculativeConfig:
 
     method: str | None = None
     """The drafter: "ngram" finds what followed the last tokens before in the same request, "suffix" what followed most
-    often, in past answers too."""
+    often, in past answers too, and "draft_model" asks another model, smaller and with the same tokens."""
     num_speculative_tokens: int | None = None
     """The most drafts of a request in a step; fewer are made where fewer come true."""
     model: str | None = None
-    """The name "ngram" here means the method of that name."""
+    """The draft model: a folder, file or hub id. The name "ngram" here means the method of that name."""
+    revision: str | None = None
+    """The draft model's revision on the hub."""
+    quantization: str | None = None
+    """How the draft model's weights are rounded, as the engine argument of that name."""
+    kv_cache_dtype: str | None = None
+    """The dtype of the draft model's keys and values; None is that of its weights."""
+    max_model_len: int | None = None
+    """Requests longer than this get no drafts of the draft model; by default as many tokens as both models read."""
+    draft_tensor_parallel_size: int | None = None
+    tensor_parallel_size: int | None = None
+    """The devices of the draft model, which must be as many as the other model's."""
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     """The most and the fewest last tokens that "ngram" looks for; 4 and 2 if neither is given."""
@@ -46,33 +68,28 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
     """Each draft of "suffix" followed in at least this part of the places."""
     enforce_eager: None = refused(None, "programs of steps with drafts are those of all steps")
-    draft_tensor_parallel_size: None = refused(None, _DRAFT_MODEL)
-    tensor_parallel_size: None = refused(None, _DRAFT_MODEL)
-    quantization: None = refused(None, _DRAFT_MODEL)
-    moe_backend: None = refused(None, _DRAFT_MODEL)
-    attention_backend: None = refused(None, _DRAFT_MODEL)
-    kv_cache_dtype: None = refused(None, _DRAFT_MODEL)
-    max_model_len: None = refused(None, _DRAFT_MODEL)
-    revision: None = refused(None, _DRAFT_MODEL)
-    code_revision: None = refused(None, _DRAFT_MODEL)
-    draft_load_config: None = refused(None, _DRAFT_MODEL)
-    index_share_for_mtp_iteration: None = refused(None, _DRAFT_MODEL)
-    disable_padded_drafter_batch: bool = refused(False, _DRAFT_MODEL)
-    disable_eagle_block_drop: bool = refused(False, _DRAFT_MODEL)
-    use_local_argmax_reduction: bool = refused(False, _DRAFT_MODEL)
-    use_heterogeneous_vocab: bool = refused(False, _DRAFT_MODEL)
-    parallel_drafting: bool = refused(False, _DRAFT_MODEL)
+    moe_backend: None = refused(None, _KERNELS)
+    attention_backend: None = refused(None, _KERNELS)
+    code_revision: None = refused(None, "no code is taken from a checkpoint")
+    draft_load_config: None = refused(None, "the draft model is loaded as the other one is")
+    index_share_for_mtp_iteration: None = refused(None, _HEADS)
+    disable_padded_drafter_batch: bool = refused(False, _HEADS)
+    disable_eagle_block_drop: bool = refused(False, _HEADS)
+    use_local_argmax_reduction: bool = refused(False, _HEADS)
+    use_heterogeneous_vocab: bool = refused(False, "a draft model must have the same tokens")
+    parallel_drafting: bool = refused(False, _HEADS)
     num_speculative_tokens_per_batch_size: None = refused(None, "the number follows the batch by itself")
     rejection_sample_method: str = refused("standard", _VERIFICATION)
     synthetic_acceptance_rates: None = refused(None, _VERIFICATION)
     synthetic_acceptance_length: None = refused(None, _VERIFICATION)
     enable_adaptive_verification: bool = refused(False, "the number of drafts adapts by itself")
-    draft_sample_method: str = refused("greedy", _DRAFT_MODEL)
-    dspark_draft_topk: None = refused(None, _DRAFT_MODEL)
+    draft_sample_method: str = refused("greedy", "drafts are drawn with the noise of the tokens that they guess")
+    dspark_draft_topk: None = refused(None, _HEADS)
 
     def __post_init__(self) -> None:
         check_refused(GROUP, self)
         self._check_method()
+        self._check_draft_model()
         self._check_int("num_speculative_tokens", MAX_DRAFTS, optional=True)
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             self._check_int(name, MAX_NGRAM, optional=True)
@@ -93,9 +110,16 @@ class SpeculativeConfig:
             return 2, 4
         return (most if least is None else least) or 1, (least if most is None else most) or 1
 
+    @property
+    def drafter(self) -> str:
+        """Return the method that is meant: without one, that of the model that is named."""
+        if self.method is not None:
+            return self.method
+        return "ngram" if self.model is None or self.model in _NGRAM_MODELS else "draft_model"
+
     def settings(self, num_free_rows: float) -> SpeculationSettings:
         """Return the settings for a device on which a step of so many rows takes twice as long as one of one row."""
-        method = self.method or "ngram"
+        method = self.drafter
         least, most = self.lookup
         return SpeculationSettings(
             method=method,
@@ -110,16 +134,30 @@ class SpeculativeConfig:
         )
 
     def _check_method(self) -> None:
-        if self.method is None and self.model in _NGRAM_MODELS:
-            return
-        if self.method not in METHODS:
-            given = "a draft model" if self.method is None and self.model else f"method={shown(self.method)}"
-            message = f"{GROUP}: {given} is not supported; use method='ngram' or 'suffix'."
-            raise VLLMValidationError(message, parameter=GROUP, value=self.method or self.model)
-        if self.model is not None and not (self.method == "ngram" and self.model in _NGRAM_MODELS):
-            check_str(f"{GROUP}.model", self.model, 4_096, parameter=GROUP)
-            message = f"{GROUP}: model={shown(self.model)} does not go with method={self.method!r}: {_DRAFT_MODEL}."
+        if self.model is not None:
+            check_str(f"{GROUP}.model", self.model, MAX_NAME, parameter=GROUP)
+        if (self.method is None and not self.model) or (self.method is not None and self.method not in METHODS):
+            message = f"{GROUP}: method={shown(self.method)} is not supported; use one of {', '.join(METHODS)}."
+            raise VLLMValidationError(message, parameter=GROUP, value=self.method)
+        names_ngram, needs_model = self.model in _NGRAM_MODELS, self.drafter == "draft_model"
+        if needs_model and (not self.model or names_ngram):
+            message = f"{GROUP}: method='draft_model' needs model, the name of a smaller model with the same tokens."
             raise VLLMValidationError(message, parameter=GROUP, value=self.model)
+        if self.model is not None and not needs_model and not (self.drafter == "ngram" and names_ngram):
+            message = f"{GROUP}: model={shown(self.model)} does not go with method={self.method!r}: {_NO_MODEL}."
+            raise VLLMValidationError(message, parameter=GROUP, value=self.model)
+
+    def _check_draft_model(self) -> None:
+        for name in _OF_DRAFT_MODEL:
+            value = getattr(self, name)
+            if value is not None and self.drafter != "draft_model":
+                message = f"{GROUP}: {name}={shown(value)} does not go with method={self.drafter!r}: {_NO_MODEL}."
+                raise VLLMValidationError(message, parameter=GROUP, value=value)
+        for name in ("revision", "quantization", "kv_cache_dtype"):
+            if (value := getattr(self, name)) is not None:
+                check_str(f"{GROUP}.{name}", value, MAX_NAME, parameter=GROUP)
+        for name in ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size"):
+            self._check_int(name, INT32_MAX, optional=True)
 
     def _check_int(self, name: str, most: int, *, least: int = 1, optional: bool = False) -> None:
         value = getattr(self, name)

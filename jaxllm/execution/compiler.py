@@ -114,6 +114,10 @@ class StepCompiler:
             *self._pool_shapes(by_token=True),
         ]
 
+    def draft_programs(self) -> list[ProgramKey]:
+        """Return the programs of a draft model, in the order in which it will want them: all its steps are plain."""
+        return [*self._shapes(is_full=False), Upkeep.MAKE_STATE]
+
     def shapes(self) -> list[StepShape]:
         """Return the programs of steps that sample, in that order."""
         return self._shapes(is_full=False) + self._shapes(is_full=True)

@@ -82,10 +82,17 @@ class KVLayout:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    draft_groups: tuple[KVGroup, ...] = ()
+    """The groups of a draft model, each with as many blocks as the largest group has."""
 
     @property
     def block_size(self) -> int:
         return self.groups[0].attention.shape.block_size
+
+    @property
+    def draft_block_bytes(self) -> int:
+        """Return the bytes of a block of the draft model's, over all its layers."""
+        return sum(group.block_bytes for group in self.draft_groups)
 
     @property
     def most_wanted(self) -> int:
@@ -117,7 +124,7 @@ class KVLayout:
         A group with a window or chunks gets what all sequences read and the tokens of a step take: no more memory than
         the groups without, but always enough for one request.
         """
-        unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded)
+        unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded) + self.draft_block_bytes
         bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
         if not unbounded:
             return (most,) * len(self.groups)
@@ -136,13 +143,14 @@ class KVLayout:
 
     def bytes(self, most: int) -> int:
         """Return the bytes of all groups, of which the largest has `most` blocks, and of recurrent states."""
-        sizes = self.num_blocks(most)
-        return self.state_bytes + sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
+        sizes, fixed = self.num_blocks(most), self.state_bytes + most * self.draft_block_bytes
+        return fixed + sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
 
     def most_blocks(self, num_bytes: int) -> int:
         """Return the most blocks that the largest group can have if all groups take at most `num_bytes`."""
         largest = [group for group in self.groups if not group.is_bounded] or self.groups
-        least, beyond = 0, 1 + num_bytes // sum(group.block_bytes for group in largest)
+        each = self.draft_block_bytes + sum(group.block_bytes for group in largest)
+        least, beyond = 0, 1 + num_bytes // each
         while least + 1 < beyond:
             middle = (least + beyond) // 2
             least, beyond = (middle, beyond) if self.bytes(middle) <= num_bytes else (least, middle)

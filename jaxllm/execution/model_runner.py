@@ -100,10 +100,13 @@ class ModelRunner:
         num_blocks: int,
         load_params: Callable[[], Any],
         activation: Activation = NO_ACTIVATION,
+        draft: ModelRunner | None = None,
     ) -> None:
         """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks. Making the pool and loading the
-        parameters take about as long, and go on at the same time. `activation` is for what is pooled.
+        parameters take about as long, and go on at the same time. `activation` is for what is pooled; `draft` runs the
+        model that guesses this one's tokens.
         """
+        self._draft = draft
         self._activation = activation
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         with ThreadPoolExecutor(1) as executor:
@@ -121,17 +124,17 @@ class ModelRunner:
     @property
     def is_compiling(self) -> bool:
         """Say, to any thread, whether a step waits for its program to be compiled."""
-        return self.programs.is_awaited
+        return self.programs.is_awaited or (self._draft is not None and self._draft.is_compiling)
 
     @property
     def is_warm(self) -> bool:
         """Say whether every program is compiled."""
-        return self.programs.is_warm
+        return self.programs.is_warm and (self._draft is None or self._draft.is_warm)
 
     @property
     def num_compiled(self) -> int:
         """Return how many programs were compiled since the start, those found on disk not counted."""
-        return self.programs.num_compiled
+        return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
     @running()
     def set_adapter(self, slot: int, arrays: Any) -> None:
@@ -168,6 +171,12 @@ class ModelRunner:
         self._previous_tokens = output.tokens_s
         return RunningStep(plan, output, host)
 
+    def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
+        """Run steps of the draft model and wait for them; return the tokens that each one's chunks have sampled."""
+        assert self._draft is not None
+        running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]
+        return [step.result().token_ids for step in running]
+
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
@@ -190,18 +199,26 @@ class ModelRunner:
             array.delete()  # there may be no room for two
         self._pools, self._previous_tokens = self._make_state()
         self._counts = None
+        if self._draft is not None:
+            self._draft.reset()
 
     def warm_up(self) -> None:
         """Wait until every program is compiled. Rare ones on disk are loaded by the step that wants one."""
         self.programs.wait()
+        if self._draft is not None:
+            self._draft.warm_up()
 
     def begin_shutdown(self) -> None:
         """Stop compiling ahead, without waiting for what is being compiled."""
         self.programs.begin_stop()
+        if self._draft is not None:
+            self._draft.begin_shutdown()
 
     def shutdown(self) -> None:
         """Stop compiling ahead, and wait for what is being compiled."""
         self.programs.stop()
+        if self._draft is not None:
+            self._draft.shutdown()
 
     def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
         return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)

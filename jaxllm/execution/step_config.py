@@ -21,6 +21,8 @@ class StepConfig:
     """The cache groups of one device."""
     states: tuple[StateGroup, ...] = ()
     """The groups of layers with recurrent state, which come after those."""
+    draft_groups: tuple[KVGroup, ...] = ()
+    """The cache groups of the draft model, which take blocks of their own beside these."""
     max_logprobs: int
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
@@ -58,4 +60,5 @@ class StepConfig:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            draft_groups=self.draft_groups,
         )

@@ -38,6 +38,8 @@ class BlockTable:
     """Leading tokens whose blocks were there already, though the state after them may not have been."""
     state: RequestState | None = None
     """The recurrent state, if the model has any."""
+    num_drafted_tokens: int = 0
+    """Positions whose keys and values the draft model has, if there is one; guesses may be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class KVCacheManager:
 
     def _find(self, pool: BlockPool, request: Request, place: int) -> int | None:
         """Return what a pool has for the request's block at a place, and for all before it."""
-        return pool.find(self._hash(request, place), self._token_bytes(request, place))
+        return pool.find(self.hash_of(request, place), self._token_bytes(request, place))
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
@@ -215,7 +217,7 @@ class KVCacheManager:
         if num_full <= table.num_registered or not self.enable_prefix_caching:
             return
         for index in range(table.num_registered, num_full):
-            block_hash, token_bytes = self._hash(request, index), self._token_bytes(request, index)
+            block_hash, token_bytes = self.hash_of(request, index), self._token_bytes(request, index)
             for group, block_ids in zip(self.groups, table.block_ids, strict=True):
                 if block_ids[index] != NULL_BLOCK:
                     group.pool.register(block_ids[index], block_hash, token_bytes)
@@ -274,7 +276,7 @@ class KVCacheManager:
         num_blocks, rest = divmod(num_tokens, self.block_size)
         if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
             place = num_blocks - 1
-            self.slots.pool.register(slot, self._hash(request, place), self._token_bytes(request, place))
+            self.slots.pool.register(slot, self.hash_of(request, place), self._token_bytes(request, place))
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; those that were registered can still be found."""
@@ -352,7 +354,7 @@ class KVCacheManager:
         start = index * self.block_size
         return request.token_ids[start : start + self.block_size].tobytes()
 
-    def _hash(self, request: Request, index: int) -> bytes:
+    def hash_of(self, request: Request, index: int) -> bytes:
         """Return the hash of the request's index-th block, extending its chain as far as needed."""
         hashes = request.block_hashes
         while len(hashes) <= index:

@@ -41,7 +41,7 @@ def take_samples(
         # Of the drafts, those that were right are computed, but for one that ended the request.
         table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
         if speculation is not None:
-            speculation.record(request, num_new, chunk.num_drafts)
+            speculation.record(request, table, num_new, chunk.num_drafts)
         cache.register(request, table, table.num_computed_tokens)
         cache.register_saved(request, table)
         shown = None if logprobs is None else list(logprobs[:num_new])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from jaxllm.exceptions import VLLMValidationError
@@ -23,6 +23,7 @@ from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, S
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.counters import Counters
+from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
@@ -42,11 +43,15 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._counters = Counters()
-        self._speculation = Speculation(config.speculation, config.max_model_len) if config.speculation else None
+        self._speculation: Speculation | None = None
         self._begin()
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
+        if self._speculation is not None:
+            self._speculation.begin(self.cache)
+        elif self.config.speculation is not None:
+            self._speculation = Speculation(self.config.speculation, self.config.max_model_len, self.cache)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         self._waiting = RequestQueue()
@@ -145,7 +150,7 @@ class Scheduler:
             if self._plan_running(draft, late):
                 self._plan_waiting(draft, late)
             if self._speculation is not None:
-                self._speculation.add_drafts(draft, self.cache, cut_drafts)
+                self._speculation.add_drafts(draft, cut_drafts)
             finished = draft.finish(self._counters.num_steps, self.adapters)
             if finished is None:
                 continue
@@ -157,6 +162,20 @@ class Scheduler:
             self._register_planned(plan, requests)
             return plan
         return None
+
+    def plan_guesses(self, step_seconds: float) -> DraftPlan | None:
+        """Return the draft model's steps to be run before `plan`; None if there are none, or a step is in flight, or
+        a request waits that may have a seat. The last step took so many seconds.
+        """
+        has_seats = len(self._running) < self.config.max_num_seqs
+        if self._speculation is None or self._in_flight or (self._waiting and has_seats):
+            return None
+        return self._speculation.plan_guesses(self._running, self.config.num_rows, step_seconds)
+
+    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+        """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
+        assert self._speculation is not None
+        self._speculation.take_guesses(plan, sampled, seconds)
 
     def waits_for_commit(self) -> bool:
         """Say whether to commit before `plan`: more running requests wait for a token in flight than could go on, or

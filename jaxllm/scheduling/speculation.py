@@ -8,16 +8,18 @@ would have sampled: the outputs are the same, to the bit where rows do not depen
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxllm.messages import SpeculationStats
-from jaxllm.scheduling.kv_cache_manager import GroupBlocks, KVCacheManager
+from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
+from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.step_draft import StepDraft
 from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
-from jaxllm.speculation.guesses import Guesses
+from jaxllm.speculation.guesses import FIRST_RATE, GAIN, Guesses, ModelGuesses, TextGuesses
 
 type CutDrafts = Callable[[str, int, array[int]], array[int]]
 """Returns the leading ones of a request's drafts that its rules let follow, and after which output goes on, given the
@@ -25,6 +27,8 @@ request's id and how many outputs it has."""
 
 WAIT = 0.1
 """A step that is planned after the one before, not while it runs, takes at most so much longer, as a part."""
+NUM_TIMES = 16
+"""A step takes as long as the shortest of so many of late: others had prompts in them, or waited to be compiled."""
 
 
 def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -> array[int]:
@@ -35,30 +39,80 @@ def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -
 class Speculation:
     """Guess what running requests say next, and count what came of it."""
 
-    def __init__(self, settings: SpeculationSettings, max_model_len: int) -> None:
-        self._settings, self._max_model_len = settings, max_model_len
-        self._drafter = make_drafter(settings)
+    def __init__(self, settings: SpeculationSettings, max_model_len: int, cache: KVCacheManager) -> None:
+        self._settings, self._max_model_len, self._cache = settings, max_model_len, cache
+        limits = settings.draft_model
+        self._drafter = make_drafter(settings) if limits is None else None
+        self._steps = None if limits is None else DraftSteps(limits, cache)
+        """The draft model's steps, if a model guesses."""
+        self._first_rate = FIRST_RATE
+        """The part of a draft model's guesses that came true, over the requests of late."""
+        self._step_times: deque[float] = deque(maxlen=NUM_TIMES)
+        self._guess_times: deque[float] = deque(maxlen=NUM_TIMES)
+        """Seconds of a step, and of a draft model's step."""
         self._num_drafts, self._num_draft_tokens = 0, 0
         self._accepted_per_pos = [0] * settings.num_speculative_tokens
+
+    def begin(self, cache: KVCacheManager) -> None:
+        """Begin anew with another cache; what came true so far still counts."""
+        self._cache = cache
+        if self._settings.draft_model is not None:
+            self._steps = DraftSteps(self._settings.draft_model, cache)
+
+    # -- guesses of a model --------------------------------------------------------------------------------------------
+
+    def plan_guesses(self, running: Sequence[Request], most_rows: int, step_seconds: float) -> DraftPlan | None:
+        """Return the draft model's steps to be run before the next step is planned; None if none would pay.
+
+        The last step took so long. All tokens are known, and a step has at most `most_rows` rows of logits.
+        """
+        if self._steps is None:
+            return None
+        if step_seconds:
+            self._step_times.append(step_seconds)
+        if any(request.num_tokens - self._num_computed(request) > 1 for request in running):
+            return None  # some wait for their first token
+        wanted, num_free = [], most_rows - len(running)
+        for request in running:
+            num_left = request.most_tokens(self._max_model_len) - request.num_tokens
+            count = min(self._num_worth(request, len(running)), num_free, num_left - 1)
+            if count > 0 and request.guesses is not None:
+                num_free -= count
+                if not request.guesses.after(request.token_ids):  # of a step that could not be planned
+                    wanted.append((request, count))
+        return self._steps.plan(wanted)
+
+    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+        """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
+        assert self._steps is not None
+        self._guess_times.append(seconds / len(plan.steps))
+        for request, token_ids in self._steps.take(plan, sampled):
+            assert isinstance(request.guesses, ModelGuesses)
+            request.guesses.take(token_ids, request.num_tokens)
+
+    def _num_computed(self, request: Request) -> int:
+        return self._cache.tables[request.request_id].num_computed_tokens
+
+    # -- drafts --------------------------------------------------------------------------------------------------------
 
     def pays(self, running: Sequence[Request], most_rows: int) -> bool:
         """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
         the tokens that drafts follow are known. A step has at most `most_rows` rows of logits.
         """
-        gain, num_free = 0.0, most_rows - len(running)
+        gain, num_free, cost = 0.0, most_rows - len(running), self._cost(len(running))
         for request in running:
             count = min(self._num_worth(request, len(running)), num_free)
             if count > 0 and request.guesses is not None:
-                gain += request.guesses.gain(count)
+                gain += request.guesses.gain(count, cost)
                 num_free -= count
         return gain > WAIT * len(running)
 
-    def add_drafts(self, draft: StepDraft, cache: KVCacheManager, cut: CutDrafts) -> None:
+    def add_drafts(self, draft: StepDraft, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""
-        draft.add_drafts(partial(self._drafts_after, draft, cache, cut))
+        draft.add_drafts(partial(self._drafts_after, draft, cut))
 
     def _drafts_after(
-        self, draft: StepDraft, cache: KVCacheManager, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
+        self, draft: StepDraft, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
     ) -> tuple[array[int], GroupBlocks]:
         """Return at most so many drafts after a chunk of one token, and the blocks that hold them too."""
         none = array("i"), chunk.block_ids
@@ -68,15 +122,16 @@ class Speculation:
         count = min(self._num_worth(request, draft.num_planned), at_most, num_left - 1)
         if count <= 0 or request.guesses is None:
             return none
-        drafts = cut(request.request_id, request.num_output_tokens, request.guesses.next_ids[:count])
-        table = cache.tables[request.request_id]
+        drafts = cut(request.request_id, request.num_output_tokens, request.guesses.after(request.token_ids)[:count])
+        table = self._cache.tables[request.request_id]
         # The last blocks are for tokens that are certain.
-        if not drafts or not cache.grow(table, request.num_tokens + len(drafts), spare=len(cache.tables)):
+        if not drafts or not self._cache.grow(table, request.num_tokens + len(drafts), spare=len(self._cache.tables)):
             return none
         return drafts, tuple([block_ids[:] for block_ids in table.block_ids])
 
-    def record(self, request: Request, num_new: int, num_drafts: int) -> None:
+    def record(self, request: Request, table: BlockTable, num_new: int, num_drafts: int) -> None:
         """Take in the request's new tokens, the last ones that it has."""
+        table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
         if request.guesses is None:
             return
         request.guesses.compare(request.token_ids[-num_new:], request.num_tokens - num_new)
@@ -88,7 +143,9 @@ class Speculation:
 
     def end(self, request: Request) -> None:
         """Learn from a request that has ended."""
-        if request.guesses is not None:
+        if isinstance(request.guesses, ModelGuesses):
+            self._first_rate += GAIN * (request.guesses.rate - self._first_rate)
+        elif request.guesses is not None and self._drafter is not None:
             self._drafter.learn(request.token_ids, request.num_prompt_tokens)
 
     def stats(self) -> SpeculationStats:
@@ -105,7 +162,20 @@ class Speculation:
         if not request.num_output_tokens:
             return 0  # its prompt, or what is pooled, is all certain
         if request.guesses is None:
-            request.guesses = Guesses(self._drafter, self._settings.num_speculative_tokens)
-        # A step of n rows takes n + free units of time and gives n tokens: a row more, which takes 1, should give as
-        # much for it.
-        return request.guesses.look(request.token_ids, num_rows / (num_rows + self._settings.num_free_rows))
+            request.guesses = self._new_guesses(request)
+        return request.guesses.look(request.token_ids, self._cost(num_rows))
+
+    def _new_guesses(self, request: Request) -> Guesses:
+        most = self._settings.num_speculative_tokens
+        if self._drafter is None:
+            return ModelGuesses(most, self._first_rate, request.num_tokens)
+        return TextGuesses(self._drafter, most)
+
+    def _cost(self, num_rows: int) -> float:
+        """Return what a draft takes in a step of so many rows of tokens, over what each of these takes."""
+        # A step of n rows takes n + free units of time and gives n tokens; a row more takes 1. A step of the draft
+        # model gives a guess about each of them.
+        of_row = num_rows / (num_rows + self._settings.num_free_rows)
+        if not self._guess_times or not self._step_times:
+            return of_row
+        return of_row + min(self._guess_times) / min(self._step_times)

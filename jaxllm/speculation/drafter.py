@@ -1,4 +1,6 @@
-"""Drafters guess what follows a request's tokens."""
+"""Drafters guess what follows a request's tokens: by looking at tokens alone, or by a model, smaller than the one whose
+tokens are guessed.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,29 @@ from jaxllm.speculation.suffix import SuffixDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelLimits:
+    """What the scheduler knows of a draft model."""
+
+    max_num_batched_tokens: int
+    """The most tokens of one of its steps."""
+    max_model_len: int
+    """The most tokens of a request of which it guesses more."""
+    row_alignment: int
+    """The alignment of longer chunks, as in SchedulerConfig."""
+    group: int
+    """The cache group of the other model whose block tables it shares, with as many blocks in a pool of its own."""
+    num_groups: int
+    """Its own cache groups, which all have that table."""
+    vocab_size: int
+    """The ids that the other model knows: it may know more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
     """Settings of speculation, checked and settled."""
 
     method: str
-    """The drafter: "ngram" or "suffix"."""
+    """The drafter: "ngram", "suffix" or "draft_model"."""
     num_speculative_tokens: int
     """The most drafts of one request in a step."""
     num_free_rows: float
@@ -31,10 +51,12 @@ class SpeculationSettings:
     """The suffix drafter's drafts are at most so many times as many as the tokens that were found."""
     min_token_prob: float
     """The suffix drafter's drafts followed in at least this part of the places."""
+    draft_model: DraftModelLimits | None = None
+    """The model that guesses; None if tokens alone are looked at."""
 
 
 class Drafter(Protocol):
-    """Guesses what follows some tokens, on the host."""
+    """Guesses what follows some tokens from tokens alone."""
 
     def propose(self, token_ids: array[int], at_most: int) -> array[int]:
         """Return at most so many guesses of the next tokens; none where there is nothing to go by."""

@@ -98,7 +98,10 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "otlp_traces_endpoint": (3, "", []),
     "profiler_config": (3, "torch", {"profiler": "cuda"}, {"profiler": "torch"}, {"folder": "x"}),
     "speculative_config": (
-        *("ngram", 3, {}, {"method": "eagle3"}, {"model": "a/draft"}, {"method": "suffix", "model": "a/draft"}),
+        *("ngram", 3, {}, {"method": "eagle3"}, {"model": 3}, {"method": "suffix", "model": "a/draft"}),
+        *({"method": "draft_model"}, {"method": "draft_model", "model": "ngram"}, {"model": "a", "max_model_len": 0}),
+        *({"model": "a", "tensor_parallel_size": "2"}, {"model": "a", "draft_load_config": {}}),
+        *({"method": "suffix", "revision": "main"}, {"method": "ngram", "max_model_len": 5}),
         *({"method": "ngram", "num_speculative_tokens": 0}, {"method": "ngram", "num_speculative_tokens": 65}),
         *({"method": "ngram", "prompt_lookup_max": 0}, {"method": "suffix", "suffix_decoding_min_token_prob": 1.5}),
         *({"method": "ngram", "quantization": "fp8"}, {"method": "ngram", "tokens": 3}),
@@ -313,6 +316,9 @@ def test_flags_of_adapters_and_drafts():
     assert drafts.speculation() == SpeculativeConfig(**config)
     short = parse("--model", "m", "--spec-method", "suffix", "--spec-tokens", "7")
     assert short.speculation() == SpeculativeConfig(method="suffix", num_speculative_tokens=7)
+    named = parse("--model", "m", "--spec-model", "a/draft")
+    assert named.speculation() == SpeculativeConfig(model="a/draft")
+    assert SpeculativeConfig(model="a/draft").settings(8.0).method == "draft_model"
     assert EngineArgs(model="m").speculation() is None
 
 
@@ -321,7 +327,8 @@ def test_flags_of_adapters_and_drafts():
     [
         ({"spec_method": "ngram", "speculative_config": {"method": "ngram"}}, "spec_method"),
         ({"spec_tokens": 3}, "speculative_config"),
-        ({"spec_model": "a/draft"}, "speculative_config"),
+        ({"spec_method": "draft_model"}, "speculative_config"),
+        ({"spec_method": "suffix", "spec_model": "a/draft"}, "speculative_config"),
     ],
 )
 def test_short_arguments_of_drafts_go_together(given: dict[str, Any], name: str):

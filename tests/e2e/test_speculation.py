@@ -6,10 +6,13 @@ prompts in chunks, with grammars, penalties, stop tokens and processors that rea
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +168,50 @@ def test_nothing_is_compiled_for_drafts(engine: Engine) -> None:
     assert core_of(llm).num_compiled == num_compiled
 
 
+@pytest.fixture(scope="module")
+def guessed(tokenizer: str, reference: list[RequestOutput]) -> Iterator[Engine]:
+    """Start an engine that guesses by the same model, at no cost. It is wrong where a request's fields have a say."""
+    config = {"model": str(folder(CASE)), "num_speculative_tokens": MOST}
+    with tiny_llm(CASE, tokenizer=tokenizer, speculative_config=config, **SETTINGS) as (llm, scheduler):
+        assert scheduler._speculation is not None
+        scheduler._speculation._cost = lambda num_rows: 0.0
+        yield llm, scheduler
+
+
+@pytest.mark.parametrize("company", [2, 16, 40])
+def test_drafts_of_a_model_change_nothing(company: int, guessed: Engine, reference: list[RequestOutput]) -> None:
+    """The draft model reads prompts in chunks, and again after they were preempted."""
+    llm, scheduler = guessed
+    assert llm.reset_prefix_cache()
+    scheduler.plans.clear()
+    before = accepted(scheduler)
+    order = list(range(len(ALL)))
+    random.Random(company).shuffle(order)
+    outputs: dict[int, RequestOutput] = {}
+    for start in range(0, len(order), company):
+        some = order[start : start + company]
+        budget, num_blocks = (64, CONTEXT // 16) if start % (2 * company) else (512, 1600)
+        with limited(scheduler, budget, num_blocks=num_blocks):
+            outputs |= dict(zip(some, run_together(llm, [ALL[index] for index in some]), strict=True))
+    assert differing(reference, [outputs[index] for index in range(len(ALL))]) == []
+    drafted, right = (now - then for now, then in zip(accepted(scheduler), before, strict=True))
+    assert right > 100
+    assert drafted - right > 50
+    assert numbers_of_drafts(scheduler) >= {0, 1, 2, MOST}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_the_same_model_guesses_right(temperature: float, guessed: Engine) -> None:
+    """A guess is drawn with the noise of the token that it guesses, so it is as good at any temperature."""
+    llm, scheduler = guessed
+    rng, before = random.Random(temperature), accepted(scheduler)
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
+    run_together(llm, [Job([rng.randrange(7, 256) for _ in range(20)], params) for _ in range(4)])
+    drafted, right = (now - then for now, then in zip(accepted(scheduler), before, strict=True))
+    assert drafted > 60
+    assert right > 0.9 * drafted
+
+
 def seen_more_often(logits_sv: Array, state: LogitsState) -> Array:
     """Make what was said more likely, and one id with each output."""
     return (logits_sv + 0.5 * state.output_counts_sv).at[:, 9].add(0.2 * state.num_outputs_s)
@@ -201,6 +248,48 @@ class OnHost:
         return True
 
     def update_state(self, batch_update: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ({"model": str(folder("qwen3_5"))}, "recurrent state"),
+        ({"model": "/not/there"}, "/not/there"),
+        ({"model": str(folder(CASE)), "tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"model": str(folder(CASE)), "quantization": "int3"}, "quantization"),
+        ({"model": str(folder(CASE)), "max_model_len": 10**6}, "max_model_len"),
+    ],
+)
+def test_draft_models_that_do_not_fit_are_refused(draft: dict[str, Any], words: str) -> None:
+    with pytest.raises(VLLMValidationError, match=words) as caught:
+        LLM(str(folder(CASE)), skip_tokenizer_init=True, speculative_config=draft, load_format="dummy")
+    assert caught.value.parameter == "speculative_config"
+
+
+def save_model(path: Path, tokenizer: str | None, vocab_size: int) -> str:
+    """Save a model without weights, with a tokenizer and as many rows of its embedding."""
+    path.mkdir()
+    config = json.loads((folder(CASE) / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": vocab_size}))
+    for source in Path(tokenizer).glob("*.json") if tokenizer else ():
+        shutil.copy(source, path)
+    return str(path)
+
+
+def test_a_draft_model_may_have_more_rows_but_no_other_tokens(tmp_path: Path, tokenizer: str) -> None:
+    """Models of one family often have embeddings that are filled up to different sizes."""
+    models = {size: save_model(tmp_path / str(size), tokenizer, size) for size in (256, 320)}
+    others = save_model(tmp_path / "others", None, 320)
+    settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 128, "max_num_seqs": 8}
+    prompts: Any = [{"prompt_token_ids": [9, 8, 7]}]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    with LLM(models[256], **settings) as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)[0].outputs[0].token_ids
+    with LLM(models[256], **settings, speculative_config={"model": models[320]}) as llm:
+        assert llm.generate(prompts, params, use_tqdm=False)[0].outputs[0].token_ids == expected
+    with pytest.raises(VLLMValidationError, match="other tokens") as caught:
+        LLM(models[256], **settings, speculative_config={"model": others})
+    assert caught.value.parameter == "speculative_config"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from jaxllm.speculation.guesses import FIRST_RATE, LEAST_RATE, SELDOM, Guesses
+from jaxllm.speculation.guesses import FIRST_RATE, LEAST_RATE, SELDOM, TextGuesses
 
 
 class Counting:
@@ -23,7 +23,7 @@ class Counting:
         pass
 
 
-def say(guesses: Guesses, tokens: array[int], token_id: int, share: float) -> int:
+def say(guesses: TextGuesses, tokens: array[int], token_id: int, share: float) -> int:
     """Look, let a token come, and return how many drafts it would have had before it."""
     count = guesses.look(tokens, share)
     tokens.append(token_id)
@@ -32,7 +32,7 @@ def say(guesses: Guesses, tokens: array[int], token_id: int, share: float) -> in
 
 
 def test_right_guesses_earn_more_drafts_and_wrong_ones_none():
-    guesses, tokens = Guesses(Counting(), 16), array("i", [0])
+    guesses, tokens = TextGuesses(Counting(), 16), array("i", [0])
     counts = [say(guesses, tokens, tokens[-1] + 1, 0.1) for _ in range(40)]
     assert counts == sorted(counts)
     assert 1 <= counts[0] < 4
@@ -45,7 +45,7 @@ def test_right_guesses_earn_more_drafts_and_wrong_ones_none():
 def test_guesses_are_compared_though_no_drafts_are_made():
     """A request whose text begins to repeat gets its drafts back, and looking costs little meanwhile."""
     drafter = Counting()
-    guesses, tokens = Guesses(drafter, 8), array("i", [0])
+    guesses, tokens = TextGuesses(drafter, 8), array("i", [0])
     for _ in range(40):
         say(guesses, tokens, 0, 0.1)
     before = drafter.num_calls
@@ -60,18 +60,18 @@ def test_guesses_are_compared_though_no_drafts_are_made():
 @pytest.mark.parametrize("share", [0.0, LEAST_RATE, FIRST_RATE, 0.9, 0.99, 1.0])
 def test_no_more_drafts_than_pay(share: float):
     """The last draft comes true with at least the probability that its row must have, as far as is known."""
-    guesses, tokens = Guesses(Counting(), 64), array("i", [0])
+    guesses, tokens = TextGuesses(Counting(), 64), array("i", [0])
     for _ in range(200):
         count = guesses.look(tokens, share)
         if count > 1:
-            assert guesses._rate**count >= max(share, LEAST_RATE) - 1e-9
-        if share > guesses._rate:
+            assert guesses.rate**count >= max(share, LEAST_RATE) - 1e-9
+        if share > guesses.rate:
             assert count == 0
         say(guesses, tokens, tokens[-1] + 1, share)
 
 
 def test_the_gain_is_what_is_expected():
-    guesses = Guesses(Counting(), 8)
+    guesses = TextGuesses(Counting(), 8)
     expected = sum(FIRST_RATE**count for count in (1, 2, 3))
-    assert guesses.gain(3) == pytest.approx(expected)
-    assert guesses.gain(0) == 0
+    assert guesses.gain(3, 0.1) == pytest.approx(expected)
+    assert guesses.gain(0, 0.1) == 0

@@ -11,6 +11,7 @@ import msgspec
 
 from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.core.row_masks import rows_masks
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
     BlockEviction,
@@ -24,10 +25,8 @@ from jaxllm.messages import (
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxllm.constraints.bits import RowMask
     from jaxllm.constraints.token_masks import TokenMasks
     from jaxllm.execution.model_runner import ModelRunner, Running
-    from jaxllm.scheduling.plan import StepPlan
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -250,10 +249,12 @@ class EngineCore(HoldsAdapters):
         if self._runner is None:
             return None
         self._late = self._late_masks(before)
+        if before is None:
+            self._guess()
         plan = self._scheduler.plan(self._late, self._masks.cut_drafts)
         if plan is None:
             return None
-        masks = self._rows_masks(plan)
+        masks = rows_masks(plan, self._masks)
         if before is None:
             self._last_result = time.monotonic()
         for slot, number in plan.adapter_loads.items():
@@ -261,20 +262,13 @@ class EngineCore(HoldsAdapters):
             self._runner.set_adapter(slot, self._adapters.arrays(number))
         return self._runner.run(plan, masks)
 
-    def _rows_masks(self, plan: StepPlan) -> list[RowMask | None]:
-        """Return what each row of a step may sample, those of the chunks' last tokens first."""
-        own: list[RowMask | None] = []
-        extra: list[RowMask | None] = []
-        for chunk in plan.chunks:
-            if chunk.num_drafts:
-                num_outputs = chunk.num_output_tokens - chunk.num_drafts
-                *before, last = self._masks.rows(chunk.request_id, num_outputs, chunk.drafts)
-                own.append(last)
-                extra += before
-                continue
-            own.append(self._masks.row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None)
-            extra += [None] * len(chunk.scored_ids)
-        return own + extra
+    def _guess(self) -> None:
+        """Let the draft model, if there is one, guess what running requests say next, if that pays."""
+        plan = self._scheduler.plan_guesses(self._step_seconds)
+        if plan is not None and self._runner is not None:
+            started = time.monotonic()
+            sampled = self._runner.guess(plan.steps)
+            self._scheduler.take_guesses(plan, sampled, time.monotonic() - started)
 
     def _late_masks(self, before: Running | None) -> set[str]:
         """Wait for masks and return the sequences whose are late.

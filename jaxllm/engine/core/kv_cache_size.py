@@ -65,6 +65,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         sizes=config.cudagraph_capture_sizes,
+        draft_groups=config.draft.kv_groups if config.draft else (),
         max_model_len=config.max_model_len,
         groups=config.kv_groups,
         states=config.state_groups,
@@ -120,6 +121,11 @@ def measure_memory(
         compiler = StepCompiler(step_config(config, host), model, config.mesh)
         scratch = compiler.used_bytes() - params
     return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=step_config(config).kv_layout)
+
+
+def beside_draft(memory: DeviceMemory, draft: DeviceMemory) -> DeviceMemory:
+    """Return what a model takes together with its draft model, whose steps run between its own."""
+    return replace(memory, params=memory.params + draft.params, scratch=max(memory.scratch, draft.scratch))
 
 
 def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:

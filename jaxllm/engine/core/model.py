@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.execution.options import layer_loop
 from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.loading.load import check_names
 from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
 from jaxllm.models.ops import Ops
+from jaxllm.models.params import ParamSpec
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear
 from pallas_kernels.linear import pick as pick_linear
@@ -44,6 +46,18 @@ def make_model(config: EngineConfig) -> Model:
     )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
+
+
+def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
+    """Return the model of an engine and its parameters, for which the checkpoint has what they are made of.
+
+    Raises VLLMValidationError for a checkpoint that does not fit its architecture.
+    """
+    model = make_model(config)
+    specs = model.param_specs(config.checkpoint.tensors)
+    if config.load_format != "dummy":
+        check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
+    return model, specs
 
 
 def _say_what_is_widened(model: Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,22 @@ from jax.experimental.layout import Format
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import environment
 from jaxllm.config.resolve import resolve
+from jaxllm.config.resolve_speculation import shared_group
 from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.core.kv_cache_size import fit_num_seqs, measure_memory, memory_limit, size_pool, step_config
-from jaxllm.engine.core.model import make_model
+from jaxllm.engine.core.kv_cache_size import (
+    beside_draft,
+    fit_num_seqs,
+    measure_memory,
+    memory_limit,
+    size_pool,
+    step_config,
+)
+from jaxllm.engine.core.model import checked_model
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
@@ -33,15 +41,17 @@ from jaxllm.execution.pooled import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.adapter import load_adapter
-from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.loading.peft import PeftAdapter, find_adapter
 from jaxllm.lora.request import LoRARequest
 from jaxllm.models.adapters import AdapterShape
+from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.speculation.drafter import DraftModelLimits, SpeculationSettings
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.utils.forks import engines_home
@@ -107,7 +117,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """The part of an engine that does not need the weights; its first program is being compiled, from shapes alone."""
 
@@ -118,10 +128,14 @@ class Prepared:
     programs: Programs[ProgramKey]
     num_blocks: int
     started: float
+    draft: Prepared | None = None
+    """The draft model's part, if there is one."""
 
     def stop(self) -> None:
         """Compile nothing further: there will be no engine."""
         self.programs.stop()
+        if self.draft is not None:
+            self.draft.stop()
 
 
 def prepare(config: EngineConfig) -> Prepared:
@@ -130,28 +144,50 @@ def prepare(config: EngineConfig) -> Prepared:
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
-    folders = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
-    model = make_model(config)
-    specs = model.param_specs(config.checkpoint.tensors)
-    if config.load_format != "dummy":
-        check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
+    model, specs = checked_model(config)
+    draft = None if config.draft is None else checked_model(config.draft)
     limit = memory_limit(config)
     config = fit_num_seqs(config, specs, limit)
     host = _make_host_processors(config)
     memory = measure_memory(config, model, specs, limit, host)
+    if config.draft is not None and draft is not None:
+        memory = beside_draft(memory, measure_memory(config.draft, *draft, limit))
     num_blocks, max_model_len = size_pool(config, memory)
     config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
-    compiler = StepCompiler(step_config(config, host), model, config.mesh)
+    prepared = _begin_to_compile(config, specs, StepCompiler(step_config(config, host), model, config.mesh), num_blocks)
+    if config.draft is not None and draft is not None:
+        prepared.draft = _prepare_draft(config.draft, *draft, num_blocks, max_model_len)
+    prepared.started = started
+    return prepared
+
+
+def _prepare_draft(
+    config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], num_blocks: int, max_model_len: int
+) -> Prepared:
+    """Begin to compile the draft model's steps, for as many blocks as the other model has."""
+    config = dataclasses.replace(config, max_model_len=min(config.max_model_len, max_model_len))
+    compiler = StepCompiler(step_config(config), model, config.mesh)
+    return _begin_to_compile(config, specs, compiler, num_blocks, compiler.draft_programs())
+
+
+def _begin_to_compile(
+    config: EngineConfig,
+    specs: Mapping[str, ParamSpec],
+    compiler: StepCompiler,
+    num_blocks: int,
+    keys: Sequence[ProgramKey] | None = None,
+) -> Prepared:
+    folders = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
     cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
     programs = Programs(
         cache.compile,
-        compiler.programs(),
+        compiler.programs() if keys is None else keys,
         ahead=not config.enforce_eager,
         load=cache.load,
         is_kept=cache.is_kept,
-        rare=compiler.rare_programs(),
+        rare=compiler.rare_programs() if keys is None else (),
     )
-    return Prepared(config, specs, compiler, programs, num_blocks, started)
+    return Prepared(config, specs, compiler, programs, num_blocks, time.monotonic())
 
 
 def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
@@ -170,13 +206,12 @@ def make_core(
 
     Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
     """
-    config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
-    num_blocks = prepared.num_blocks
-    load = partial(_load, config, prepared.specs)
-    runner = ModelRunner(compiler, programs, num_blocks, load, _activation(config.pooling))
+    config, compiler, num_blocks = prepared.config, prepared.compiler, prepared.num_blocks
+    draft = None if prepared.draft is None else _make_runner(prepared.draft)
+    runner = _make_runner(prepared, draft)
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
-    scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows)
+    scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows, prepared.draft)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
     device = config.mesh.devices[0]
     logger.info(
@@ -206,6 +241,13 @@ def make_core(
         profiler=StepProfiler(config.profiler_config),
         adapters=_make_store(prepared) if config.enable_lora else None,
     )
+
+
+def _make_runner(prepared: Prepared, draft: ModelRunner | None = None) -> ModelRunner:
+    config = prepared.config
+    load = partial(_load, config, prepared.specs)
+    activation = _activation(config.pooling)
+    return ModelRunner(prepared.compiler, prepared.programs, prepared.num_blocks, load, activation, draft)
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:
@@ -245,7 +287,26 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
     return load_params(specs, config.checkpoint, format_for=format_for, progress=config.use_tqdm_on_load)
 
 
-def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> SchedulerConfig:
+def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSettings | None:
+    """Return how tokens are guessed ahead, with what the scheduler knows of the draft model, if there is one."""
+    if config.speculation is None or draft is None:
+        return config.speculation
+    group = shared_group(config)
+    assert group is not None  # `resolve` has seen to it
+    limits = DraftModelLimits(
+        max_num_batched_tokens=draft.config.max_num_batched_tokens,
+        max_model_len=draft.config.max_model_len,
+        row_alignment=draft.compiler.config.row_alignment,
+        group=group,
+        num_groups=len(draft.config.kv_groups),
+        vocab_size=config.model_config.vocab_size,
+    )
+    return dataclasses.replace(config.speculation, draft_model=limits)
+
+
+def _scheduler_config(
+    config: EngineConfig, num_blocks: int, max_rows: int, draft: Prepared | None = None
+) -> SchedulerConfig:
     layout = step_config(config).kv_layout
     sizes = layout.num_blocks(num_blocks)
     return SchedulerConfig(
@@ -264,7 +325,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
         max_rows=max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
-        speculation=config.speculation,
+        speculation=_speculation(config, draft),
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
     )

@@ -1,0 +1,125 @@
+"""How tokens are guessed ahead is settled last: a draft model runs as the model does whose tokens it guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxllm.config.arguments import EngineArguments
+from jaxllm.config.speculative import GROUP
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.config.resolve_pooling import Resolved
+    from jaxllm.sampling.processors import LogitsProcessor
+    from jaxllm.speculation.drafter import SpeculationSettings
+
+FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
+"""A step of so many rows takes about twice as long as one of a single row, in which all weights are read."""
+
+
+def resolve_speculation(
+    args: EngineArguments, resolved: Resolved, platform: str, processors: Sequence[LogitsProcessor | type]
+) -> SpeculationSettings | None:
+    """Settle how tokens are guessed ahead, or refuse it where it cannot be done."""
+    config = args.speculation()
+    if config is None:
+        return None
+    problem = None
+    if resolved.runner_type != "generate":
+        problem = "is for models that generate"
+    elif any(isinstance(each, type) for each in processors):
+        problem = "does not go with logits_processors that are classes: they see one token of a request in a step"
+    elif any(layer.state is not None for layer in resolved.model_config.layers):
+        problem = "is not there yet for models with recurrent state"
+    if problem is not None:
+        message = f"{GROUP} {problem}. Leave it out."
+        raise VLLMValidationError(message, parameter=GROUP, value=config.method)
+    return config.settings(FREE_ROWS[platform])
+
+
+def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:
+    """Return the arguments of the draft model of an engine that is settled but for it; None if it has none."""
+    given = args.speculation()
+    if given is None or given.drafter != "draft_model":
+        return None
+    assert given.model is not None  # SpeculativeConfig has seen to it
+    if shared_group(config) is None:
+        message = f"{GROUP}: {config.model_config.architecture} keeps no layer's keys and values to the end"
+        message += ", whose blocks a draft model's would go by. Use method='ngram' or 'suffix'."
+        raise VLLMValidationError(message, parameter=GROUP, value=given.model)
+    for name in ("draft_tensor_parallel_size", "tensor_parallel_size"):
+        if getattr(given, name) not in (None, config.mesh.size):
+            message = f"{GROUP}: {name}={getattr(given, name)} must be {config.mesh.size}, the devices of both models."
+            raise VLLMValidationError(message, parameter=GROUP, value=getattr(given, name))
+    try:
+        return EngineArguments(
+            model=given.model,
+            revision=given.revision,
+            runner="generate",
+            generation_config="vllm",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            quantization=given.quantization,
+            kv_cache_dtype=given.kv_cache_dtype or "auto",
+            max_model_len=given.max_model_len,
+            mesh=config.mesh,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            cudagraph_capture_sizes=args.cudagraph_capture_sizes,
+            attention_config=args.attention_config,
+            batch_invariant=args.batch_invariant,
+            enforce_eager=config.enforce_eager,
+            seed=config.seed,
+            hf_token=config.hf_token,
+            download_dir=config.download_dir,
+            load_format="dummy" if config.load_format == "dummy" else "auto",
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            use_tqdm_on_load=config.use_tqdm_on_load,
+        )
+    except VLLMValidationError as error:
+        raise refused_draft(given.model, error) from error
+
+
+def check_draft(config: EngineConfig, draft: EngineConfig) -> None:
+    """Refuse a draft model that cannot run beside the other model, or has other tokens."""
+    problem = None
+    if any(layer.state is not None for layer in draft.model_config.layers):
+        problem = "has recurrent state, which a wrong guess would spoil"
+    elif any(group.attention_chunk is not None or not group.causal for group in draft.kv_groups):
+        problem = "has layers that attend within chunks, or ahead"
+    elif draft.model_config.vocab_size != config.model_config.vocab_size and not _have_same_tokens(config, draft):
+        problem = f"has other tokens than {config.model}, {draft.model_config.vocab_size} in place of "
+        problem += str(config.model_config.vocab_size)
+    if problem is not None:
+        message = f"{GROUP}: the draft model {draft.model} {problem}. Use another one, or method='ngram'."
+        raise VLLMValidationError(message, parameter=GROUP, value=draft.model)
+
+
+def shared_group(config: EngineConfig) -> int | None:
+    """Return the cache group whose block tables keep all blocks of a request; None if there is none."""
+    kept = (number for number, group in enumerate(config.kv_groups) if not group.is_bounded and group.causal)
+    return next(kept, None)
+
+
+def refused_draft(model: str, error: VLLMValidationError) -> VLLMValidationError:
+    """Return the error of a draft model whose own arguments are refused."""
+    message = f"{GROUP}: the draft model {shown(model)} cannot be used: {error}"
+    return VLLMValidationError(message, parameter=GROUP, value=model)
+
+
+def _have_same_tokens(config: EngineConfig, draft: EngineConfig) -> bool:
+    """Say whether two models whose embeddings have not as many rows have the same tokenizer all the same."""
+    from jaxllm.text.tokenizer import load_tokenizer
+
+    try:
+        tokenizers = [load_tokenizer(each.checkpoint, config.cache_dir) for each in (config, draft)]
+    except VLLMValidationError:  # one has none
+        return False
+    first, second = (tokenizer.backend.get_vocab() for tokenizer in tokenizers)
+    return first == second

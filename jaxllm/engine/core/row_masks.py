@@ -1,0 +1,26 @@
+"""What each row of a step may sample, by the rules of its request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxllm.constraints.bits import RowMask
+    from jaxllm.constraints.token_masks import TokenMasks
+    from jaxllm.scheduling.plan import StepPlan
+
+
+def rows_masks(plan: StepPlan, masks: TokenMasks) -> list[RowMask | None]:
+    """Return the mask of each row, those of the chunks' last tokens first; None where a row may sample everything."""
+    own: list[RowMask | None] = []
+    extra: list[RowMask | None] = []
+    for chunk in plan.chunks:
+        if chunk.num_drafts:
+            num_outputs = chunk.num_output_tokens - chunk.num_drafts
+            *before, last = masks.rows(chunk.request_id, num_outputs, chunk.drafts)
+            own.append(last)
+            extra += before
+            continue
+        own.append(masks.row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None)
+        extra += [None] * len(chunk.scored_ids)
+    return own + extra

@@ -1,0 +1,182 @@
+"""The steps of a draft model, which reads what running requests have said and guesses how they go on.
+
+Its keys and values lie in a pool of its own, in blocks with the ids of those that hold the other model's: one block
+table does for both, and what the prefix cache or a donor shares of it is shared here too. It reads a request's tokens
+only once its guesses are wanted, up to a step's worth before each of the other model's steps. Nothing that it computes
+reaches an answer: guesses that follow wrong keys and values would be worse, and no token would change.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.kv_cache_manager import BlockTable, KVCacheManager
+from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.request import Request
+from jaxllm.speculation.drafter import DraftModelLimits
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """Steps of a draft model, to be run in order."""
+
+    steps: tuple[StepPlan, ...]
+    """The first computes the tokens that it has not read, and guesses what follows; each of the others reads the
+    guesses of the one before, on the device."""
+    requests: tuple[tuple[Request, ...], ...]
+    """The requests of each step's rows."""
+
+
+type _Wanted = tuple[Request, Chunk, int]
+"""A request, its chunk in the first step, and how many guesses are wanted after it."""
+
+
+class DraftSteps:
+    """Plan the steps of a draft model, and know how far it has read each request."""
+
+    def __init__(self, limits: DraftModelLimits, cache: KVCacheManager) -> None:
+        self._limits, self._cache = limits, cache
+        self._read: dict[int, bytes] = {}
+        """The hash of the full block whose keys and values the draft model has in each block."""
+
+    def plan(self, wanted: Sequence[tuple[Request, int]]) -> DraftPlan | None:
+        """Plan the steps that make so many guesses about each request; None if there is nothing to be done.
+
+        A request of which too many tokens are unread gets none yet.
+        """
+        rows = self._first_rows(wanted)
+        if not rows:
+            return None
+        steps = [StepPlan(0, tuple([chunk for _, chunk, _ in rows]), 0)]
+        requests = [tuple([request for request, _, _ in rows])]
+        before = [(row, each) for row, each in enumerate(rows) if each[1].samples]
+        while before := [(row, each) for row, each in before if each[2] > len(steps)]:
+            chunks = [self._next_chunk(request, chunk, row, len(steps)) for row, (request, chunk, _) in before]
+            steps.append(StepPlan(len(steps), tuple(chunks), 0))
+            requests.append(tuple([request for _, (request, _, _) in before]))
+            before = [(row, each) for row, (_, each) in enumerate(before)]
+        return DraftPlan(tuple(steps), tuple(requests))
+
+    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]]) -> list[tuple[Request, array[int]]]:
+        """Take in that a plan has run; return the guesses about each request. `sampled` has each step's tokens."""
+        guesses: dict[Request, array[int]] = {request: array("i") for request in plan.requests[0]}
+        for step, requests, token_ids in zip(plan.steps, plan.requests, sampled, strict=True):
+            for chunk, request, (token_id,) in zip(step.chunks, requests, token_ids, strict=True):
+                table = self._cache.tables[request.request_id]
+                table.num_drafted_tokens = chunk.start + len(chunk.token_ids)
+                if chunk.samples:
+                    guesses[request].append(token_id)
+        for chunk, request in zip(plan.steps[0].chunks, plan.requests[0], strict=True):
+            self._remember(request, chunk)
+        return [(request, self._known(token_ids)) for request, token_ids in guesses.items() if token_ids]
+
+    def _known(self, token_ids: array[int]) -> array[int]:
+        """Return the leading tokens that the other model knows."""
+        end = next((at for at, token_id in enumerate(token_ids) if token_id >= self._limits.vocab_size), None)
+        return token_ids[:end]
+
+    def _first_rows(self, wanted: Sequence[tuple[Request, int]]) -> list[_Wanted]:
+        """Fill the first step: those with one unread token, then the others, each as far as there is room."""
+        alignment = self._limits.row_alignment
+
+        def aligned(num_rows: int) -> int:
+            return -(-num_rows // alignment) * alignment
+
+        num_left, decodes, longer = self._limits.max_num_batched_tokens, list[_Wanted](), list[_Wanted]()
+        row_room = aligned(num_left)
+        for request, count in wanted:
+            table = self._cache.tables[request.request_id]
+            # What follows the last token is what is asked for, though it may have been asked for before.
+            table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
+            is_decode = table.num_drafted_tokens == request.num_tokens - 1
+            rows = (row_room - aligned(len(decodes) + is_decode)) // alignment * alignment
+            room = min(num_left, rows + is_decode)
+            count = min(count, self._limits.max_model_len - request.num_tokens)
+            # The last blocks are for tokens that are certain.
+            spare = len(self._cache.tables)
+            if room < 1 or count < 1 or not self._cache.grow(table, request.num_tokens + count, spare):
+                continue
+            chunk = self._first_chunk(request, table, room)
+            num_tokens = len(chunk.token_ids)
+            num_left -= num_tokens
+            if num_tokens == 1:
+                decodes.append((request, chunk, count))
+            else:
+                longer.append((request, chunk, count))
+                row_room -= aligned(num_tokens)
+        return decodes + longer
+
+    def _first_chunk(self, request: Request, table: BlockTable, most: int) -> Chunk:
+        """Return at most so many of the tokens that the draft model has not read."""
+        if not table.num_drafted_tokens:
+            table.num_drafted_tokens = self._find_read(request, table)
+        start = table.num_drafted_tokens
+        end = min(start + most, request.num_tokens)
+        return self._chunk(request, table, start, request.token_ids[start:end], samples=end == request.num_tokens)
+
+    def _next_chunk(self, request: Request, first: Chunk, row: int, number: int) -> Chunk:
+        """Return the token that row `row` of the step before has sampled, as step `number`'s chunk."""
+        start = first.start + len(first.token_ids) + number - 1
+        table = self._cache.tables[request.request_id]
+        return self._chunk(request, table, start, array("i", (0,)), samples=True, previous_row=row)
+
+    def _chunk(
+        self,
+        request: Request,
+        table: BlockTable,
+        start: int,
+        token_ids: array[int],
+        *,
+        samples: bool,
+        previous_row: int | None = None,
+    ) -> Chunk:
+        num_blocks = -(-(start + len(token_ids)) // self._cache.block_size)
+        return Chunk(
+            request_id=request.request_id,
+            start=start,
+            token_ids=token_ids,
+            previous_row=previous_row,
+            block_ids=(table.block_ids[self._limits.group][:num_blocks],) * self._limits.num_groups,
+            samples=samples,
+            num_prompt_tokens=request.num_prompt_tokens,
+            # The same seed at the same place draws the same noise: where the two models agree on what is likely, they
+            # draw the same token.
+            params=_at_temperature(request.params.temperature),
+            seed=request.source.seed,
+            num_output_tokens=0,
+        )
+
+    def _find_read(self, request: Request, table: BlockTable) -> int:
+        """Count the leading tokens whose full blocks the draft model has read, for this request or another."""
+        if not self._cache.enable_prefix_caching:
+            return 0  # nobody else has the same blocks
+        most, block_ids = (request.num_tokens - 1) // self._cache.block_size, table.block_ids[self._limits.group]
+        num_read = 0
+        while num_read < most and self._read.get(block_ids[num_read]) == self._cache.hash_of(request, num_read):
+            num_read += 1
+        return num_read * self._cache.block_size
+
+    def _remember(self, request: Request, chunk: Chunk) -> None:
+        """Note which blocks have been written, and which of the request's are full of certain tokens: those up to the
+        end of a first chunk.
+        """
+        if not self._cache.enable_prefix_caching:
+            return
+        table, block_size = self._cache.tables[request.request_id], self._cache.block_size
+        block_ids = table.block_ids[self._limits.group]
+        for block_id in block_ids[chunk.start // block_size : -(-table.num_drafted_tokens // block_size)]:
+            self._read.pop(block_id, None)
+        index = (chunk.start + len(chunk.token_ids)) // block_size - 1
+        while index >= 0 and block_ids[index] not in self._read:
+            self._read[block_ids[index]] = self._cache.hash_of(request, index)
+            index -= 1
+
+
+@lru_cache(maxsize=256)
+def _at_temperature(temperature: float) -> SamplingParams:
+    """Return params with this temperature and nothing else, which the plain program knows."""
+    return SamplingParams(temperature=temperature)
