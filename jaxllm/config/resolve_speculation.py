@@ -63,7 +63,6 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             runner="generate",
             generation_config="vllm",
             skip_tokenizer_init=True,
-            dtype=config.dtype,
             quantization=given.quantization,
             kv_cache_dtype=given.kv_cache_dtype or "auto",
             max_model_len=given.max_model_len,

@@ -119,3 +119,5 @@ class StepResult:
     pooled: Sequence[Pooled | RequestError | None] = ()
     """The result of a step that pools, in place of the others: None for a chunk that the prompt's end does not follow,
     unless each token gives an output."""
+    seconds: float = 0.0
+    """The time that the step took, from its launch or the end of the step before."""

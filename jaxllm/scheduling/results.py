@@ -25,6 +25,8 @@ def take_samples(
 ) -> Taken:
     """Append the tokens that a step sampled to their requests."""
     taken: Taken = []
+    if speculation is not None:
+        speculation.take_time(plan, result.seconds)
     for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(
         plan.chunks, requests, result.token_ids, result.logprobs, result.prompt_logprobs, strict=True
     ):

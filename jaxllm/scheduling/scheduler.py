@@ -163,14 +163,17 @@ class Scheduler:
             return plan
         return None
 
-    def plan_guesses(self, step_seconds: float) -> DraftPlan | None:
+    def plan_guesses(self) -> DraftPlan | None:
         """Return the draft model's steps to be run before `plan`; None if there are none, or a step is in flight, or
-        a request waits that may have a seat. The last step took so many seconds.
+        a request waits that may have a seat.
         """
-        has_seats = len(self._running) < self.config.max_num_seqs
-        if self._speculation is None or self._in_flight or (self._waiting and has_seats):
+        if self._speculation is None or self._in_flight or self._is_seat_wanted():
             return None
-        return self._speculation.plan_guesses(self._running, self.config.num_rows, step_seconds)
+        return self._speculation.plan_guesses(self._running, self.config.num_rows)
+
+    def _is_seat_wanted(self) -> bool:
+        """Say whether a request waits that there is a seat for."""
+        return len(self._waiting) > 0 and len(self._running) < self.config.max_num_seqs
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
@@ -188,7 +191,7 @@ class Scheduler:
             held = [ahead for request, ahead in each if ahead.row is None or request.waits_for_last_token]
             if 2 * sum(ahead.num_sampled > 0 for ahead in held) > len(running):
                 return True
-        return speculation is not None and speculation.pays(running, self.config.num_rows)
+        return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
 
     def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""

@@ -11,11 +11,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 
 from jaxllm.messages import SpeculationStats
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
-from jaxllm.scheduling.plan import Chunk
+from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.step_draft import StepDraft
 from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
@@ -28,7 +29,12 @@ request's id and how many outputs it has."""
 WAIT = 0.1
 """A step that is planned after the one before, not while it runs, takes at most so much longer, as a part."""
 NUM_TIMES = 16
-"""A step takes as long as the shortest of so many of late: others had prompts in them, or waited to be compiled."""
+"""A step takes as long as the shortest of so many of late: others waited for a program to be compiled."""
+PROBE, MOST_PROBE = 128, 4096
+"""While a draft model's guesses do not pay, it makes some after so many tokens, to see whether they would: after the
+first number, then each time after twice as many, up to the second."""
+NUM_PROBED = 2
+"""It then makes so many guesses about one request."""
 
 
 def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -> array[int]:
@@ -47,9 +53,12 @@ class Speculation:
         """The draft model's steps, if a model guesses."""
         self._first_rate = FIRST_RATE
         """The part of a draft model's guesses that came true, over the requests of late."""
-        self._step_times: deque[float] = deque(maxlen=NUM_TIMES)
+        self._row_times: deque[float] = deque(maxlen=NUM_TIMES)
         self._guess_times: deque[float] = deque(maxlen=NUM_TIMES)
-        """Seconds of a step, and of a draft model's step."""
+        """Seconds that a row of tokens adds to a step, and those of a draft model's step."""
+        self._num_unguessed, self._probe = 0, PROBE
+        """The tokens that have come since the draft model was asked, and how many are to come before it is asked
+        though that may not pay."""
         self._num_drafts, self._num_draft_tokens = 0, 0
         self._accepted_per_pos = [0] * settings.num_speculative_tokens
 
@@ -61,17 +70,19 @@ class Speculation:
 
     # -- guesses of a model --------------------------------------------------------------------------------------------
 
-    def plan_guesses(self, running: Sequence[Request], most_rows: int, step_seconds: float) -> DraftPlan | None:
+    def take_time(self, plan: StepPlan, seconds: float) -> None:
+        """Take in how long a step took."""
+        num_tokens, most = plan.num_tokens, 1 + self._settings.num_speculative_tokens
+        if self._steps is not None and seconds and num_tokens <= most * len(plan.chunks):  # it had no long prompt
+            self._row_times.append(seconds / (num_tokens + self._settings.num_free_rows))
+
+    def plan_guesses(self, running: Sequence[Request], most_rows: int) -> DraftPlan | None:
         """Return the draft model's steps to be run before the next step is planned; None if none would pay.
 
-        The last step took so long. All tokens are known, and a step has at most `most_rows` rows of logits.
+        All tokens are known, and a step has at most `most_rows` rows of logits.
         """
-        if self._steps is None:
+        if self._steps is None or self._has_prompt(running):
             return None
-        if step_seconds:
-            self._step_times.append(step_seconds)
-        if any(request.num_tokens - self._num_computed(request) > 1 for request in running):
-            return None  # some wait for their first token
         wanted, num_free = [], most_rows - len(running)
         for request in running:
             num_left = request.most_tokens(self._max_model_len) - request.num_tokens
@@ -80,32 +91,59 @@ class Speculation:
                 num_free -= count
                 if not request.guesses.after(request.token_ids):  # of a step that could not be planned
                     wanted.append((request, count))
+        if wanted:
+            self._probe = PROBE
+        elif self._is_due and num_free >= NUM_PROBED:
+            self._probe = min(2 * self._probe, MOST_PROBE)
+            wanted = self._probed(running)
         return self._steps.plan(wanted)
+
+    @property
+    def _is_due(self) -> bool:
+        """Say whether the draft model should guess though that may not pay."""
+        return self._steps is not None and self._num_unguessed >= self._probe
+
+    def _probed(self, running: Sequence[Request]) -> list[tuple[Request, int]]:
+        """Return the request that was not guessed for longest, if any can be."""
+        can = [
+            (request.guesses.num_unguessed(request.token_ids), request)
+            for request in running
+            if isinstance(request.guesses, ModelGuesses)
+            and request.most_tokens(self._max_model_len) - request.num_tokens > NUM_PROBED
+        ]
+        return [(max(can, key=itemgetter(0))[1], NUM_PROBED)] if can else []
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
         assert self._steps is not None
-        self._guess_times.append(seconds / len(plan.steps))
+        self._num_unguessed = 0
+        if plan.steps[0].num_tokens <= 2 * len(plan.requests[0]):  # and not a prompt
+            self._guess_times.append(seconds / len(plan.steps))
         for request, token_ids in self._steps.take(plan, sampled):
             assert isinstance(request.guesses, ModelGuesses)
             request.guesses.take(token_ids, request.num_tokens)
 
-    def _num_computed(self, request: Request) -> int:
-        return self._cache.tables[request.request_id].num_computed_tokens
+    def _has_prompt(self, running: Sequence[Request]) -> bool:
+        """Say whether a request has tokens to be computed before its next one: it should not wait for guesses."""
+        tables = self._cache.tables
+        return any(request.num_tokens - tables[request.request_id].num_computed_tokens > 1 for request in running)
 
     # -- drafts --------------------------------------------------------------------------------------------------------
 
-    def pays(self, running: Sequence[Request], most_rows: int) -> bool:
+    def pays(self, running: Sequence[Request], most_rows: int, is_seat_wanted: bool = False) -> bool:
         """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
-        the tokens that drafts follow are known. A step has at most `most_rows` rows of logits.
+        the tokens that drafts follow are known. A step has at most `most_rows` rows of logits; a draft model does not
+        guess while a request that there is a seat for waits.
         """
+        if self._steps is not None and (is_seat_wanted or self._has_prompt(running)):
+            return False
         gain, num_free, cost = 0.0, most_rows - len(running), self._cost(len(running))
         for request in running:
             count = min(self._num_worth(request, len(running)), num_free)
             if count > 0 and request.guesses is not None:
                 gain += request.guesses.gain(count, cost)
                 num_free -= count
-        return gain > WAIT * len(running)
+        return gain > WAIT * len(running) or self._is_due
 
     def add_drafts(self, draft: StepDraft, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""
@@ -132,6 +170,7 @@ class Speculation:
     def record(self, request: Request, table: BlockTable, num_new: int, num_drafts: int) -> None:
         """Take in the request's new tokens, the last ones that it has."""
         table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
+        self._num_unguessed += num_new
         if request.guesses is None:
             return
         request.guesses.compare(request.token_ids[-num_new:], request.num_tokens - num_new)
@@ -168,14 +207,15 @@ class Speculation:
     def _new_guesses(self, request: Request) -> Guesses:
         most = self._settings.num_speculative_tokens
         if self._drafter is None:
-            return ModelGuesses(most, self._first_rate, request.num_tokens)
+            # However well it went with others, a few guesses are enough to see how it goes with this one.
+            return ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
         return TextGuesses(self._drafter, most)
 
     def _cost(self, num_rows: int) -> float:
         """Return what a draft takes in a step of so many rows of tokens, over what each of these takes."""
         # A step of n rows takes n + free units of time and gives n tokens; a row more takes 1. A step of the draft
         # model gives a guess about each of them.
-        of_row = num_rows / (num_rows + self._settings.num_free_rows)
-        if not self._guess_times or not self._step_times:
-            return of_row
-        return of_row + min(self._guess_times) / min(self._step_times)
+        num_units = num_rows + self._settings.num_free_rows
+        if not self._guess_times or not self._row_times:
+            return num_rows / num_units
+        return (num_rows + min(self._guess_times) / min(self._row_times)) / num_units

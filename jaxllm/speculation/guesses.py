@@ -19,10 +19,6 @@ LEAST_RATE = 0.3
 """Below this rate no draft pays, however little its row costs: with drafts host and device wait for each other."""
 SELDOM = 4
 """While no draft pays, tokens are looked at only after every so many, to see whether guesses would come true."""
-PROBE = 128
-"""While no draft pays, a draft model guesses only after so many tokens, which takes steps of its own."""
-NUM_PROBED = 2
-"""It then makes so many guesses."""
 
 NOTHING = array("i")
 
@@ -127,10 +123,11 @@ class ModelGuesses(_Compared):
         """Return how many guesses to ask for after these tokens, or how many there are, if it was done."""
         if made := len(self.after(token_ids)):
             return made
-        count = self._worth(self.rate, cost)
-        if not count and len(token_ids) - self._guessed_at >= PROBE:
-            return NUM_PROBED
-        return count
+        return self._worth(cost)
+
+    def num_unguessed(self, token_ids: array[int]) -> int:
+        """Return how many of the last tokens, the request's, have come since it was asked."""
+        return len(token_ids) - self._guessed_at
 
     def take(self, next_ids: array[int], num_tokens: int) -> None:
         """Take the guesses of what follows the request's tokens, which are so many."""
@@ -140,11 +137,11 @@ class ModelGuesses(_Compared):
         """Return how many of so many drafts will come true, less what could be had in the time that they take."""
         return self._num_right(num_drafts) - num_drafts * cost
 
-    def _worth(self, rate: float, cost: float) -> int:
+    def _worth(self, cost: float) -> int:
         """Return how many drafts give the most tokens in the same time; 0 if none give more than there are without."""
         best, most_per_time, right, gained = 0, 1.0, 1.0, 1.0
         for count in range(1, self._most + 1):
-            right *= min(rate, LAST_RATE)
+            right *= min(self.rate, LAST_RATE)
             gained += right
             if gained / (1 + count * cost) <= most_per_time:
                 break

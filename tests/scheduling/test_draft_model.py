@@ -97,12 +97,14 @@ class Drafting(Simulation):
         self.draft = DraftDevice(self, config.speculation.draft_model, seed, wrong)
         self.seconds = 0.0
         """What a plan of the draft model takes; a step takes one second."""
+        run = self.device.run
+        self.device.run = lambda plan, truths: replace(run(plan, truths), seconds=1.0)
 
     def step(self, overlap: int = 0) -> None:
         """Do as an engine does: commit first where the scheduler wants that, then guess, then plan."""
         while self.in_flight and self.scheduler.waits_for_commit():
             self.commit()
-        plan = self.scheduler.plan_guesses(1.0)
+        plan = self.scheduler.plan_guesses()
         if plan is not None:
             self.scheduler.take_guesses(plan, self.draft.run(plan), self.seconds)
         super().step(overlap)
@@ -149,7 +151,7 @@ def test_tokens_equal_the_sequential_result(changes: dict[str, Any], caching: bo
 def test_the_workloads_speculate_and_preempt():
     """The workloads above are only worth something if drafts are right and wrong, beside preemptions."""
     num_drafts = num_right = num_preemptions = 0
-    for seed in range(3):
+    for seed in range(6):
         simulation = Drafting(drafting(**TINY), seed)
         for request in workload(seed):
             simulation.add(request)
@@ -160,7 +162,7 @@ def test_the_workloads_speculate_and_preempt():
         num_right += stats.speculation.num_accepted_tokens
         num_preemptions += stats.num_preemptions
     assert num_preemptions >= 5
-    assert 30 <= num_right <= num_drafts - 30
+    assert 30 <= num_right <= num_drafts - 15
 
 
 def test_right_guesses_take_fewer_steps_and_each_token_is_read_once():
@@ -190,15 +192,15 @@ def test_nobody_waits_for_guesses_with_an_unread_prompt():
     simulation = Drafting(drafting(max_num_seqs=2, max_rows=16, max_num_batched_tokens=8), wrong=0.0)
     simulation.add(make_request("a", 4, max_tokens=40))
     simulation.step()
-    assert simulation.scheduler.plan_guesses(1.0) is not None
+    assert simulation.scheduler.plan_guesses() is not None
     simulation.add(make_request("b", 30, max_tokens=20))
-    assert simulation.scheduler.plan_guesses(1.0) is None
+    assert simulation.scheduler.plan_guesses() is None
     simulation.step()
-    assert simulation.scheduler.plan_guesses(1.0) is None
+    assert simulation.scheduler.plan_guesses() is None
     while not simulation.seen["b"].token_ids:
-        assert simulation.scheduler.plan_guesses(1.0) is None
+        assert simulation.scheduler.plan_guesses() is None
         simulation.step()
-    assert simulation.scheduler.plan_guesses(1.0) is not None
+    assert simulation.scheduler.plan_guesses() is not None
     simulation.run()
 
 
@@ -207,7 +209,7 @@ def test_a_long_prompt_is_read_in_several_steps():
     simulation.add(make_request("a", 30, max_tokens=30))
     simulation.step()
     sizes = []
-    while (plan := simulation.scheduler.plan_guesses(1.0)) is not None and len(plan.steps) == 1:
+    while (plan := simulation.scheduler.plan_guesses()) is not None and len(plan.steps) == 1:
         sizes.append(plan.steps[0].num_tokens)
         simulation.scheduler.take_guesses(plan, simulation.draft.run(plan), 0.0)
         Simulation.step(simulation)
@@ -243,7 +245,7 @@ def test_ids_that_the_model_does_not_know_are_no_drafts():
     simulation = Drafting(drafting(max_num_seqs=1, max_rows=8), wrong=0.0)
     simulation.add(make_request("a", 4, max_tokens=40))
     simulation.step()
-    plan = simulation.scheduler.plan_guesses(1.0)
+    plan = simulation.scheduler.plan_guesses()
     assert plan is not None
     simulation.scheduler.take_guesses(plan, [[[1]], [[2]], [[VOCAB_SIZE]], [[3]]], 0.0)
     (request,) = simulation.scheduler._requests.values()
@@ -256,10 +258,10 @@ def test_guesses_that_wait_for_a_plan_are_not_made_again():
     simulation = Drafting(drafting(max_num_seqs=1, max_rows=8), wrong=0.0)
     simulation.add(make_request("a", 4, max_tokens=40))
     simulation.step()
-    plan = simulation.scheduler.plan_guesses(1.0)
+    plan = simulation.scheduler.plan_guesses()
     assert plan is not None
     simulation.scheduler.take_guesses(plan, simulation.draft.run(plan), 0.0)
-    assert simulation.scheduler.plan_guesses(1.0) is None
+    assert simulation.scheduler.plan_guesses() is None
     assert simulation.scheduler.plan(late=["a"]) is None
     planned = simulation.plan()
     assert planned is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -264,7 +265,7 @@ class EngineCore(HoldsAdapters):
 
     def _guess(self) -> None:
         """Let the draft model, if there is one, guess what running requests say next, if that pays."""
-        plan = self._scheduler.plan_guesses(self._step_seconds)
+        plan = self._scheduler.plan_guesses()
         if plan is not None and self._runner is not None:
             started = time.monotonic()
             sampled = self._runner.guess(plan.steps)
@@ -289,7 +290,7 @@ class EngineCore(HoldsAdapters):
         result = step.result()
         now = time.monotonic()
         self._step_seconds, self._last_result = now - self._last_result, now
-        outputs += self._scheduler.commit(step.plan, result)
+        outputs += self._scheduler.commit(step.plan, replace(result, seconds=self._step_seconds))
         for output in outputs:
             if output.finish_reason is not None:
                 self._masks.remove([output.request_id])
