@@ -150,6 +150,7 @@ def make_parser() -> argparse.ArgumentParser:
     instead.add_argument("--sweep", action="store_true", help="how jaxllm's cost grows")
     instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
     instead.add_argument("--speculation", action="store_true", help="with and without drafts")
+    parser.add_argument("--draft-model", type=Path, help="with --speculation: a model that guesses, too")
     parser.add_argument("--render", action="store_true", help="measure nothing: from the saved JSON")
     return parser
 
@@ -169,6 +170,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
     if set(given(args)) - set(able) or (args.task != "generate" and any(getattr(args, name) for name in INSTEAD)):
         options = " and ".join(f"--{peer}-python" for peer in able)
         parser.error(f"--task {args.task} goes with {options}, and not with --{', --'.join(INSTEAD)}")
+    if args.draft_model and mode != "speculation":
+        parser.error("--draft-model goes with --speculation")
     if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
         parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
 
@@ -200,7 +203,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         if mode == "speculation":
             hf = (args.hf_python, folder_of_hf) if folder_of_hf else None
             options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
-            return {mode: speculation(model, dtype, **options, keep=lambda rows: keep({mode: rows}), hf=hf)}
+            options |= {"draft_model": args.draft_model, "hf": hf}
+            return {mode: speculation(model, dtype, **options, keep=lambda rows: keep({mode: rows}))}
         others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
         ours = jaxllm(model, dtype)
         contestants = [ours, in_int8(ours), *others]
@@ -246,6 +250,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
     if args.dtype or args.task == "generate":
         words += [f"--dtype {dtypes(args)[0]}"]
+    words += [f"--draft-model {args.draft_model.name}"] if args.draft_model else []
     words += [f"--rounds {args.rounds}"]
     return {
         "date": dt.date.today().isoformat(),

@@ -70,16 +70,18 @@ def speculation(
     scratch: Path,
     keep: Callable[[Mapping[str, Any]], object],
     hf: tuple[str, Path] | None,
+    draft_model: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return each text's tokens/s by every method, in turns, and the median of the ratios to none.
 
-    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. Raises
-    BenchmarkError if outputs differ.
+    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. With
+    `draft_model` that is one of the methods. Raises BenchmarkError if outputs differ.
     """
     from jaxllm import LLM
 
     settings = {"model": str(model), "dtype": dtype, "max_model_len": 1024, "enable_prefix_caching": False}
-    engines = {name: LLM(**settings, speculative_config=config) for name, config in METHODS.items()}
+    methods = dict(METHODS) | ({} if draft_model is None else {"draft_model": {"model": str(draft_model)}})
+    engines = {name: LLM(**settings, speculative_config=config) for name, config in methods.items()}
     try:
         for engine in engines.values():
             engine.llm_engine.warm_up()
