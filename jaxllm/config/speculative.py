@@ -16,19 +16,14 @@ MAX_DRAFTS = 64
 MAX_NGRAM = 64
 MAX_DEPTH = 256
 MAX_CACHED_REQUESTS = 1_000_000
+MAX_NAME = 4_096
+_NAMES = ("revision", "quantization", "kv_cache_dtype")
+_SIZES = ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size")
+"""The fields of a draft model: names, and numbers from 1 on."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
 _NO_MODEL = "no draft model takes part"
 _KERNELS = "the draft model has the kernels that the other model has"
 _HEADS = "heads that read the model's hidden states, as those of EAGLE and MTP, are not there yet"
-_OF_DRAFT_MODEL = (
-    "revision",
-    "quantization",
-    "kv_cache_dtype",
-    "max_model_len",
-    "draft_tensor_parallel_size",
-    "tensor_parallel_size",
-)
-MAX_NAME = 4_096
 _VERIFICATION = "a draft counts if it is the token that is sampled"
 NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8}
 """The most drafts of a request in a step by default."""
@@ -148,15 +143,15 @@ class SpeculativeConfig:
             raise VLLMValidationError(message, parameter=GROUP, value=self.model)
 
     def _check_draft_model(self) -> None:
-        for name in _OF_DRAFT_MODEL:
+        for name in _NAMES + _SIZES:
             value = getattr(self, name)
             if value is not None and self.drafter != "draft_model":
                 message = f"{GROUP}: {name}={shown(value)} does not go with method={self.drafter!r}: {_NO_MODEL}."
                 raise VLLMValidationError(message, parameter=GROUP, value=value)
-        for name in ("revision", "quantization", "kv_cache_dtype"):
+        for name in _NAMES:
             if (value := getattr(self, name)) is not None:
                 check_str(f"{GROUP}.{name}", value, MAX_NAME, parameter=GROUP)
-        for name in ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size"):
+        for name in _SIZES:
             self._check_int(name, INT32_MAX, optional=True)
 
     def _check_int(self, name: str, most: int, *, least: int = 1, optional: bool = False) -> None:

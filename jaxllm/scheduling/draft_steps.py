@@ -44,7 +44,8 @@ class DraftSteps:
         """The hash of the full block whose keys and values the draft model has in each block."""
 
     def plan(self, wanted: Sequence[tuple[Request, int]]) -> DraftPlan | None:
-        """Plan the steps that make so many guesses about each request; None if there is nothing to be done.
+        """Plan the steps that make so many guesses about each request, one or more, within the draft model's context;
+        None if there is nothing to be done.
 
         A request of which too many tokens are unread gets none yet.
         """
@@ -95,10 +96,9 @@ class DraftSteps:
             is_decode = table.num_drafted_tokens == request.num_tokens - 1
             rows = (row_room - aligned(len(decodes) + is_decode)) // alignment * alignment
             room = min(num_left, rows + is_decode)
-            count = min(count, self._limits.max_model_len - request.num_tokens)
             # The last blocks are for tokens that are certain.
             spare = len(self._cache.tables)
-            if room < 1 or count < 1 or not self._cache.grow(table, request.num_tokens + count, spare):
+            if room < 1 or not self._cache.grow(table, request.num_tokens + count, spare):
                 continue
             chunk = self._first_chunk(request, table, room)
             num_tokens = len(chunk.token_ids)

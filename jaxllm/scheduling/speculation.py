@@ -46,11 +46,9 @@ class Speculation:
     """Guess what running requests say next, and count what came of it."""
 
     def __init__(self, settings: SpeculationSettings, max_model_len: int, cache: KVCacheManager) -> None:
-        self._settings, self._max_model_len, self._cache = settings, max_model_len, cache
-        limits = settings.draft_model
-        self._drafter = make_drafter(settings) if limits is None else None
-        self._steps = None if limits is None else DraftSteps(limits, cache)
-        """The draft model's steps, if a model guesses."""
+        self._settings, self._max_model_len = settings, max_model_len
+        self._drafter = make_drafter(settings) if settings.draft_model is None else None
+        self.begin(cache)
         self._first_rate = FIRST_RATE
         """The part of a draft model's guesses that came true, over the requests of late."""
         self._row_times: deque[float] = deque(maxlen=NUM_TIMES)
@@ -64,9 +62,9 @@ class Speculation:
 
     def begin(self, cache: KVCacheManager) -> None:
         """Begin anew with another cache; what came true so far still counts."""
-        self._cache = cache
-        if self._settings.draft_model is not None:
-            self._steps = DraftSteps(self._settings.draft_model, cache)
+        self._cache, limits = cache, self._settings.draft_model
+        self._steps = None if limits is None else DraftSteps(limits, cache)
+        """The draft model's steps, if a model guesses."""
 
     # -- guesses of a model --------------------------------------------------------------------------------------------
 
@@ -83,40 +81,31 @@ class Speculation:
         """
         if self._steps is None or self._has_prompt(running):
             return None
-        wanted, num_free = [], most_rows - len(running)
-        for request in running:
-            num_left = request.most_tokens(self._max_model_len) - request.num_tokens
-            count = min(self._num_worth(request, len(running)), num_free, num_left - 1)
-            if count > 0 and request.guesses is not None:
-                num_free -= count
-                if not request.guesses.after(request.token_ids):  # of a step that could not be planned
-                    wanted.append((request, count))
-        if wanted:
-            self._probe = PROBE
-        elif self._is_due and num_free >= NUM_PROBED:
-            self._probe = min(2 * self._probe, MOST_PROBE)
-            wanted = self._probed(running)
+        worth, num_free = self._worth(running, most_rows)
+        # Some may be there already, of a step that could not be planned.
+        wanted = [(request, count) for request, guesses, count in worth if not guesses.after(request.token_ids)]
+        if worth:
+            self._num_unguessed, self._probe = 0, PROBE
+        elif wanted := self._probed(running, num_free):
+            self._num_unguessed, self._probe = 0, min(2 * self._probe, MOST_PROBE)
         return self._steps.plan(wanted)
 
-    @property
-    def _is_due(self) -> bool:
-        """Say whether the draft model should guess though that may not pay."""
-        return self._steps is not None and self._num_unguessed >= self._probe
-
-    def _probed(self, running: Sequence[Request]) -> list[tuple[Request, int]]:
-        """Return the request that was not guessed for longest, if any can be."""
+    def _probed(self, running: Sequence[Request], num_free: int) -> list[tuple[Request, int]]:
+        """Return the request that was not guessed for longest, if it is time to guess though that may not pay; nothing
+        if there is none about which enough guesses can be made, or no room for them in `num_free` rows.
+        """
+        if self._steps is None or self._num_unguessed < self._probe or num_free < NUM_PROBED:
+            return []
         can = [
             (request.guesses.num_unguessed(request.token_ids), request)
             for request in running
-            if isinstance(request.guesses, ModelGuesses)
-            and request.most_tokens(self._max_model_len) - request.num_tokens > NUM_PROBED
+            if isinstance(request.guesses, ModelGuesses) and self._most_guesses(request) >= NUM_PROBED
         ]
         return [(max(can, key=itemgetter(0))[1], NUM_PROBED)] if can else []
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
         assert self._steps is not None
-        self._num_unguessed = 0
         if plan.steps[0].num_tokens <= 2 * len(plan.requests[0]):  # and not a prompt
             self._guess_times.append(seconds / len(plan.steps))
         for request, token_ids in self._steps.take(plan, sampled):
@@ -137,13 +126,10 @@ class Speculation:
         """
         if self._steps is not None and (is_seat_wanted or self._has_prompt(running)):
             return False
-        gain, num_free, cost = 0.0, most_rows - len(running), self._cost(len(running))
-        for request in running:
-            count = min(self._num_worth(request, len(running)), num_free)
-            if count > 0 and request.guesses is not None:
-                gain += request.guesses.gain(count, cost)
-                num_free -= count
-        return gain > WAIT * len(running) or self._is_due
+        cost = self._cost(len(running))
+        worth, num_free = self._worth(running, most_rows)
+        gain = sum(guesses.gain(count, cost) for _, guesses, count in worth)
+        return gain > WAIT * len(running) or bool(self._probed(running, num_free))
 
     def add_drafts(self, draft: StepDraft, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""
@@ -156,11 +142,11 @@ class Speculation:
         none = array("i"), chunk.block_ids
         if chunk.previous_row is not None or not chunk.samples:
             return none
-        num_left = request.most_tokens(self._max_model_len) - request.num_tokens
-        count = min(self._num_worth(request, draft.num_planned), at_most, num_left - 1)
-        if count <= 0 or request.guesses is None:
+        guesses = self._guesses_of(request)
+        count = min(self._num_worth(request, guesses, draft.num_planned), at_most)
+        if count <= 0:
             return none
-        drafts = cut(request.request_id, request.num_output_tokens, request.guesses.after(request.token_ids)[:count])
+        drafts = cut(request.request_id, request.num_output_tokens, guesses.after(request.token_ids)[:count])
         table = self._cache.tables[request.request_id]
         # The last blocks are for tokens that are certain.
         if not drafts or not self._cache.grow(table, request.num_tokens + len(drafts), spare=len(self._cache.tables)):
@@ -196,20 +182,40 @@ class Speculation:
             num_accepted_tokens_per_pos=list(self._accepted_per_pos),
         )
 
-    def _num_worth(self, request: Request, num_rows: int) -> int:
+    def _worth(self, running: Sequence[Request], most_rows: int) -> tuple[list[tuple[Request, Guesses, int]], int]:
+        """Return the requests of which drafts pay, each with its guesses and how many they are, and the rows that are
+        left of `most_rows`.
+        """
+        worth, num_free = [], most_rows - len(running)
+        for request in running:
+            guesses = self._guesses_of(request)
+            count = min(self._num_worth(request, guesses, len(running)), num_free)
+            if count > 0:
+                worth.append((request, guesses, count))
+                num_free -= count
+        return worth, num_free
+
+    def _most_guesses(self, request: Request) -> int:
+        """Return how many guesses about a request may be of use, and be had."""
+        num_left = request.most_tokens(self._max_model_len) - request.num_tokens
+        limits = self._settings.draft_model
+        return num_left - 1 if limits is None else min(num_left - 1, limits.max_model_len - request.num_tokens)
+
+    def _num_worth(self, request: Request, guesses: Guesses, num_rows: int) -> int:
         """Return how many drafts of the request pay in a step that has so many rows of tokens without them."""
         if not request.num_output_tokens:
             return 0  # its prompt, or what is pooled, is all certain
-        if request.guesses is None:
-            request.guesses = self._new_guesses(request)
-        return request.guesses.look(request.token_ids, self._cost(num_rows))
+        return min(guesses.look(request.token_ids, self._cost(num_rows)), self._most_guesses(request))
 
-    def _new_guesses(self, request: Request) -> Guesses:
-        most = self._settings.num_speculative_tokens
-        if self._drafter is None:
-            # However well it went with others, a few guesses are enough to see how it goes with this one.
-            return ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
-        return TextGuesses(self._drafter, most)
+    def _guesses_of(self, request: Request) -> Guesses:
+        if request.guesses is None:
+            most = self._settings.num_speculative_tokens
+            if self._drafter is None:
+                # However well it went with others, a few guesses are enough to see how it goes with this one.
+                request.guesses = ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
+            else:
+                request.guesses = TextGuesses(self._drafter, most)
+        return request.guesses
 
     def _cost(self, num_rows: int) -> float:
         """Return what a draft takes in a step of so many rows of tokens, over what each of these takes."""

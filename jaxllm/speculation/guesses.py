@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 from jaxllm.speculation.drafter import Drafter
 
@@ -23,31 +23,8 @@ SELDOM = 4
 NOTHING = array("i")
 
 
-class Guesses(Protocol):
-    """The guesses of what follows a request's tokens, compared with what does."""
-
-    def look(self, token_ids: array[int], cost: float) -> int:
-        """Return how many drafts are worth what they cost after these tokens, the request's.
-
-        `cost` is what a draft takes, its guess counted, over what a token takes without drafts.
-        """
-        ...
-
-    def after(self, token_ids: array[int]) -> array[int]:
-        """Return the guesses of what follows these tokens, the request's; none if there are none yet."""
-        ...
-
-    def gain(self, num_drafts: int, cost: float) -> float:
-        """Return how many tokens more so many drafts will give than without them, in the same time, at a guess."""
-        ...
-
-    def compare(self, new_ids: Sequence[int], num_tokens: int) -> None:
-        """Compare the guesses with the tokens that have come; the request had `num_tokens` tokens before them."""
-        ...
-
-
-class _Compared:
-    """Guesses, and the part of them that came true of late."""
+class Guesses(ABC):
+    """The guesses of what follows a request's tokens, and the part of them that came true of late."""
 
     __slots__ = ("_guessed_at", "_next_ids", "rate")
 
@@ -57,6 +34,17 @@ class _Compared:
         self._guessed_at = num_tokens
         self._next_ids = NOTHING
         """The guesses of what follows so many tokens."""
+
+    @abstractmethod
+    def look(self, token_ids: array[int], cost: float) -> int:
+        """Return how many drafts are worth what they cost after these tokens, the request's.
+
+        `cost` is what a draft takes, its guess counted, over what a token takes without drafts.
+        """
+
+    @abstractmethod
+    def gain(self, num_drafts: int, cost: float) -> float:
+        """Return how many tokens more so many drafts will give than without them, in the same time, at a guess."""
 
     def after(self, token_ids: array[int]) -> array[int]:
         """Return the guesses of what follows these tokens, the request's; none if there are none yet."""
@@ -77,7 +65,7 @@ class _Compared:
         return rate * (1 - rate**num_drafts) / (1 - rate)
 
 
-class TextGuesses(_Compared):
+class TextGuesses(Guesses):
     """Guesses that are made from tokens alone, which takes no time to speak of."""
 
     __slots__ = ("_drafter", "_most")
@@ -107,7 +95,7 @@ class TextGuesses(_Compared):
         return 0 if rate < least else max(1, int(math.log(least) / math.log(rate)))
 
 
-class ModelGuesses(_Compared):
+class ModelGuesses(Guesses):
     """Guesses that a draft model is asked for."""
 
     __slots__ = ("_most",)
