@@ -43,15 +43,12 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._counters = Counters()
-        self._speculation: Speculation | None = None
         self._begin()
+        limit, settings = config.max_model_len, config.speculation
+        self._speculation = None if settings is None else Speculation(settings, limit, self.cache)
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
-        if self._speculation is not None:
-            self._speculation.begin(self.cache)
-        elif self.config.speculation is not None:
-            self._speculation = Speculation(self.config.speculation, self.config.max_model_len, self.cache)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         self._waiting = RequestQueue()
@@ -112,6 +109,8 @@ class Scheduler:
         """
         requests = list(self._requests.values())
         self._begin()
+        if self._speculation is not None:
+            self._speculation.begin(self.cache)
         for request in requests:
             request.finish_reason = "error"
         return [make_output(request, [], finish_reason="error", error=error) for request in requests]

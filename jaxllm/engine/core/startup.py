@@ -38,7 +38,7 @@ from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled import NO_ACTIVATION, Activation
-from jaxllm.execution.program_cache import ProgramCache, use_cache
+from jaxllm.execution.program_cache import Folders, ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.adapter import load_adapter
 from jaxllm.loading.load import init_dummy, load_params
@@ -117,7 +117,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
     """The part of an engine that does not need the weights; its first program is being compiled, from shapes alone."""
 
@@ -144,6 +144,8 @@ def prepare(config: EngineConfig) -> Prepared:
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
+    configs = [config] if config.draft is None else [config, config.draft]
+    folders = use_cache(config.cache_dir, keeps_programs=all(map(keeps_programs, configs)))
     model, specs = checked_model(config)
     draft = None if config.draft is None else checked_model(config.draft)
     limit = memory_limit(config)
@@ -154,40 +156,38 @@ def prepare(config: EngineConfig) -> Prepared:
         memory = beside_draft(memory, measure_memory(config.draft, *draft, limit))
     num_blocks, max_model_len = size_pool(config, memory)
     config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
-    prepared = _begin_to_compile(config, specs, StepCompiler(step_config(config, host), model, config.mesh), num_blocks)
-    if config.draft is not None and draft is not None:
-        prepared.draft = _prepare_draft(config.draft, *draft, num_blocks, max_model_len)
-    prepared.started = started
-    return prepared
+    compiler = StepCompiler(step_config(config, host), model, config.mesh)
+    programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
+    prepared = Prepared(config, specs, compiler, programs, num_blocks, started)
+    if config.draft is None or draft is None:
+        return prepared
+    # The model's own programs come first.
+    shorter = dataclasses.replace(config.draft, max_model_len=min(config.draft.max_model_len, max_model_len))
+    return dataclasses.replace(prepared, draft=_prepare_draft(shorter, *draft, num_blocks, folders))
 
 
 def _prepare_draft(
-    config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], num_blocks: int, max_model_len: int
+    config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], num_blocks: int, folders: Folders
 ) -> Prepared:
     """Begin to compile the draft model's steps, for as many blocks as the other model has."""
-    config = dataclasses.replace(config, max_model_len=min(config.max_model_len, max_model_len))
+    started = time.monotonic()
     compiler = StepCompiler(step_config(config), model, config.mesh)
-    return _begin_to_compile(config, specs, compiler, num_blocks, compiler.draft_programs())
+    programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.draft_programs())
+    return Prepared(config, specs, compiler, programs, num_blocks, started)
 
 
-def _begin_to_compile(
+def _compile_ahead(
     config: EngineConfig,
-    specs: Mapping[str, ParamSpec],
     compiler: StepCompiler,
     num_blocks: int,
-    keys: Sequence[ProgramKey] | None = None,
-) -> Prepared:
-    folders = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
+    folders: Folders,
+    keys: Sequence[ProgramKey],
+    rare: Sequence[ProgramKey] = (),
+) -> Programs[ProgramKey]:
+    """Begin to compile programs, or to load those that are kept."""
     cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
-    programs = Programs(
-        cache.compile,
-        compiler.programs() if keys is None else keys,
-        ahead=not config.enforce_eager,
-        load=cache.load,
-        is_kept=cache.is_kept,
-        rare=compiler.rare_programs() if keys is None else (),
-    )
-    return Prepared(config, specs, compiler, programs, num_blocks, time.monotonic())
+    ahead = not config.enforce_eager
+    return Programs(cache.compile, keys, ahead=ahead, load=cache.load, is_kept=cache.is_kept, rare=rare)
 
 
 def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
