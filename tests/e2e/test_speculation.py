@@ -124,9 +124,10 @@ def accepted(scheduler: RecordingScheduler) -> tuple[int, int]:
     return stats.num_draft_tokens, stats.num_accepted_tokens
 
 
-@pytest.mark.parametrize("company", [2, 16, 40])
-def test_drafts_change_nothing(company: int, engine: Engine, reference: list[RequestOutput]) -> None:
-    """Few requests at a time have many drafts each; some of them preempt each other, and prompts come in chunks."""
+def run_in_company(engine: Engine, company: int) -> tuple[list[RequestOutput], int, int]:
+    """Run all jobs, so many at a time, every other time with few blocks and short steps; return their outputs, how many
+    drafts were made, and how many were right.
+    """
     llm, scheduler = engine
     assert llm.reset_prefix_cache()
     scheduler.plans.clear()
@@ -139,11 +140,18 @@ def test_drafts_change_nothing(company: int, engine: Engine, reference: list[Req
         budget, num_blocks = (64, CONTEXT // 16) if start % (2 * company) else (512, 1600)
         with limited(scheduler, budget, num_blocks=num_blocks):
             outputs |= dict(zip(some, run_together(llm, [ALL[index] for index in some]), strict=True))
-    assert differing(reference, [outputs[index] for index in range(len(ALL))]) == []
     drafted, right = (now - then for now, then in zip(accepted(scheduler), before, strict=True))
+    return [outputs[index] for index in range(len(ALL))], drafted, right
+
+
+@pytest.mark.parametrize("company", [2, 16, 40])
+def test_drafts_change_nothing(company: int, engine: Engine, reference: list[RequestOutput]) -> None:
+    """Few requests at a time have many drafts each; some of them preempt each other, and prompts come in chunks."""
+    outputs, drafted, right = run_in_company(engine, company)
+    assert differing(reference, outputs) == []
     assert right > 200
     assert drafted - right > 50
-    assert numbers_of_drafts(scheduler) >= {0, 1, 2, MOST}
+    assert numbers_of_drafts(engine[1]) >= {0, 1, 2, MOST}
 
 
 def test_every_kind_has_drafts(engine: Engine, reference: list[RequestOutput]) -> None:
@@ -181,23 +189,11 @@ def guessed(tokenizer: str, reference: list[RequestOutput]) -> Iterator[Engine]:
 @pytest.mark.parametrize("company", [2, 16, 40])
 def test_drafts_of_a_model_change_nothing(company: int, guessed: Engine, reference: list[RequestOutput]) -> None:
     """The draft model reads prompts in chunks, and again after they were preempted."""
-    llm, scheduler = guessed
-    assert llm.reset_prefix_cache()
-    scheduler.plans.clear()
-    before = accepted(scheduler)
-    order = list(range(len(ALL)))
-    random.Random(company).shuffle(order)
-    outputs: dict[int, RequestOutput] = {}
-    for start in range(0, len(order), company):
-        some = order[start : start + company]
-        budget, num_blocks = (64, CONTEXT // 16) if start % (2 * company) else (512, 1600)
-        with limited(scheduler, budget, num_blocks=num_blocks):
-            outputs |= dict(zip(some, run_together(llm, [ALL[index] for index in some]), strict=True))
-    assert differing(reference, [outputs[index] for index in range(len(ALL))]) == []
-    drafted, right = (now - then for now, then in zip(accepted(scheduler), before, strict=True))
+    outputs, drafted, right = run_in_company(guessed, company)
+    assert differing(reference, outputs) == []
     assert right > 100
     assert drafted - right > 50
-    assert numbers_of_drafts(scheduler) >= {0, 1, 2, MOST}
+    assert numbers_of_drafts(guessed[1]) >= {0, 1, 2, MOST}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])

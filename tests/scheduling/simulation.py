@@ -460,6 +460,18 @@ class Simulation:
             assert group.pool.num_in_use == len(parked - {NULL_BLOCK})
         return num_steps
 
+    def run_arriving(self, requests: list[EngineCoreRequest], seed: int, overlap: int) -> None:
+        """Let requests arrive a few at a time, with steps in between, and run all of them to their ends."""
+        rng, pending = random.Random(seed), list(requests)
+        while pending:
+            for request in pending[: rng.randrange(1, 5)]:
+                self.add(pending.pop(0))
+                assert request.request_id in self.seen
+            for _ in range(rng.randrange(6)):
+                self.step(overlap)
+                self.check()
+        self.run(overlap)
+
     def check(self) -> None:
         """Check the scheduler's laws, and that every block that can be found holds what is said of it."""
         self.scheduler.check()

@@ -21,9 +21,9 @@ from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.speculation.drafter import DraftModelLimits
 from jaxllm.speculation.guesses import ModelGuesses
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, extend_digest, first_digest, make_config, make_request
-from tests.scheduling.test_simulation import CHANGES, TINY, workload
+from tests.scheduling.test_simulation import TINY, workload
+from tests.scheduling.test_speculation import WITHOUT_STATES, counted
 
-WITHOUT_STATES = {name: changes for name, changes in CHANGES.items() if "num_state_slots" not in changes}
 MOST = 4
 STEP_TOKENS = 24
 """The tokens of a draft model's step: prompts take several."""
@@ -137,30 +137,12 @@ def test_tokens_equal_the_sequential_result(changes: dict[str, Any], caching: bo
         pytest.skip("no group keeps all its blocks")
     for seed in range(2):
         simulation = Drafting(drafting(enable_prefix_caching=caching, **changes), seed)
-        rng, pending = random.Random(seed), workload(seed)
-        while pending:
-            for _ in range(rng.randrange(1, 5)):
-                if pending:
-                    simulation.add(pending.pop(0))
-            for _ in range(rng.randrange(6)):
-                simulation.step(overlap)
-                simulation.check()
-        simulation.run(overlap)
+        simulation.run_arriving(workload(seed), seed, overlap)
 
 
 def test_the_workloads_speculate_and_preempt():
     """The workloads above are only worth something if drafts are right and wrong, beside preemptions."""
-    num_drafts = num_right = num_preemptions = 0
-    for seed in range(6):
-        simulation = Drafting(drafting(**TINY), seed)
-        for request in workload(seed):
-            simulation.add(request)
-        simulation.run(overlap=1)
-        stats = simulation.scheduler.stats()
-        assert stats.speculation is not None
-        num_drafts += stats.speculation.num_draft_tokens
-        num_right += stats.speculation.num_accepted_tokens
-        num_preemptions += stats.num_preemptions
+    num_drafts, num_right, num_preemptions = counted(Drafting(drafting(**TINY), seed) for seed in range(6))
     assert num_preemptions >= 5
     assert 30 <= num_right <= num_drafts - 15
 
@@ -241,12 +223,18 @@ def test_guesses_that_take_too_long_are_not_made(seconds: float, least: int, mos
     assert least <= stats.num_draft_tokens <= most
 
 
-def test_ids_that_the_model_does_not_know_are_no_drafts():
+def about_to_guess() -> tuple[Drafting, DraftPlan]:
+    """Return a simulation whose only request has a token, and the plan of its guesses."""
     simulation = Drafting(drafting(max_num_seqs=1, max_rows=8), wrong=0.0)
     simulation.add(make_request("a", 4, max_tokens=40))
     simulation.step()
     plan = simulation.scheduler.plan_guesses()
     assert plan is not None
+    return simulation, plan
+
+
+def test_ids_that_the_model_does_not_know_are_no_drafts():
+    simulation, plan = about_to_guess()
     simulation.scheduler.take_guesses(plan, [[[1]], [[2]], [[VOCAB_SIZE]], [[3]]], 0.0)
     (request,) = simulation.scheduler._requests.values()
     assert isinstance(request.guesses, ModelGuesses)
@@ -255,11 +243,7 @@ def test_ids_that_the_model_does_not_know_are_no_drafts():
 
 def test_guesses_that_wait_for_a_plan_are_not_made_again():
     """A step may not be planned though guesses are there, as while a grammar's mask is late."""
-    simulation = Drafting(drafting(max_num_seqs=1, max_rows=8), wrong=0.0)
-    simulation.add(make_request("a", 4, max_tokens=40))
-    simulation.step()
-    plan = simulation.scheduler.plan_guesses()
-    assert plan is not None
+    simulation, plan = about_to_guess()
     simulation.scheduler.take_guesses(plan, simulation.draft.run(plan), 0.0)
     assert simulation.scheduler.plan_guesses() is None
     assert simulation.scheduler.plan(late=["a"]) is None
@@ -268,3 +252,17 @@ def test_guesses_that_wait_for_a_plan_are_not_made_again():
     assert planned.chunks[0].num_drafts == MOST
     simulation.commit()
     simulation.run()
+
+
+@pytest.mark.parametrize(("draft_model_len", "max_rows"), [(8, 8), (64, 2)], ids=["context", "rows"])
+def test_no_step_waits_for_guesses_that_cannot_be_made(draft_model_len: int, max_rows: int):
+    """Nor do steps where it has long been time to see whether guesses would pay."""
+    config = drafting(draft_model_len=draft_model_len, max_num_seqs=2, max_rows=max_rows)
+    simulation = Drafting(config, wrong=0.0)
+    for turn in range(3):
+        for name in "ab":
+            simulation.add(make_request(f"{name}{turn}", 10, max_tokens=50))
+        while min(len(simulation.seen[f"{name}{turn}"].token_ids) for name in "ab") < 40:
+            assert not simulation.scheduler.waits_for_commit()
+            simulation.step(overlap=1)
+        simulation.run()

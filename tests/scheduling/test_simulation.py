@@ -85,16 +85,7 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
     for seed in range(3):
         simulation = Simulation(make_config(enable_prefix_caching=caching, policy=policy, **changes))
-        rng = random.Random(seed)
-        pending = workload(seed)
-        while pending:
-            for request in pending[: rng.randrange(1, 5)]:
-                simulation.add(pending.pop(0))
-                assert request.request_id in simulation.seen
-            for _ in range(rng.randrange(6)):
-                simulation.step(overlap)
-                simulation.check()
-        simulation.run(overlap)
+        simulation.run_arriving(workload(seed), seed, overlap)
 
 
 def test_the_tiny_pool_makes_the_scheduler_work():

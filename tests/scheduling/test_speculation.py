@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -62,23 +63,13 @@ def speculating(num_free_rows: float = 1e6, **changes: Any) -> SchedulerConfig:
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
     for seed in range(2):
         simulation = Speculating(speculating(enable_prefix_caching=caching, policy=policy, **changes), seed)
-        rng = random.Random(seed)
-        pending = workload(seed)
-        while pending:
-            for _ in range(rng.randrange(1, 5)):
-                if pending:
-                    simulation.add(pending.pop(0))
-            for _ in range(rng.randrange(6)):
-                simulation.step(overlap)
-                simulation.check()
-        simulation.run(overlap)
+        simulation.run_arriving(workload(seed), seed, overlap)
 
 
-def test_the_workloads_speculate_and_preempt():
-    """The workloads above are only worth something if drafts are right and wrong, beside preemptions."""
+def counted(simulations: Iterable[Simulation]) -> tuple[int, int, int]:
+    """Run a workload in each; return how many drafts were made, how many were right, and how many preemptions."""
     num_drafts = num_right = num_preemptions = 0
-    for seed in range(3):
-        simulation = Speculating(speculating(**TINY), seed)
+    for seed, simulation in enumerate(simulations):
         for request in workload(seed):
             simulation.add(request)
         simulation.run(overlap=1)
@@ -87,6 +78,12 @@ def test_the_workloads_speculate_and_preempt():
         num_drafts += stats.speculation.num_draft_tokens
         num_right += stats.speculation.num_accepted_tokens
         num_preemptions += stats.num_preemptions
+    return num_drafts, num_right, num_preemptions
+
+
+def test_the_workloads_speculate_and_preempt():
+    """The workloads above are only worth something if drafts are right and wrong, beside preemptions."""
+    num_drafts, num_right, num_preemptions = counted(Speculating(speculating(**TINY), seed) for seed in range(3))
     assert num_preemptions >= 5
     assert 30 <= num_right <= num_drafts - 30
 
