@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .features import DraftHead
 from .state_specs import StateSpec
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "relu2")
@@ -342,6 +343,8 @@ class ModelConfig:
     """How a pooling model's hidden states become outputs; None for a model that only generates."""
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
+    draft_head: DraftHead | None = None
+    """What sets a draft head apart; None for a model of its own."""
 
     def __post_init__(self) -> None:
         """Refuse layers and tables that do not fit together with ValueError."""

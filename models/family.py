@@ -84,8 +84,11 @@ class Family:
     is_wrapper: bool = False
     prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES, NO_PREFIXES)
     """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
+    marks: tuple[str, ...] = ("embed.table", "embed_norm.scale")
+    """The parameters that tell a checkpoint's prefixes apart."""
     leaves_out: tuple[str, ...] = ()
-    """Glob patterns of tensors in its checkpoints that it does not use, besides those that no family uses."""
+    """Glob patterns of tensors in its checkpoints that it does not use, besides those that no family uses; `{after}` is
+    the number after that of the last layer."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -117,8 +120,8 @@ class Family:
         return self.names
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
-        """Return the prefixes under which the checkpoint has its embedding; the first ones if it has none."""
+        """Return the prefixes under which the checkpoint has one of the `marks`; the first ones if it has none."""
         prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
-        marks = [self.names[path].name for path in ("embed.table", "embed_norm.scale") if path in self.names]
+        marks = [self.names[path].name for path in self.marks if path in self.names]
         found = [each for each in prefixes if {mark.format(**each._asdict()) for mark in marks} <= set(tensor_names)]
         return (found or prefixes)[0]

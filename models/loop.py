@@ -111,8 +111,16 @@ class LayerBody(NamedTuple):
         return jax.lax.switch(place, finishes, x_td, attended_tnh, place), cached
 
 
-def run_layers(loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[LayerBody], stream: Stream) -> Stream:
-    """Take the stream through all layers.
+def run_layers(
+    loop: LayerLoop,
+    plan: LayerPlan,
+    weights: Any,
+    bodies: Sequence[LayerBody],
+    stream: Stream,
+    tapped: Sequence[int] = (),
+) -> tuple[Stream, Array | None]:
+    """Take the stream through all layers; return it, and what it was before each of the `tapped` layers, [n, t, d], of
+    which one past the last layer stands for the end.
 
     `weights` is a tuple, with an entry for each kind if they are stacked, else for each layer; `bodies` has one for
     each kind.
@@ -134,7 +142,30 @@ def run_layers(loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[
             case LayerLoop.UNROLL:
                 return body.run(of_kind[place], stream, place)
 
-    return walk(plan, stream, run, loops=loop is not LayerLoop.UNROLL)
+    loops = loop is not LayerLoop.UNROLL
+    if not tapped:
+        return walk(plan, stream, run, loops=loops), None
+    # All other layers write one place more, so that each layer does the same.
+    place_of = {layer: place for place, layer in enumerate(tapped)}
+    targets = [[place_of.get(layer, len(tapped)) for layer in layers] for layers in plan.layers_of]
+
+    def run_tapped(carry: tuple[Stream, Array], kind: int, place: Array | int) -> tuple[Stream, Array]:
+        stream, taps = carry
+        taps = jax.lax.dynamic_update_index_in_dim(taps, stream[0], pick(targets[kind], place), 0)
+        return run(stream, kind, place), taps
+
+    taps = jnp.zeros((len(tapped) + 1, *stream[0].shape), stream[0].dtype)
+    stream, taps = walk(plan, (stream, taps), run_tapped, loops=loops)
+    return stream, taps.at[place_of.get(len(plan.layers), len(tapped))].set(stream[0])[:-1]
+
+
+def pick(numbers: Sequence[int], place: Array | int) -> Array | int:
+    """Return numbers[place], where `place` may be traced."""
+    if isinstance(place, int):
+        return numbers[place]
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return numbers[0] + place
+    return jnp.asarray(numbers, jnp.int32)[place]
 
 
 def cut_layer(weights: Any, place: Array | int) -> Any:
@@ -154,14 +185,14 @@ def cut_layer(weights: Any, place: Array | int) -> Any:
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:
     """Call `run` with the kind and the place of each layer, in order; with `loops`, repeated layers are one `scan`."""
 
-    def times(count: int, step: Callable[[Stream, Any], Stream], stream: Stream) -> Stream:
+    def times(count: int, step: Callable[[Any, Any], Any], stream: Any) -> Any:
         if loops and count > 1:
             return jax.lax.scan(lambda carry, i: (step(carry, i), None), stream, jnp.arange(count, dtype=jnp.int32))[0]
         for i in range(count):
             stream = step(stream, i)
         return stream
 
-    def run_pattern(segment: Segment, firsts: list[int], stream: Stream, repeat: Any) -> Stream:
+    def run_pattern(segment: Segment, firsts: list[int], stream: Any, repeat: Any) -> Any:
         counts = segment.counts(len(firsts))
         places = [first + repeat * count for first, count in zip(firsts, counts, strict=True)]
         for kind, length in segment.pattern:

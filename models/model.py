@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,18 +18,20 @@ from jax.typing import DTypeLike
 from pallas_kernels.grouped_matmul import MatmulShape
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.linear import Linear, LinearShape
-from pallas_kernels.lora import Rows, sort_rows
-from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
+from pallas_kernels.lora import sort_rows
+from pallas_kernels.paged_attention import AttentionBatch, Rope
 from pallas_kernels.weights import WeightFormat
 
 from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
-from .config import LayerSpec, ModelConfig, QueryScaling
+from .config import LayerSpec, ModelConfig
 from .family import Prefixes, TensorName
+from .features import FeatureSpec
+from .layer_inputs import SharedInputs, attention_inputs, with_row_ends
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.latent_attention import head_matmuls
 from .layers.moe import matmul_shapes
-from .loop import Cached, LatentHeads, LayerBody, LayerLoop, Lent, run_layers
+from .loop import Cached, LayerBody, LayerLoop, Lent, pick, run_layers
 from .ops import Ops, bind
 from .params import Cut, ParamSpec, array_specs, cut_of, held_apart
 from .plan import LayerPlan
@@ -41,25 +44,23 @@ from .tokens import TokenBatch
 Params = Mapping[str, Any]
 
 
-class _Step(NamedTuple):
-    """What all layers of a step share."""
+class Forward(NamedTuple):
+    """What a step's tokens come to."""
 
-    num_tokens: Array
-    adapter_rows: Rows
-    ropes: Mapping[tuple[int, int], Rope]
-    """By table and the size of what is rotated."""
-    query_scales: Mapping[QueryScaling | None, Array | None]
-    inputs_ltp: Array | None
-    """Each layer's own input, if layers have one."""
-    batches: Sequence[Any]
-    attention: Sequence[Callable[..., tuple[Array, Any]]]
+    hidden_td: Array
+    """The hidden states, from which logits are read, or what is pooled."""
+    pools: tuple[Any, ...]
+    features_tf: Array
+    """What a draft head reads: the hidden states, unless the model has other `features`."""
 
 
 class Model:
     """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis.
 
     `formats` has those of the checkpoint's tensors that are held as they are, by HF name. The embedding and all other
-    matmuls' weights but routers' are rounded when they are loaded if `quantization` is one of `METHODS`.
+    matmuls' weights but routers' are rounded when they are loaded if `quantization` is one of `METHODS`. `features` are
+    what a draft head reads of the model. If it is a draft head itself, `lent` are the specs of its parameters that are
+    those of the model whose tokens it guesses.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Model:
         formats: Mapping[str, WeightFormat] | None = None,
         ops: Ops | None = None,
         adapter_shape: AdapterShape | None = None,
+        features: FeatureSpec | None = None,
+        lent: Mapping[str, ParamSpec] = MappingProxyType({}),
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.ops = ops or Ops(Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_shape = adapter_shape
+        self.adapter_shape, self.features, self.lent = adapter_shape, features, lent
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
@@ -106,8 +109,9 @@ class Model:
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the functions of the model depend on."""
-        formats = sorted(self.formats.items())
-        return self.config, self.dtype, self.loop, self.quantization, formats, self.ops, self.adapter_shape
+        formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
+        own = self.config, self.dtype, self.loop, self.quantization, formats, self.ops
+        return *own, self.adapter_shape, self.features, lent
 
     @property
     def activations(self) -> tuple[tuple[str, bool], ...]:
@@ -181,7 +185,8 @@ class Model:
             if path.startswith(("layers.attn.k", "layers.attn.v"))
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
-        return self.family.ignored + projections + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
+        ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
+        return ignored + projections + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
@@ -200,8 +205,7 @@ class Model:
         names = {**self.family.find_names(tensor_names), **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
-            path: make_spec(path, in_frame, names, self._source(path, names, prefixes, None), reading)
-            for path in in_frame
+            path: make_spec(path, in_frame, names, self._source(path, names, prefixes), reading) for path in in_frame
         }
         specs |= taken_rows(self.config, specs)
         of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
@@ -217,7 +221,7 @@ class Model:
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
-        return held_apart(specs)
+        return held_apart({**specs, **self.lent})
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
         """Return the specs of adapters by the path of the weight beside, for the model's slots or others, if any."""
@@ -232,8 +236,10 @@ class Model:
         batches: Sequence[Any],
         *,
         attention: Sequence[Callable[..., tuple[Array, Any]]],
-    ) -> tuple[Array, tuple[Any, ...]]:
-        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
+        features_td: Array | None = None,
+    ) -> Forward:
+        """Run the step's tokens through all layers. A draft head takes `features_td`, from `read_features` or its last
+        hidden states.
 
         Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
         groups. For groups with recurrent state they are `StatePools`, a `StateBatch`, and functions called as
@@ -242,7 +248,7 @@ class Model:
         cfg, plan = self.config, self.plan
         num_tokens = jnp.max(batches[0].query_ends_s)
         frame = self._frame_of(params, num_tokens)
-        x_td = frame.start(tokens)
+        x_td = frame.start(tokens) if features_td is None else frame.join(tokens, features_td)
         has_inputs = any(spec.input_size for spec in plan.kinds)
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
         where = tokens.positions_t, tokens.rope_lengths_t
@@ -255,16 +261,25 @@ class Model:
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
         batches = [
-            batch if group.causal else _with_row_ends(batch, group.window, tokens.positions_t)
+            batch if group.causal else with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
-        step = _Step(num_tokens, sort_rows(tokens.adapter_slots_t), ropes, query_scales, inputs_ltp, batches, attention)
+        step = SharedInputs(
+            num_tokens, sort_rows(tokens.adapter_slots_t), ropes, query_scales, inputs_ltp, batches, attention
+        )
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
-        x_td, cached = run_layers(self.loop, plan, adapted_layers(params, self.adapter_shape), bodies, stream)
-        return frame.end(x_td), cached.pools
+        layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
+        (x_td, cached), taps = run_layers(self.loop, plan, layers, bodies, stream, tapped)
+        hidden_td = frame.end(x_td)
+        return Forward(hidden_td, cached.pools, hidden_td if taps is None else jnp.concatenate(taps, axis=-1))
 
-    def _body(self, kind: int, step: _Step) -> LayerBody:
+    @jax.named_scope("features")
+    def read_features(self, params: Params, features_tf: Array, num_rows: Array | int) -> Array:
+        """Return what a draft head makes of the other model's features of tokens, [t, d]."""
+        return self._frame_of(params, num_rows).read_features(features_tf)
+
+    def _body(self, kind: int, step: SharedInputs) -> LayerBody:
         """Return the computation of a kind's layers in a step."""
         plan = self.plan
         spec = plan.kinds[kind]
@@ -280,14 +295,14 @@ class Model:
             if not spec.has_mixer:
                 return None, cached
             pools, lent = cached
-            where = {"layer": _pick(places, place), "num_layers": num_layers}
+            where = {"layer": pick(places, place), "num_layers": num_layers}
             if spec.state is not None:
                 layer_of = {"spec": spec, "cfg": self.config, **where}
                 out, pool = step.attention[group](heads, pools[group], step.batches[group], **layer_of)
                 return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
             # Borrowed keys and values are in the cache already; writing them again changes nothing.
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
-            own, settings = _attention_inputs(heads, keys_values, spec, step)
+            own, settings = attention_inputs(heads, keys_values, spec, step)
             attended_tnh, pool = step.attention[group](
                 *own,
                 pools[group],
@@ -303,7 +318,7 @@ class Model:
 
         @jax.named_scope("finish")
         def finish(weights: Params, x_td: Array, attended_tnh: Array, place: Array | int) -> Array:
-            own = [] if step.inputs_ltp is None else [step.inputs_ltp[_pick(plan.layers_of[kind], place)]]
+            own = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], place)]]
             return layer(weights).finish(x_td, attended_tnh, *own)
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
@@ -349,52 +364,16 @@ class Model:
                 lent[number] = zeros, zeros
         return lent
 
-    def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int | None) -> str:
+    def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int = 0) -> str:
         if path not in names:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
         name = names[path].name
-        return name.format(**prefixes._asdict(), l=layer, e="{e}")
+        head = self.config.draft_head
+        number = layer if head is None else head.first_layer + layer
+        return name.format(**prefixes._asdict(), l=number, e="{e}")
 
 
 def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
     # Flax would shard at construction; there is nothing to shard yet.
     with nnx.use_eager_sharding(False):
         return nnx.split(nnx.eval_shape(build))
-
-
-def _with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
-    """Return the batch with each row seeing its whole sequence, or as far ahead as a window reaches back."""
-    rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
-    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
-    ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")
-    return batch._replace(row_ends_t=ends_t if window is None else jnp.minimum(ends_t, positions_t + window))
-
-
-def _attention_inputs(heads: Any, keys_values: Any, spec: LayerSpec, step: _Step) -> tuple[tuple[Array, ...], Any]:
-    """Return the arrays of a layer's tokens that attention takes, and what else it takes in layers of this spec."""
-    rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
-    scale_t11 = step.query_scales[spec.query_scaling]
-    if isinstance(heads, LatentHeads):
-        q_tnh, latents_th = heads.joined(rope)
-        return (_scaled(q_tnh, scale_t11), latents_th), {}
-    settings = {
-        "window": NO_WINDOW if spec.window is None else spec.window,
-        "rope": rope,
-        "soft_cap": spec.soft_cap,
-        "sinks_n": heads.sinks_n,
-    }
-    return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
-
-
-def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
-    """Return the queries multiplied, if there is a factor for each token."""
-    return q_tnh if scale_t11 is None else q_tnh * scale_t11.astype(q_tnh.dtype)
-
-
-def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:
-    """Return numbers[place], where `place` may be traced."""
-    if isinstance(place, int):
-        return numbers[place]
-    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
-        return numbers[0] + place
-    return jnp.asarray(numbers, jnp.int32)[place]

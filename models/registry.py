@@ -62,6 +62,10 @@ BUILT_IN = MappingProxyType(
         "Gemma3TextModel": "gemma3:GEMMA3_EMBEDDER",
         "Qwen2ForRewardModel": "qwen2:QWEN2_REWARD",
         "Qwen2ForProcessRewardModel": "qwen2:QWEN2_PROCESS_REWARD",
+        "DeepSeekMTPModel": "mtp:DEEPSEEK_MTP",
+        "Glm4MoeMTPModel": "mtp:GLM4_MOE_MTP",
+        "Glm4MoeLiteMTPModel": "mtp:GLM4_MOE_LITE_MTP",
+        "LlamaForCausalLMEagle3": "eagle3:EAGLE3",
         "BertModel": "bert:BERT",
         "BertForMaskedLM": "bert:BERT",
         "BertForSequenceClassification": "bert:BERT_CLASSIFIER",
@@ -91,6 +95,15 @@ POOLED = MappingProxyType(
     }
 )
 """How to make a family of models that pool of a family of decoders, by the end of the architecture's name."""
+MTP_HEADS = MappingProxyType(
+    {
+        "DeepseekV3ForCausalLM": "DeepSeekMTPModel",
+        "Glm4MoeForCausalLM": "Glm4MoeMTPModel",
+        "Glm4MoeLiteForCausalLM": "Glm4MoeLiteMTPModel",
+    }
+)
+"""The draft head that checkpoints of an architecture may have after their last layer."""
+EAGLE3_HEAD = "LlamaForCausalLMEagle3"
 DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
 OTHER_STEMS = MappingProxyType({name: f"{name}Text" for name in ("Llama4", "Gemma3", "Gemma4")})
 """What comes before the end of the names of what is made of a decoder, if it is not as in the decoder's own."""

@@ -18,7 +18,7 @@ from jaxllm.engine.core.kv_cache_size import (
     measure_memory,
     size_pool,
 )
-from jaxllm.engine.core.model import checked_model, make_model
+from jaxllm.engine.core.model import checked_draft, make_model
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
 from jaxllm.models.model import Model
@@ -72,7 +72,8 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         config = fit_num_seqs(config, specs, limit)
         memory = measure_memory(config, model, specs, limit)
         if config.draft is not None:
-            memory = beside_draft(memory, measure_memory(config.draft, *checked_model(config.draft), limit))
+            draft = checked_draft(config, config.draft, specs)
+            memory = beside_draft(memory, measure_memory(config.draft, *draft, limit))
         num_blocks, max_model_len = size_pool(config, memory)
     except VLLMValidationError as error:
         reason = str(error)

@@ -14,6 +14,7 @@ from jaxllm.config.profiler import ProfilerConfig
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxllm.execution.feature_group import FeatureGroup
     from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.adapters import AdapterShape
@@ -100,6 +101,10 @@ class EngineConfig:
     """How tokens are guessed ahead; None if they are not."""
     draft: EngineConfig | None = None
     """The settings of the draft model, which runs on the same devices; None if no model guesses."""
+    features: FeatureGroup | None = None
+    """The features that are kept for the draft model, if that is a draft head; None if none are."""
+    reads: FeatureGroup | None = None
+    """The features of the other model that this one reads, if this is a draft head."""
     enable_lora: bool
     max_loras: int
     max_lora_rank: int

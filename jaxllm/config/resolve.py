@@ -16,12 +16,20 @@ from jaxllm.config.head_settings import with_token_ids
 from jaxllm.config.limits import check_attention_chunks, resolve_limits
 from jaxllm.config.plugins import load_plugins
 from jaxllm.config.resolve_pooling import Resolved, is_causal, resolve_pooling
-from jaxllm.config.resolve_speculation import check_draft, draft_arguments, refused_draft, resolve_speculation
+from jaxllm.config.resolve_speculation import (
+    check_draft,
+    draft_arguments,
+    refuse_head,
+    refused_draft,
+    resolve_speculation,
+    shared_group,
+)
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxllm.execution.feature_group import FeatureGroup
     from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
@@ -84,6 +92,13 @@ def resolve(
     `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
     Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
     """
+    config = _settle(args, devices, checkpoint)
+    refuse_head(config)
+    return _with_draft(config, draft_arguments(args, config))
+
+
+def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint: Checkpoint | None) -> EngineConfig:
+    """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
 
     args.check()
@@ -106,7 +121,7 @@ def resolve(
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
     copied = {name: getattr(args, name) for name in COPIED}
-    config = EngineConfig(
+    return EngineConfig(
         **copied,
         **limits,
         **{name: getattr(resolved, name) for name in ("runner_type", "convert_type", "pooler_config", "pooling")},
@@ -129,7 +144,6 @@ def resolve(
         platform=platform,
         cache_dir=default_cache_dir(),
     )
-    return _with_draft(config, draft_arguments(args, config))
 
 
 def _with_draft(config: EngineConfig, args: EngineArguments | None) -> EngineConfig:
@@ -137,13 +151,26 @@ def _with_draft(config: EngineConfig, args: EngineArguments | None) -> EngineCon
     if args is None:
         return config
     try:
-        draft = resolve(args, config.mesh.devices.tolist())
+        is_own = (args.model, args.revision) == (config.model, config.revision)
+        draft = _settle(args, config.mesh.devices.tolist(), config.checkpoint if is_own else None)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
     check_draft(config, draft)
     # It shares block tables that lose no blocks.
     groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
-    return dataclasses.replace(config, draft=dataclasses.replace(draft, kv_groups=groups))
+    features = _features_for(config, draft)
+    draft = dataclasses.replace(draft, kv_groups=groups, reads=features)
+    return dataclasses.replace(config, draft=draft, features=features)
+
+
+def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | None:
+    """Return the features that are kept for a draft head; None for a draft model of another kind."""
+    from jaxllm.execution.feature_group import FeatureGroup
+
+    head, group = draft.model_config.draft_head, shared_group(config)
+    if head is None or group is None:
+        return None
+    return FeatureGroup(size=head.features.size, dtype=config.dtype, block_size=config.block_size, group=group)
 
 
 def _open(args: EngineArguments) -> Checkpoint:

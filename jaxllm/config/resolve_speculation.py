@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.speculative import GROUP
+from jaxllm.config.speculative import GROUP, HEADS
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 
@@ -45,25 +45,30 @@ def resolve_speculation(
 def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:
     """Return the arguments of the draft model of an engine that is settled but for it; None if it has none."""
     given = args.speculation()
-    if given is None or given.drafter != "draft_model":
+    if given is None or given.drafter not in ("draft_model", *HEADS):
         return None
-    assert given.model is not None  # SpeculativeConfig has seen to it
     if shared_group(config) is None:
         message = f"{GROUP}: {config.model_config.architecture} keeps no layer's keys and values to the end"
         message += ", whose blocks a draft model's would go by. Use method='ngram' or 'suffix'."
-        raise VLLMValidationError(message, parameter=GROUP, value=given.model)
+        raise VLLMValidationError(message, parameter=GROUP, value=given.drafter)
     for name in ("draft_tensor_parallel_size", "tensor_parallel_size"):
         if getattr(given, name) not in (None, config.mesh.size):
             message = f"{GROUP}: {name}={getattr(given, name)} must be {config.mesh.size}, the devices of both models."
             raise VLLMValidationError(message, parameter=GROUP, value=getattr(given, name))
+    is_own = given.drafter == "mtp"
+    model = args.model if is_own else given.model
+    assert model is not None  # SpeculativeConfig has seen to it
     try:
         return EngineArguments(
-            model=given.model,
-            revision=given.revision,
+            model=model,
+            revision=args.revision if is_own else given.revision,
+            hf_overrides=_head_overrides(args, config, given.drafter),
+            # Features and tables are the model's.
+            dtype=config.dtype if given.drafter in HEADS else "auto",
             runner="generate",
             generation_config="vllm",
             skip_tokenizer_init=True,
-            quantization=given.quantization,
+            quantization=args.quantization if is_own else given.quantization,
             kv_cache_dtype=given.kv_cache_dtype or "auto",
             max_model_len=given.max_model_len,
             mesh=config.mesh,
@@ -82,12 +87,37 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             use_tqdm_on_load=config.use_tqdm_on_load,
         )
     except VLLMValidationError as error:
-        raise refused_draft(given.model, error) from error
+        raise refused_draft(model, error) from error
+
+
+def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) -> dict[str, Any]:
+    """Return what a draft head's config.json lacks: what it is, and what it must know of the model."""
+    from jaxllm.models.registry import EAGLE3_HEAD, MTP_HEADS
+
+    architecture = config.model_config.architecture
+    match method:
+        case "mtp" if architecture in MTP_HEADS:
+            return {**args.hf_overrides, "architectures": [MTP_HEADS[architecture]]}
+        case "mtp":
+            message = f"{GROUP}: method='mtp' is for {', '.join(MTP_HEADS)}, and the model is {architecture}."
+            raise VLLMValidationError(message, parameter=GROUP, value=method)
+        case "eagle3":
+            return {"architectures": [EAGLE3_HEAD], "num_target_layers": config.model_config.num_layers}
+        case _:
+            return {}
+
+
+def refuse_head(config: EngineConfig) -> None:
+    """Refuse a draft head as an engine's own model."""
+    if config.model_config.draft_head is not None:
+        message = f"model={shown(config.model)} is a draft head, which guesses another model's tokens: name that model "
+        message += f"here, and the head in {GROUP}."
+        raise VLLMValidationError(message, parameter="model", value=config.model)
 
 
 def check_draft(config: EngineConfig, draft: EngineConfig) -> None:
     """Refuse a draft model that cannot run beside the other model, or has other tokens."""
-    problem = None
+    problem = _head_problem(config, draft)
     if any(layer.state is not None for layer in draft.model_config.layers):
         problem = "has recurrent state, which a wrong guess would spoil"
     elif any(group.attention_chunk is not None or not group.causal for group in draft.kv_groups):
@@ -98,6 +128,24 @@ def check_draft(config: EngineConfig, draft: EngineConfig) -> None:
     if problem is not None:
         message = f"{GROUP}: the draft model {draft.model} {problem}. Use another one, or method='ngram'."
         raise VLLMValidationError(message, parameter=GROUP, value=draft.model)
+
+
+def _head_problem(config: EngineConfig, draft: EngineConfig) -> str | None:
+    """Say what a draft head reads that the model has not, or that it is one though no head was asked for."""
+    head, model = draft.model_config.draft_head, config.model_config
+    assert config.speculation is not None
+    if head is None:
+        return None
+    if config.speculation.method not in HEADS:
+        return "is a draft head, which needs method='eagle3'"
+    num_read = max(1, len(head.features.layers)) * model.hidden_size
+    if head.features.size != num_read:
+        return f"reads {head.features.size} numbers of each token, and {config.model} has {num_read}"
+    if any(not 0 <= layer <= model.num_layers for layer in head.features.layers):
+        return f"reads layers {head.features.layers}, and {config.model} has {model.num_layers}"
+    if draft.model_config.hidden_size != model.hidden_size:
+        return f"has embeddings of {draft.model_config.hidden_size} numbers, and {config.model} of {model.hidden_size}"
+    return None
 
 
 def shared_group(config: EngineConfig) -> int | None:

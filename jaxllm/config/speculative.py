@@ -10,7 +10,9 @@ from jaxllm.params.checks import INT32_MAX, check_float, check_int, check_str, s
 from jaxllm.speculation.drafter import SpeculationSettings
 
 GROUP = "speculative_config"
-METHODS = ("ngram", "suffix", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model", "mtp", "eagle3")
+HEADS = ("mtp", "eagle3")
+"""The methods of draft heads, which read what the model has made of its tokens."""
 MAX_DRAFTS = 64
 """More drafts of a request than this never pay."""
 MAX_NGRAM = 64
@@ -20,12 +22,15 @@ MAX_NAME = 4_096
 _NAMES = ("revision", "quantization", "kv_cache_dtype")
 _SIZES = ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size")
 """The fields of a draft model: names, and numbers from 1 on."""
+_OF_CHECKPOINT = ("revision", "quantization")
+"""Those that are the model's own if its last layer guesses."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
 _NO_MODEL = "no draft model takes part"
+_OWN_LAYER = "a layer of the model itself guesses"
 _KERNELS = "the draft model has the kernels that the other model has"
-_HEADS = "heads that read the model's hidden states, as those of EAGLE and MTP, are not there yet"
+_ONE_BY_ONE = "guesses are made one after the other"
 _VERIFICATION = "a draft counts if it is the token that is sampled"
-NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8}
+NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8, "mtp": 3, "eagle3": 6}
 """The most drafts of a request in a step by default."""
 
 
@@ -35,11 +40,14 @@ class SpeculativeConfig:
 
     method: str | None = None
     """The drafter: "ngram" finds what followed the last tokens before in the same request, "suffix" what followed most
-    often, in past answers too, and "draft_model" asks another model, smaller and with the same tokens."""
+    often, in past answers too, and "draft_model" asks another model, smaller and with the same tokens. "mtp" asks the
+    layer that some checkpoints have after the last one for that, and "eagle3" a head that was trained to guess this
+    model's tokens."""
     num_speculative_tokens: int | None = None
     """The most drafts of a request in a step; fewer are made where fewer come true."""
     model: str | None = None
-    """The draft model: a folder, file or hub id. The name "ngram" here means the method of that name."""
+    """The draft model, or the EAGLE-3 head: a folder, file or hub id. The name "ngram" here means the method of that
+    name."""
     revision: str | None = None
     """The draft model's revision on the hub."""
     quantization: str | None = None
@@ -67,19 +75,19 @@ class SpeculativeConfig:
     attention_backend: None = refused(None, _KERNELS)
     code_revision: None = refused(None, "no code is taken from a checkpoint")
     draft_load_config: None = refused(None, "the draft model is loaded as the other one is")
-    index_share_for_mtp_iteration: None = refused(None, _HEADS)
-    disable_padded_drafter_batch: bool = refused(False, _HEADS)
-    disable_eagle_block_drop: bool = refused(False, _HEADS)
-    use_local_argmax_reduction: bool = refused(False, _HEADS)
+    index_share_for_mtp_iteration: None = refused(None, "no model here attends to tokens that an index picks")
+    disable_padded_drafter_batch: bool = refused(False, "steps of a draft model are padded as all steps are")
+    disable_eagle_block_drop: bool = refused(False, "no block of a prefix is dropped for a draft head")
+    use_local_argmax_reduction: bool = refused(False, "guesses are drawn as tokens are")
     use_heterogeneous_vocab: bool = refused(False, "a draft model must have the same tokens")
-    parallel_drafting: bool = refused(False, _HEADS)
+    parallel_drafting: bool = refused(False, _ONE_BY_ONE)
     num_speculative_tokens_per_batch_size: None = refused(None, "the number follows the batch by itself")
     rejection_sample_method: str = refused("standard", _VERIFICATION)
     synthetic_acceptance_rates: None = refused(None, _VERIFICATION)
     synthetic_acceptance_length: None = refused(None, _VERIFICATION)
     enable_adaptive_verification: bool = refused(False, "the number of drafts adapts by itself")
     draft_sample_method: str = refused("greedy", "drafts are drawn with the noise of the tokens that they guess")
-    dspark_draft_topk: None = refused(None, _HEADS)
+    dspark_draft_topk: None = refused(None, _ONE_BY_ONE)
 
     def __post_init__(self) -> None:
         check_refused(GROUP, self)
@@ -134,19 +142,22 @@ class SpeculativeConfig:
         if (self.method is None and not self.model) or (self.method is not None and self.method not in METHODS):
             message = f"{GROUP}: method={shown(self.method)} is not supported; use one of {', '.join(METHODS)}."
             raise VLLMValidationError(message, parameter=GROUP, value=self.method)
-        names_ngram, needs_model = self.model in _NGRAM_MODELS, self.drafter == "draft_model"
+        names_ngram, needs_model = self.model in _NGRAM_MODELS, self.drafter in ("draft_model", "eagle3")
         if needs_model and (not self.model or names_ngram):
-            message = f"{GROUP}: method='draft_model' needs model, the name of a smaller model with the same tokens."
+            what = "an EAGLE-3 head of this model" if self.drafter in HEADS else "a smaller model with the same tokens"
+            message = f"{GROUP}: method={self.drafter!r} needs model, the name of {what}."
             raise VLLMValidationError(message, parameter=GROUP, value=self.model)
         if self.model is not None and not needs_model and not (self.drafter == "ngram" and names_ngram):
-            message = f"{GROUP}: model={shown(self.model)} does not go with method={self.method!r}: {_NO_MODEL}."
+            why = _OWN_LAYER if self.drafter in HEADS else _NO_MODEL
+            message = f"{GROUP}: model={shown(self.model)} does not go with method={self.method!r}: {why}."
             raise VLLMValidationError(message, parameter=GROUP, value=self.model)
 
     def _check_draft_model(self) -> None:
-        for name in _NAMES + _SIZES:
-            value = getattr(self, name)
-            if value is not None and self.drafter != "draft_model":
-                message = f"{GROUP}: {name}={shown(value)} does not go with method={self.drafter!r}: {_NO_MODEL}."
+        has_model = self.drafter in ("draft_model", *HEADS)
+        for name in _OF_CHECKPOINT if self.drafter == "mtp" else () if has_model else _NAMES + _SIZES:
+            if (value := getattr(self, name)) is not None:
+                why = _OWN_LAYER if has_model else _NO_MODEL
+                message = f"{GROUP}: {name}={shown(value)} does not go with method={self.drafter!r}: {why}."
                 raise VLLMValidationError(message, parameter=GROUP, value=value)
         for name in _NAMES:
             if (value := getattr(self, name)) is not None:

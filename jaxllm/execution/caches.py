@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -23,7 +24,7 @@ from .sharded_attention import shard
 from .sharded_recurrence import ShardedRecurrence
 
 type Pools = tuple[Any, ...]
-"""The pool of each cache group: a KVPool, a LatentPool or StatePools."""
+"""The pool of each cache group: a KVPool, a LatentPool or StatePools. That of features comes last, if there is one."""
 
 
 class Caches:
@@ -49,6 +50,20 @@ class Caches:
         ]
         return {"batches": batches, "attention": [*attend, *recur]}
 
+    def of_layers(self, pools: Pools) -> Pools:
+        """Return the pools of the layers, which are all but that of features."""
+        return pools[: len(self._ops)]
+
+    def with_features(self, layers: Pools, pools: Pools, features_tf: Array, inputs: PackedInputs) -> Pools:
+        """Return the pools after a step: those of the layers, and of the `pools` before it that of features, with those
+        of the step's tokens.
+        """
+        group = self._layout.features
+        if group is None:
+            return layers
+        slots_t = inputs.placements[group.group].slots_t
+        return *layers, group.write(pools[-1], features_tf, slots_t)
+
     def specs(self, num_blocks: int) -> Pools:
         """Return shape, dtype and sharding of each pool, of which each device holds what its own heads read.
 
@@ -65,19 +80,27 @@ class Caches:
     def _local_specs(self, num_blocks: int) -> Pools:
         sizes = [*self._layout.num_blocks(num_blocks), *[self._layout.num_slots] * len(self._states)]
         each = zip(self._ops, self._depths, sizes, strict=True)
-        return tuple(op.pool_spec(depth, size) for op, depth, size in each)
+        of_layers = tuple(op.pool_spec(depth, size) for op, depth, size in each)
+        features = self._layout.features
+        return of_layers if features is None else (*of_layers, features.pool_spec(num_blocks))
 
     def _cuts(self, pools: Pools) -> Pools:
         """Return the spec of each array's sharding."""
         attention = zip(self._attention, pools, strict=False)
         of_keys = (jax.tree.map(lambda _, op=op: pool_spec(is_cut=op.cuts_pool), pool) for op, pool in attention)
-        return (*of_keys, *map(state_pool_specs, pools[len(self._attention) :]))
+        of_states = map(state_pool_specs, pools[len(self._attention) : len(self._ops)])
+        return (*of_keys, *of_states, *[PartitionSpec()] * (len(pools) - len(self._ops)))
 
     def make(self, num_blocks: int) -> Pools:
         """Make the pools of `specs`; traced."""
         specs = self._local_specs(num_blocks)
+
+        def make_own() -> Pools:
+            of_layers = (op.make_pool(spec) for op, spec in zip(self._ops, specs, strict=False))
+            return (*of_layers, *(jnp.zeros(spec.shape, spec.dtype) for spec in specs[len(self._ops) :]))
+
         make_pools = jax.shard_map(
-            lambda: tuple(op.make_pool(spec) for op, spec in zip(self._ops, specs, strict=True)),
+            make_own,
             mesh=self._mesh,
             in_specs=(),
             out_specs=self._cuts(specs),
@@ -87,14 +110,15 @@ class Caches:
 
     def settle(self, pools: Pools) -> None:
         """Do what the memory of new pools needs before it is used; not traced."""
-        for op, pool, depth in zip(self._ops, pools, self._depths, strict=True):
+        for op, pool, depth in zip(self._ops, self.of_layers(pools), self._depths, strict=True):
             op.settle_pool(pool, depth)
 
     def copy(self, pools: Pools, pairs: Sequence[tuple[Array, Array]]) -> Pools:
         """Copy blocks of each group of keys and values, from the first of a pair to the second; traced."""
-        num_groups = len(self._attention)
+        num_groups, features = len(self._attention), self._layout.features
         each = zip(pools[:num_groups], pairs, self._depths, strict=False)
-        return (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in each), *pools[num_groups:])
+        copied = (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in each), *pools[num_groups:])
+        return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))
 
     def prepare(self, folder: Path | None) -> None:
         """Do what must be done in a process before it loads a program that another one compiled."""

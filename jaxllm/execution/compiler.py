@@ -29,6 +29,7 @@ from pallas_kernels import layer_norm, rms_norm
 from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .caches import Caches, Pools
+from .head_step import run_head_step
 from .jax_settings import tracing
 from .mesh import param_format, replicated
 from .options import compiler_options, min_rows
@@ -53,7 +54,8 @@ class Upkeep(enum.Enum):
     """Small programs that run between steps."""
 
     MAKE_STATE = "make state"
-    """It takes nothing and returns (pools, previous step's tokens), all zeros."""
+    """It takes nothing and returns (pools, the previous step's tokens, its hidden states), all zeros; the last are None
+    but for a draft head."""
     COPY_BLOCKS = "copy blocks"
     """It takes (pools, for each of them (sources [COPIES], targets [COPIES])) and returns the pools."""
     MAKE_COUNTS = "make counts"
@@ -216,7 +218,7 @@ class StepCompiler:
             return _Signature(self.caches.copy, (0,), (pools, pairs), pool_shardings)
         if key is Upkeep.MAKE_STATE:
             make_state = partial(self._make_state, num_blocks)
-            return _Signature(make_state, (), (), (pool_shardings, everywhere))
+            return _Signature(make_state, (), (), (pool_shardings, everywhere, everywhere if self._is_head else None))
         if key is Upkeep.MAKE_COUNTS:
             return _Signature(lambda: jnp.zeros(counts.shape, counts.dtype), (), (), everywhere)
         if key is Upkeep.SET_COUNTS:
@@ -229,15 +231,17 @@ class StepCompiler:
         if isinstance(key, PoolShape):
             inputs = (self._params_spec, pools, *buffers)
             return _Signature(self._pooled_step(key), (1,), inputs, (pool_shardings, everywhere))
+        reads = self.config.reads
         inputs = (
             self._params_spec,
-            DeviceState(pools, counts if key.is_full else None),
+            DeviceState(pools, counts if key.is_full else None, self._hidden_spec()),
             self.tokens_spec(),
             *buffers,
             self.rare_spec(key.batch.bucket) if key.is_full else None,
+            *([] if reads is None else [self._replicated(reads.pool_spec(num_blocks).shape, reads.dtype)]),
         )
         outputs = (
-            DeviceState(pool_shardings, everywhere if key.is_full else None),
+            DeviceState(pool_shardings, everywhere if key.is_full else None, everywhere if self._is_head else None),
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
@@ -251,16 +255,27 @@ class StepCompiler:
         one = self.adapters_spec(self.model.adapter_shape._replace(num_slots=1))
         return _Signature(set_adapter, (0,), (adapters, self._replicated((), jnp.int32), one), shardings)
 
-    def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array]:
-        tokens = self.tokens_spec()
-        return self.caches.make(num_blocks), jnp.zeros(tokens.shape, tokens.dtype)
+    def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array, jax.Array | None]:
+        own = (self.tokens_spec(), self._hidden_spec())
+        return self.caches.make(num_blocks), *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+
+    @property
+    def _is_head(self) -> bool:
+        return self.config.reads is not None
+
+    def _hidden_spec(self) -> jax.ShapeDtypeStruct | None:
+        """Return shape and dtype of the hidden states that a draft head keeps from step to step."""
+        shape = self.max_rows, self.model.config.hidden_size
+        return self._replicated(shape, self.model.dtype) if self._is_head else None
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
+        run = partial(run_step, processors=self.config.processors)
+        if self.config.reads is not None:
+            run = partial(run_head_step, reads=self.config.reads)
         return partial(
-            run_step,
+            run,
             model=self.model,
             shape=shape,
-            processors=self.config.processors,
             caches=self.caches,
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors

@@ -11,6 +11,8 @@ from jaxllm.models.recurrence import StateOps
 from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PoolAttention
 
+from .feature_group import FeatureGroup
+
 CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill; recurrent states, which must be there, come on top
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
 
@@ -84,6 +86,8 @@ class KVLayout:
     max_model_len: int
     draft_groups: tuple[KVGroup, ...] = ()
     """The groups of a draft model, each with as many blocks as the largest group has."""
+    features: FeatureGroup | None = None
+    """The features that a draft head reads, in as many blocks too."""
 
     @property
     def block_size(self) -> int:
@@ -91,8 +95,11 @@ class KVLayout:
 
     @property
     def draft_block_bytes(self) -> int:
-        """Return the bytes of a block of the draft model's, over all its layers."""
-        return sum(group.block_bytes for group in self.draft_groups)
+        """Return the bytes of a block of what is kept for guesses: the draft model's, over all its layers, and of the
+        features that it reads.
+        """
+        features = 0 if self.features is None else self.features.block_bytes
+        return features + sum(group.block_bytes for group in self.draft_groups)
 
     @property
     def most_wanted(self) -> int:

@@ -37,6 +37,8 @@ RULES: Mapping[str, str | None] = {
     "outputs": None,
     "layer_input": None,
     "head_dim": None,
+    "features": None,
+    "ids": None,
     "tap": None,
     "layers": None,
 }

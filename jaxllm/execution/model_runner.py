@@ -100,22 +100,22 @@ class ModelRunner:
         num_blocks: int,
         load_params: Callable[[], Any],
         activation: Activation = NO_ACTIVATION,
-        draft: ModelRunner | None = None,
+        make_draft: Callable[[Any], ModelRunner] | None = None,
     ) -> None:
         """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks. Making the pool and loading the
-        parameters take about as long, and go on at the same time. `activation` is for what is pooled; `draft` runs the
-        model that guesses this one's tokens.
+        parameters take about as long, and go on at the same time. `activation` is for what is pooled;
+        `make_draft` makes the runner of the model that guesses this one's tokens, given this one's parameters.
         """
-        self._draft = draft
         self._activation = activation
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         with ThreadPoolExecutor(1) as executor:
             state = executor.submit(running()(self._make_state))
             with tracing():
                 self._params = load_params()
+        self._draft = None if make_draft is None else make_draft(self._params)
         if compiler.model.adapter_shape is not None:
             self._params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
-        self._pools, self._previous_tokens = state.result()
+        self._pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
         """The token counts are made by the first step that needs them."""
         self._neutral: dict[int, RareRules] = {}
@@ -144,10 +144,10 @@ class ModelRunner:
         self._params = {**self._params, "adapters": adapters}
 
     @running()
-    def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:
+    def run(self, plan: StepPlan, masks: Sequence[RowMask | None], *features: Array) -> Running:
         """Start a step and return at once, unless its program has yet to be compiled.
 
-        `masks` say which ids each row may sample; None stands for all.
+        `masks` say which ids each row may sample; None stands for all. A draft head's step reads `features`, a pool.
         """
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
@@ -161,11 +161,10 @@ class ModelRunner:
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
-        state = DeviceState(self._pools, self._get_counts() if inputs.is_full else None)
-        state, output = program(
-            self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
-        )
-        self._pools = state.pools
+        state = DeviceState(self._pools, self._get_counts() if inputs.is_full else None, self._hidden)
+        buffers = inputs.ints, inputs.floats, self._rare(inputs)
+        state, output = program(self._params, state, self._previous_tokens, *buffers, *features)
+        self._pools, self._hidden = state.pools, state.hidden_sd
         if inputs.is_full:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
@@ -174,7 +173,8 @@ class ModelRunner:
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
         """Run steps of the draft model and wait for them; return the tokens that each one's chunks have sampled."""
         assert self._draft is not None
-        running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]
+        features = self._pools[-1:] if self.compiler.config.features else ()
+        running = [self._draft.run(plan, [None] * plan.num_rows, *features) for plan in steps]
         return [step.result().token_ids for step in running]
 
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:
@@ -186,18 +186,18 @@ class ModelRunner:
         self._pools, outputs = program(self._params, self._pools, inputs.ints, inputs.floats)
         return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
-    def _make_state(self) -> tuple[Pools, Array]:
-        """Return new pools, and tokens in place of the previous step's."""
-        pools, tokens = self.programs.get(Upkeep.MAKE_STATE)()
+    def _make_state(self) -> tuple[Pools, Array, Array | None]:
+        """Return new pools, and tokens and hidden states in place of the previous step's."""
+        pools, tokens, hidden = self.programs.get(Upkeep.MAKE_STATE)()
         self.compiler.caches.settle(pools)
-        return pools, tokens
+        return pools, tokens, hidden
 
     @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self._pools):
             array.delete()  # there may be no room for two
-        self._pools, self._previous_tokens = self._make_state()
+        self._pools, self._previous_tokens, self._hidden = self._make_state()
         self._counts = None
         if self._draft is not None:
             self._draft.reset()

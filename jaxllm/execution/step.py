@@ -32,6 +32,8 @@ class DeviceState(NamedTuple):
     counts_cv: Any
     """The token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
     None in plain steps."""
+    hidden_sd: Any = None
+    """The hidden states of the last step's rows, in a draft head's steps; None in others."""
 
 
 class StepOutput(NamedTuple):
@@ -78,24 +80,20 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    tokens = _known_tokens(inputs, previous_tokens)
+    tokens = known_tokens(inputs, previous_tokens)
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
-    hidden_td, pools = model.forward(params, state.pools, tokens, **arguments)
+    hidden_td, of_layers, features_tf = model.forward(params, caches.of_layers(state.pools), tokens, **arguments)
+    pools = caches.with_features(of_layers, state.pools, features_tf, inputs)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
-    logits = partial(model.logits, params)
     if rare is None:
-        sampler = plain_sampler(mesh, model.config.vocab_size, skips_unused)
-
-        def draw(num_rows: Array, hidden_rd: Array, batch: SamplingBatch) -> Array:
-            return sampler(logits(hidden_rd, num_rows), batch)
-
+        draw = partial(draw_plain, model=model, params=params, mesh=mesh, skips_unused=skips_unused)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
-        return DeviceState(pools, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
+        return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
-            _gathered(logits(hidden_rd, num_rows), mesh),
+            _gathered(model.logits(params, hidden_rd, num_rows), mesh),
             *settings,
             uses=inputs.uses,
             counts_cv=state.counts_cv,
@@ -108,7 +106,22 @@ def run_step(
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
     counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
     counts_cv = add_tokens(state.counts_cv, *counted)
-    return DeviceState(pools, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
+    return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs)
+
+
+def draw_plain(
+    num_rows: Array,
+    hidden_sd: Array,
+    batch: SamplingBatch,
+    *,
+    model: Model,
+    params: Any,
+    mesh: Mesh,
+    skips_unused: bool,
+) -> Array:
+    """Return the token of each row, of which those from `num_rows` on are padding, by temperature and seed alone."""
+    sampler = plain_sampler(mesh, model.config.vocab_size, skips_unused)
+    return sampler(model.logits(params, hidden_sd, num_rows), batch)
 
 
 def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:
@@ -134,11 +147,12 @@ def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
     return lax.with_sharding_constraint(logits_sv, replicated(mesh))
 
 
-def _pad(tokens_s: Array, num_rows: int) -> Array:
-    return jnp.pad(tokens_s, (0, num_rows - tokens_s.shape[0]))
+def pad_rows(array: Array, num_rows: int) -> Array:
+    """Return an array [s, ...] with so many rows, those that it lacks 0."""
+    return jnp.pad(array, ((0, num_rows - array.shape[0]), *[(0, 0)] * (array.ndim - 1)))
 
 
-def _known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
+def known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
     """Return the step's tokens, with those filled in that only the device knows: the last step sampled them."""
     # Such rows are decodes: row i is token i.
     previous_rows_s, token_ids_t = inputs.logit_rows.previous_rows_s, inputs.tokens.token_ids_t
@@ -156,7 +170,7 @@ def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, ti
         return map_row_tiles(function, arrays, num_rows=num_rows, tile=tile)
     return lax.cond(
         num_rows <= few_rows,
-        lambda: _pad(function(num_rows, *jax.tree.map(lambda x: x[:few_rows], arrays)), total),
+        lambda: pad_rows(function(num_rows, *jax.tree.map(lambda x: x[:few_rows], arrays)), total),
         lambda: map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
     )
 

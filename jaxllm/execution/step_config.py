@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jaxllm.sampling.processors import LogitsProcessor
 
+from .feature_group import FeatureGroup
 from .host_processors import HostProcessors
 from .kv_pool import KVGroup, KVLayout, StateGroup
 
@@ -23,6 +24,10 @@ class StepConfig:
     """The groups of layers with recurrent state, which come after those."""
     draft_groups: tuple[KVGroup, ...] = ()
     """The cache groups of the draft model, which take blocks of their own beside these."""
+    features: FeatureGroup | None = None
+    """The features that are kept for a draft head; None if there is none."""
+    reads: FeatureGroup | None = None
+    """The features that a draft head's steps read; None for other models."""
     max_logprobs: int
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
@@ -61,4 +66,5 @@ class StepConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             draft_groups=self.draft_groups,
+            features=self.features,
         )

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from jaxllm.models.params import ParamSpec
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
+INT_DTYPES = ("int32", "int64")
 
 
 def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
@@ -48,8 +51,9 @@ def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
     info = checkpoint.tensors[name]
     if tuple(info.shape) != tuple(spec.hf_shape):
         return f"{name} has shape {list(info.shape)}, the model needs {list(spec.hf_shape)}"
-    if info.dtype not in FLOAT_DTYPES:
-        return f"{name} has dtype {info.dtype}, the model needs one of {', '.join(FLOAT_DTYPES)}"
+    dtypes = INT_DTYPES if np.issubdtype(spec.dtype, np.integer) else FLOAT_DTYPES
+    if info.dtype not in dtypes:
+        return f"{name} has dtype {info.dtype}, the model needs one of {', '.join(dtypes)}"
     return ""
 
 

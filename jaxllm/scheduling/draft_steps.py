@@ -4,6 +4,10 @@ Its keys and values lie in a pool of its own, in blocks with the ids of those th
 table does for both, and what the prefix cache or a donor shares of it is shared here too. It reads a request's tokens
 only once its guesses are wanted, up to a step's worth before each of the other model's steps. Nothing that it computes
 reaches an answer: guesses that follow wrong keys and values would be worse, and no token would change.
+
+A draft head is a draft model that reads the other model's features of each position, and the token after it: of n
+tokens it reads n - 1 positions, and what it computes of guesses, without features, is computed anew once they are
+certain.
 """
 
 from __future__ import annotations
@@ -73,6 +77,8 @@ class DraftSteps:
                     guesses[request].append(token_id)
         for chunk, request in zip(plan.steps[0].chunks, plan.requests[0], strict=True):
             self._remember(request, chunk)
+            if self._limits.shift:
+                self._cache.tables[request.request_id].num_drafted_tokens = chunk.start + len(chunk.token_ids)
         return [(request, self._known(token_ids)) for request, token_ids in guesses.items() if token_ids]
 
     def _known(self, token_ids: array[int]) -> array[int]:
@@ -92,8 +98,8 @@ class DraftSteps:
         for request, count in wanted:
             table = self._cache.tables[request.request_id]
             # What follows the last token is what is asked for, though it may have been asked for before.
-            table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
-            is_decode = table.num_drafted_tokens == request.num_tokens - 1
+            table.num_drafted_tokens = min(table.num_drafted_tokens, self._num_readable(request) - 1)
+            is_decode = table.num_drafted_tokens == self._num_readable(request) - 1
             rows = (row_room - aligned(len(decodes) + is_decode)) // alignment * alignment
             room = min(num_left, rows + is_decode)
             # The last blocks are for tokens that are certain.
@@ -114,9 +120,14 @@ class DraftSteps:
         """Return at most so many of the tokens that the draft model has not read."""
         if not table.num_drafted_tokens:
             table.num_drafted_tokens = self._find_read(request, table)
-        start = table.num_drafted_tokens
-        end = min(start + most, request.num_tokens)
-        return self._chunk(request, table, start, request.token_ids[start:end], samples=end == request.num_tokens)
+        start, shift = table.num_drafted_tokens, self._limits.shift
+        end = min(start + most, self._num_readable(request))
+        token_ids = request.token_ids[start + shift : end + shift]
+        return self._chunk(request, table, start, token_ids, samples=end == self._num_readable(request))
+
+    def _num_readable(self, request: Request) -> int:
+        """Return how many positions of a request the draft model can read."""
+        return request.num_tokens - self._limits.shift
 
     def _next_chunk(self, request: Request, first: Chunk, row: int, number: int) -> Chunk:
         """Return the token that row `row` of the step before has sampled, as step `number`'s chunk."""
@@ -140,7 +151,7 @@ class DraftSteps:
             start=start,
             token_ids=token_ids,
             previous_row=previous_row,
-            block_ids=(table.block_ids[self._limits.group][:num_blocks],) * self._limits.num_groups,
+            block_ids=(self._block_ids(table)[:num_blocks],) * self._limits.num_groups,
             samples=samples,
             num_prompt_tokens=request.num_prompt_tokens,
             # The same seed at the same place draws the same noise: where the two models agree on what is likely, they
@@ -150,11 +161,15 @@ class DraftSteps:
             num_output_tokens=0,
         )
 
+    def _block_ids(self, table: BlockTable) -> array[int]:
+        return table.block_ids[self._limits.group]
+
     def _find_read(self, request: Request, table: BlockTable) -> int:
         """Count the leading tokens whose full blocks the draft model has read, for this request or another."""
         if not self._cache.enable_prefix_caching:
             return 0  # nobody else has the same blocks
-        most, block_ids = (request.num_tokens - 1) // self._cache.block_size, table.block_ids[self._limits.group]
+        # A draft head has read one token more, which may be another one here: that is one key of many.
+        most, block_ids = (self._num_readable(request) - 1) // self._cache.block_size, self._block_ids(table)
         num_read = 0
         while num_read < most and self._read.get(block_ids[num_read]) == self._cache.hash_of(request, num_read):
             num_read += 1
@@ -167,7 +182,7 @@ class DraftSteps:
         if not self._cache.enable_prefix_caching:
             return
         table, block_size = self._cache.tables[request.request_id], self._cache.block_size
-        block_ids = table.block_ids[self._limits.group]
+        block_ids = self._block_ids(table)
         for block_id in block_ids[chunk.start // block_size : -(-table.num_drafted_tokens // block_size)]:
             self._read.pop(block_id, None)
         index = (chunk.start + len(chunk.token_ids)) // block_size - 1

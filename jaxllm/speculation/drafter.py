@@ -28,6 +28,9 @@ class DraftModelLimits:
     """Its own cache groups, which all have that table."""
     vocab_size: int
     """The ids that the other model knows: it may know more."""
+    shift: int = 0
+    """How many places after a position the token is that it reads there: 1 for a draft head, which reads the other
+    model's features of the position too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class SpeculationSettings:
     """Settings of speculation, checked and settled."""
 
     method: str
-    """The drafter: "ngram", "suffix" or "draft_model"."""
+    """The drafter: "ngram", "suffix", "draft_model", "mtp" or "eagle3"."""
     num_speculative_tokens: int
     """The most drafts of one request in a step."""
     num_free_rows: float

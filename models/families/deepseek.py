@@ -161,5 +161,5 @@ DEEPSEEK_V3 = Family(
     config_from_hf=deepseek_v3_config,
     names=DEEPSEEK_NAMES,
     # The multi-token-prediction layer, which comes last.
-    leaves_out=("model.layers.61.*",),
+    leaves_out=("model.layers.{after}.*",),
 )

@@ -68,6 +68,6 @@ def glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
 GLM4_MOE = Family(
     config_from_hf=glm4_moe_config,
     names=GLM4_MOE_NAMES,
-    # The multi-token-prediction layers, which come last: that of GLM-4.5-Air, and that of GLM-4.5.
-    leaves_out=("model.layers.46.*", "model.layers.92.*"),
+    # The multi-token-prediction layer, which comes last.
+    leaves_out=("model.layers.{after}.*",),
 )

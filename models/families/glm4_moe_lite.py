@@ -49,5 +49,5 @@ GLM4_MOE_LITE = Family(
     config_from_hf=glm4_moe_lite_config,
     names=DEEPSEEK_NAMES,
     # The multi-token-prediction layer, which comes last.
-    leaves_out=("model.layers.47.*",),
+    leaves_out=("model.layers.{after}.*",),
 )

@@ -57,7 +57,7 @@ def run_pooled(model: Model, params: Mapping[str, Any], texts: Sequence[PooledGo
     pools = jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
     def step(params: Mapping[str, Any], pools: Any, tokens: TokenBatch, batch: AttentionBatch) -> tuple[Array, Array]:
-        hidden_td, _ = model.forward(params, pools, tokens, [batch] * len(groups), attention=attention)
+        hidden_td, _, _ = model.forward(params, pools, tokens, [batch] * len(groups), attention=attention)
         return model.pool(params, hidden_td, batch), model.pool_tokens(params, hidden_td)
 
     lowered = jax.jit(step).lower(params, pools, tokens, batch)

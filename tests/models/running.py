@@ -122,7 +122,7 @@ class Runner:
     def _step(
         self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, batches: list[AttentionBatch]
     ) -> tuple[Array, tuple[KVPool, ...]]:
-        hidden_td, pools = self.model.forward(params, pools, tokens, batches, attention=self.attentions)
+        hidden_td, pools, _ = self.model.forward(params, pools, tokens, batches, attention=self.attentions)
         return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pools
 
 

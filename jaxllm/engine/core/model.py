@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TABLES = ("embed.table", "lm_head.table")
+"""The parameters that a draft head may have of the model whose tokens it guesses."""
 SHOWN = 4
 """How many names a line of the log has."""
 
 
-def make_model(config: EngineConfig) -> Model:
-    """Return the model of an engine."""
+def make_model(config: EngineConfig, lent: Mapping[str, ParamSpec] = MappingProxyType({})) -> Model:
+    """Return the model of an engine; `lent` are the specs of a draft head's parameters that are the other model's."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     formats = {} if config.quantization else find_formats(config)
+    head = None if config.draft is None else config.draft.model_config.draft_head
     model = Model(
         config.model_config,
         config.dtype,
@@ -43,6 +47,8 @@ def make_model(config: EngineConfig) -> Model:
         quantization=config.quantization,
         formats=formats,
         adapter_shape=config.adapter_shape,
+        features=None if head is None else head.features,
+        lent=lent,
     )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
@@ -53,11 +59,43 @@ def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]
 
     Raises VLLMValidationError for a checkpoint that does not fit its architecture.
     """
-    model = make_model(config)
+    return _checked(config, make_model(config))
+
+
+def checked_draft(
+    config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
+) -> tuple[Model, Mapping[str, ParamSpec]]:
+    """Return an engine's draft model and the parameters that are its own; `specs` are the other model's.
+
+    Raises VLLMValidationError as `checked_model` does.
+    """
+    return _checked(draft, make_model(draft, _lent_to(config, draft, specs)))
+
+
+def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays that a draft model has of the other model's parameters, as a nested dict."""
+    owners = [path.partition(".")[0] for path in model.lent]
+    # One table may be both.
+    return {owner: params[owner if owner in params else "embed"] for owner in owners}
+
+
+def _lent_to(config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]) -> Mapping[str, ParamSpec]:
+    """Return the specs of the model's tables that a draft head has none of its own of."""
+    if draft.model_config.draft_head is None:
+        return {}
+    tensors, lent = draft.checkpoint.tensors, {}
+    for path, spec in make_model(draft).param_specs(tensors).items():
+        if path in TABLES and (draft.checkpoint is config.checkpoint or spec.sources[0] not in tensors):
+            lent[path] = specs.get(path, specs["embed.table"])
+    return lent
+
+
+def _checked(config: EngineConfig, model: Model) -> tuple[Model, Mapping[str, ParamSpec]]:
     specs = model.param_specs(config.checkpoint.tensors)
+    own = {path: spec for path, spec in specs.items() if path not in model.lent}
     if config.load_format != "dummy":
-        check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    return model, specs
+        check_names(own, config.checkpoint, ignored=model.ignored_tensors)
+    return model, own
 
 
 def _say_what_is_widened(model: Model) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,7 +32,7 @@ from jaxllm.engine.core.kv_cache_size import (
     size_pool,
     step_config,
 )
-from jaxllm.engine.core.model import checked_model
+from jaxllm.engine.core.model import checked_draft, checked_model, lent_arrays
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
@@ -147,7 +148,7 @@ def prepare(config: EngineConfig) -> Prepared:
     configs = [config] if config.draft is None else [config, config.draft]
     folders = use_cache(config.cache_dir, keeps_programs=all(map(keeps_programs, configs)))
     model, specs = checked_model(config)
-    draft = None if config.draft is None else checked_model(config.draft)
+    draft = None if config.draft is None else checked_draft(config, config.draft, specs)
     limit = memory_limit(config)
     config = fit_num_seqs(config, specs, limit)
     host = _make_host_processors(config)
@@ -207,8 +208,7 @@ def make_core(
     Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
     """
     config, compiler, num_blocks = prepared.config, prepared.compiler, prepared.num_blocks
-    draft = None if prepared.draft is None else _make_runner(prepared.draft)
-    runner = _make_runner(prepared, draft)
+    runner = _make_runner(prepared)
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows, prepared.draft)
@@ -243,11 +243,16 @@ def make_core(
     )
 
 
-def _make_runner(prepared: Prepared, draft: ModelRunner | None = None) -> ModelRunner:
-    config = prepared.config
-    load = partial(_load, config, prepared.specs)
+def _make_runner(prepared: Prepared, params: Mapping[str, Any] = MappingProxyType({})) -> ModelRunner:
+    """Make the runner of a model, and that of its draft model, for which `params` are the model's parameters."""
+    config, compiler = prepared.config, prepared.compiler
+
+    def load() -> Any:
+        return _load(config, prepared.specs) | lent_arrays(compiler.model, params)
+
+    make_draft = None if prepared.draft is None else partial(_make_runner, prepared.draft)
     activation = _activation(config.pooling)
-    return ModelRunner(prepared.compiler, prepared.programs, prepared.num_blocks, load, activation, draft)
+    return ModelRunner(compiler, prepared.programs, prepared.num_blocks, load, activation, make_draft)
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:
@@ -300,6 +305,7 @@ def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSet
         group=group,
         num_groups=len(draft.config.kv_groups),
         vocab_size=config.model_config.vocab_size,
+        shift=1 if draft.config.reads is not None else 0,
     )
     return dataclasses.replace(config.speculation, draft_model=limits)
 

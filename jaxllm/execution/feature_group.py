@@ -1,0 +1,44 @@
+"""The features of tokens are kept for a draft head in blocks, as keys and values are, and by the same block tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureGroup:
+    """The form of a pool of features [blocks, block size, f], which each device has whole."""
+
+    size: int
+    """How many numbers a token's features are."""
+    dtype: Any
+    block_size: int
+    group: int
+    """The cache group whose block tables it shares, with as many blocks."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block."""
+        return math.prod(self.pool_spec(1).shape) * jnp.dtype(self.dtype).itemsize
+
+    def pool_spec(self, num_blocks: int) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of the pool."""
+        return jax.ShapeDtypeStruct((num_blocks, self.block_size, self.size), jnp.dtype(self.dtype))
+
+    def write(self, pool: Array, features_tf: Array, slots_t: Array) -> Array:
+        """Return the pool, which is donated, with the features of a step's tokens."""
+        return pool.at[slots_t // self.block_size, slots_t % self.block_size].set(features_tf.astype(pool.dtype))
+
+    def read(self, pool: Array, slots_t: Array) -> Array:
+        """Return the features of tokens, [t, f]."""
+        return pool[slots_t // self.block_size, slots_t % self.block_size]
+
+    def copy(self, pool: Array, sources_c: Array, targets_c: Array) -> Array:
+        """Return the pool, which is donated, with blocks copied; a pair of null blocks does nothing."""
+        return pool.at[targets_c].set(pool[sources_c])

@@ -1,0 +1,71 @@
+"""The step of a draft head is one pure function from parameters, pools, features and packed inputs to guesses.
+Everything in it is traced.
+
+A head's token at a position is the one after it: it reads what the model has made of the position together with the
+token that came next, and guesses the token after that. Where that next token is a guess of its own, the model has made
+nothing of the position yet, and the head's own hidden state takes the features' place.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from jaxllm.models.model import Model
+
+from .caches import Caches
+from .feature_group import FeatureGroup
+from .packing import PackedInputs, unpack
+from .step import DeviceState, StepOutput, StepShape, draw_plain, known_tokens, map_rows, pad_rows
+
+
+def run_head_step(
+    params: Any,
+    state: DeviceState,
+    previous_tokens: Array,
+    ints: Array,
+    floats: Array,
+    rare: None,
+    features: Array,
+    *,
+    model: Model,
+    shape: StepShape,
+    caches: Caches,
+    reads: FeatureGroup,
+    mesh: Mesh,
+    logits_tile: int,
+    few_rows: int | None = None,
+    skips_unused: bool = True,
+) -> tuple[DeviceState, StepOutput]:
+    """Run one step, as `run_step` does, over the pool of `features` that `reads` is the form of."""
+    assert rare is None  # guesses follow no rules
+    inputs = unpack(ints, floats, shape.batch)
+    tokens = known_tokens(inputs, previous_tokens)
+    num_tokens = inputs.sequences.query_ends_s.max()
+    # All cache groups of a head have the block table that the features have.
+    given_tf = reads.read(features, inputs.placements[0].slots_t)
+    features_td = model.read_features(params, given_tf, num_tokens)
+    features_td = _with_own(features_td, inputs, state.hidden_sd)
+    arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
+    hidden_td, pools, _ = model.forward(params, state.pools, tokens, features_td=features_td, **arguments)
+    hidden_sd = hidden_td[inputs.logit_rows.logit_tokens_s]
+    # The noise is that of the token which is guessed, one further on than where the head is.
+    sampling = inputs.sampling._replace(positions_s=inputs.sampling.positions_s + 1)
+    draw = partial(draw_plain, model=model, params=params, mesh=mesh, skips_unused=skips_unused)
+    num_rows = inputs.logit_rows.num_rows
+    tokens_s = map_rows(draw, (hidden_sd, sampling), num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
+    own = DeviceState(pools, None, pad_rows(hidden_sd, shape.max_rows))
+    return own, StepOutput(pad_rows(tokens_s, shape.max_rows), None)
+
+
+def _with_own(features_td: Array, inputs: PackedInputs, hidden_sd: Array) -> Array:
+    """Return features with the head's own hidden states of the step before for tokens that it guessed there."""
+    # Such rows are decodes: row i is token i.
+    previous_rows_s = inputs.logit_rows.previous_rows_s
+    own_sd, first_sd = hidden_sd[previous_rows_s], features_td[: previous_rows_s.shape[0]]
+    first_sd = jnp.where(previous_rows_s[:, None] >= 0, own_sd, first_sd)
+    return lax.dynamic_update_slice_in_dim(features_td, first_sd, 0, 0)

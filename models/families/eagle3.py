@@ -1,0 +1,144 @@
+"""EAGLE-3 heads: one layer that guesses a model's next token from its features at three depths.
+
+Attention reads the embedding of a token beside the features of the token before it, projected to one hidden state; the
+residual stream is that of the features alone. As the head is asked again for the guess after its first one, it reads
+the stream that it ended with in place of the model's features. Heads are checkpoints of their own, with the ids that
+they can guess: often only the most frequent of the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import LayerSpec, ModelConfig
+from ..family import Family, Prefixes, TensorName
+from ..features import DraftHead, FeatureSpec
+from ..fields import read_bool, read_int, read_ints, read_mapping, require
+from ..layers import Attention, DecoderLayer, Embedding, RMSNorm, declare, linear
+from ..layers.params import declare_merged
+from ..loop import Heads, LatentHeads
+from ..reading import read_decoder
+from ..tokens import TokenBatch
+from .llama import LLAMA_NAMES
+
+EAGLE3_NAMES = {
+    **{path: name._replace(name=name.name.replace("layers.{l}.", "")) for path, name in LLAMA_NAMES.items()},
+    "embed.table": TensorName("embed_tokens.weight", "v d -> v d"),
+    "final_norm.scale": TensorName("norm.weight", "d -> d"),
+    "lm_head.table": TensorName("lm_head.weight", "v d -> v d"),
+    "fuse": TensorName("fc.weight", "d f -> d f"),
+    "id_offsets": TensorName("d2t", "v -> v"),
+    "layers.feature_norm.scale": TensorName("{body}hidden_norm.weight", "d -> d"),
+}
+
+
+class EagleFrame(nnx.Module):
+    """The parts around the layer of an EAGLE-3 head."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert cfg.draft_head is not None
+        d, num_ids = cfg.hidden_size, cfg.draft_head.num_guessed_ids
+        self.vocab_size = cfg.vocab_size
+        self.embed = Embedding(cfg, dtype)
+        self.fuse = declare((d, cfg.draft_head.features.size), ("embed", "features"), dtype, 1)
+        self.final_norm = RMSNorm(d, "embed", cfg, dtype)
+        self.lm_head = Embedding(cfg if num_ids is None else replace(cfg, vocab_size=num_ids), dtype)
+        self.id_offsets = None if num_ids is None else declare((num_ids,), ("ids",), jnp.int32)
+
+    def read_features(self, features_tf: Array) -> Array:
+        """Return the model's features at all depths as one hidden state [t, d]."""
+        return linear(features_tf, self.fuse)
+
+    def join(self, tokens: TokenBatch, features_td: Array) -> Array:
+        """Return tokens and the features before them side by side, [t, 2 d], which the layer takes."""
+        return jnp.concatenate((self.embed.embed(tokens.token_ids_t, 1.0), features_td), axis=-1)
+
+    def end(self, x_td: Array) -> Array:
+        """Return the stream, which is the feature of the next guess and not normed for that."""
+        return x_td
+
+    def logits(self, hidden_sd: Array) -> Array:
+        """Return float32 logits [s, v], -inf for ids that the head cannot guess."""
+        logits_sg = self.lm_head.logits(self.final_norm(hidden_sd))
+        if self.id_offsets is None:
+            return logits_sg
+        offsets_g = self.id_offsets[...]
+        ids_g = jnp.arange(len(offsets_g)) + offsets_g
+        return jnp.full((len(logits_sg), self.vocab_size), -jnp.inf).at[:, ids_g].set(logits_sg)
+
+
+class EagleLayer(DecoderLayer):
+    """A decoder layer whose attention reads tokens beside features, and whose residual stream is that of features."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert cfg.draft_head is not None
+        super().__init__(spec, cfg, dtype)
+        assert isinstance(self.attn, Attention)
+        shape = spec.head_dim, 2 * cfg.hidden_size
+        self.attn.qkv = declare_merged(self.attn.heads, shape, ("head_dim", "features"), cfg.num_shards, dtype, 1)
+        self.feature_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
+        self.norms_stream = cfg.draft_head.norms_stream
+
+    def project(self, x_td: Array) -> Heads | LatentHeads:
+        """Return what attention takes from tokens and features [t, 2 d]."""
+        tokens_td, features_td = jnp.split(x_td, 2, axis=-1)
+        assert self.attn_norm is not None
+        both = self.attn_norm(tokens_td), self.feature_norm(features_td)
+        return self.attn.project(jnp.concatenate(both, axis=-1))
+
+    def finish(self, x_td: Array, attended_tnh: Array) -> Array:
+        """Return the stream [t, d] after the layer."""
+        _, features_td = jnp.split(x_td, 2, axis=-1)
+        return super().finish(self.feature_norm(features_td) if self.norms_stream else features_td, attended_tnh)
+
+
+def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of an EAGLE-3 head, or that of the speculators library, which has the layer's apart.
+
+    `num_target_layers`, the layers of the model whose tokens it guesses, decides at which depths it reads features
+    unless it says so itself.
+    """
+    hf = read_mapping(hf, "transformer_layer_config") | dict(hf)
+    require(hf, num_hidden_layers=1, norm_before_fc=False)
+    eagle = read_mapping(hf, "eagle_config")
+    require(eagle, use_aux_hidden_state=True)
+    name = "eagle_aux_hidden_state_layer_ids"
+    depths = read_ints(hf, name) or read_ints(eagle, name)
+    if not depths:
+        num_layers = read_int(hf, "num_target_layers", minimum=6)
+        depths = 2, num_layers // 2, num_layers - 3
+    bias, vocab_size = read_bool(hf, "attention_bias"), read_int(hf, "vocab_size")
+    num_ids = read_int(hf, "draft_vocab_size", vocab_size, maximum=vocab_size)
+    features = FeatureSpec(depths, len(depths) * read_int(hf, "target_hidden_size", read_int(hf, "hidden_size")))
+    return read_decoder(
+        hf,
+        architecture="LlamaForCausalLMEagle3",
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=read_bool(hf, "mlp_bias"),
+        tie_word_embeddings=False,
+        draft_head=DraftHead(
+            features=features,
+            num_guessed_ids=None if num_ids == vocab_size else num_ids,
+            norms_stream=read_bool(hf, "norm_before_residual"),
+        ),
+    )
+
+
+EAGLE3 = Family(
+    config_from_hf=eagle3_config,
+    names=EAGLE3_NAMES,
+    layer=EagleLayer,
+    frame=EagleFrame,
+    prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
+    marks=("layers.attn_norm.scale",),
+    # Which ids it can guess is said twice; and a head that can guess all may say that too.
+    leaves_out=("t2d", "d2t"),
+)

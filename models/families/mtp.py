@@ -1,0 +1,72 @@
+"""Heads that predict the token after the next (MTP): a layer that DeepSeek V3 and GLM-4.5 keep after their last.
+
+The layer is one of the model's own kind. Its input is the model's hidden state of a token beside the embedding of the
+token that follows, each normed and both projected together; embedding and output head are the model's. As it is asked
+again for the guess after its first one, it reads its own hidden state in place of the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import ModelConfig
+from ..family import Family, TensorName
+from ..features import DraftHead, FeatureSpec
+from ..fields import read_int
+from ..layers import Frame, RMSNorm, declare, linear
+from ..tokens import TokenBatch
+from .deepseek import DEEPSEEK_V3
+from .glm4_moe import GLM4_MOE
+from .glm4_moe_lite import GLM4_MOE_LITE
+
+MTP_NAMES = {
+    "final_norm.scale": TensorName("{body}layers.{l}.shared_head.norm.weight", "d -> d"),
+    "token_norm.scale": TensorName("{body}layers.{l}.enorm.weight", "d -> d"),
+    "feature_norm.scale": TensorName("{body}layers.{l}.hnorm.weight", "d -> d"),
+    "fuse": TensorName("{body}layers.{l}.eh_proj.weight", "d f -> d f"),
+}
+
+
+class MTPFrame(Frame):
+    """The parts around the layer of an MTP head."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(cfg, dtype)
+        self.token_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
+        self.feature_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
+        self.fuse = declare((cfg.hidden_size, 2 * cfg.hidden_size), ("embed", "features"), dtype, 1)
+
+    def read_features(self, features_td: Array) -> Array:
+        """Return the model's hidden states as they are."""
+        return features_td
+
+    def join(self, tokens: TokenBatch, features_td: Array) -> Array:
+        """Return the stream [t, d] that goes into the layer, of tokens and the hidden states before them."""
+        both = self.token_norm(self.start(tokens)), self.feature_norm(features_td)
+        return linear(jnp.concatenate(both, axis=-1), self.fuse)
+
+
+def mtp_of(family: Family, architecture: str) -> Family:
+    """Return the family of MTP heads of a family of models."""
+
+    def read_config(hf: Mapping[str, Any]) -> ModelConfig:
+        if not read_int(hf, "num_nextn_predict_layers", 0, minimum=0):
+            raise ValueError("num_nextn_predict_layers is 0: the checkpoint has no layer that predicts further tokens")
+        config = family.config_from_hf(hf)
+        head = DraftHead(features=FeatureSpec((), config.hidden_size), first_layer=config.num_layers)
+        return replace(config, architecture=architecture, layers=config.layers[-1:], draft_head=head)
+
+    # The rest of the checkpoint is the model's, which looks at it.
+    names = {**family.names, **MTP_NAMES}
+    return replace(family, config_from_hf=read_config, names=names, frame=MTPFrame, leaves_out=("*",))
+
+
+DEEPSEEK_MTP = mtp_of(DEEPSEEK_V3, "DeepSeekMTPModel")
+GLM4_MOE_MTP = mtp_of(GLM4_MOE, "Glm4MoeMTPModel")
+GLM4_MOE_LITE_MTP = mtp_of(GLM4_MOE_LITE, "Glm4MoeLiteMTPModel")

@@ -1,0 +1,60 @@
+"""What all layers of a step share, and what each layer's attention takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.lora import Rows
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
+
+from .config import LayerSpec, QueryScaling
+from .loop import LatentHeads
+
+
+class SharedInputs(NamedTuple):
+    """What all layers of a step share."""
+
+    num_tokens: Array
+    adapter_rows: Rows
+    ropes: Mapping[tuple[int, int], Rope]
+    """By table and the size of what is rotated."""
+    query_scales: Mapping[QueryScaling | None, Array | None]
+    inputs_ltp: Array | None
+    """Each layer's own input, if layers have one."""
+    batches: Sequence[Any]
+    attention: Sequence[Callable[..., tuple[Array, Any]]]
+
+
+def attention_inputs(
+    heads: Any, keys_values: Any, spec: LayerSpec, step: SharedInputs
+) -> tuple[tuple[Array, ...], Any]:
+    """Return the arrays of a layer's tokens that attention takes, and what else it takes in layers of this spec."""
+    rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
+    scale_t11 = step.query_scales[spec.query_scaling]
+    if isinstance(heads, LatentHeads):
+        q_tnh, latents_th = heads.joined(rope)
+        return (_scaled(q_tnh, scale_t11), latents_th), {}
+    settings = {
+        "window": NO_WINDOW if spec.window is None else spec.window,
+        "rope": rope,
+        "soft_cap": spec.soft_cap,
+        "sinks_n": heads.sinks_n,
+    }
+    return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
+
+
+def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
+    """Return the queries multiplied, if there is a factor for each token."""
+    return q_tnh if scale_t11 is None else q_tnh * scale_t11.astype(q_tnh.dtype)
+
+
+def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
+    """Return the batch with each row seeing its whole sequence, or as far ahead as a window reaches back."""
+    rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
+    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
+    ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")
+    return batch._replace(row_ends_t=ends_t if window is None else jnp.minimum(ends_t, positions_t + window))
