@@ -99,7 +99,7 @@ def test_bfloat16_stays_bfloat16_until_the_outputs(case: str, loop: LayerLoop) -
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        hidden, _ = jax.eval_shape(
+        hidden, _, _ = jax.eval_shape(
             lambda *args: model.forward(*args, attention=[dense_attention] * len(args[1])), *args
         )
         of_texts = jax.eval_shape(model.pool, args[0], hidden, args[3][0])
