@@ -329,7 +329,7 @@ class StepCompiler:
         bucket = self.buckets[-1]
         largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
         if self.config.generates:
-            largest = self.step_shape(bucket, is_full=True)
+            largest = self.step_shape(bucket, is_full=not self._is_head)
         memory = self.compile(largest, 2).memory_analysis()
         if memory is None:
             raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")

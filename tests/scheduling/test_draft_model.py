@@ -1,7 +1,8 @@
 """A draft model reads each token of a request once, and never anything but the request's tokens.
 
 As in `simulation.py` the keys and values of a position are one number, a digest of the tokens up to it. The draft
-model's pool holds them by the block tables that it is given, and every chunk reads back its whole context.
+model's pool holds them by the block tables that it is given, and every chunk reads back its whole context. A draft head
+has a shift of 1: what it has of a position is a digest of the tokens after the first, up to the one after the position.
 """
 
 from __future__ import annotations
@@ -59,13 +60,19 @@ class DraftDevice:
         token_ids = list(chunk.token_ids) if chunk.previous_row is None else [self._previous[chunk.previous_row]]
         assert chunk.block_ids == (chunk.block_ids[0],) * self._limits.num_groups
         slots = self._slots(chunk.block_ids[0], chunk.start + len(token_ids))
-        certain = request.token_ids.tolist()
+        # What it can read of the tokens that are certain; a head reads what the model has computed.
+        certain = request.token_ids.tolist()[self._limits.shift :]
+        computed = self._simulation.scheduler.cache.tables[chunk.request_id].num_computed_tokens
+        assert not self._limits.shift or chunk.start + len(token_ids) <= computed or chunk.previous_row is not None
         digest = first_digest(None)
         for position in range(chunk.start):
-            if position < len(certain):
-                digest = extend_digest(digest, certain[position])
-                assert self._digests[slots[position]] == digest, "it reads what is not the request's"
-            digest = self._digests[slots[position]]
+            if position >= len(certain):
+                digest = self._digests[slots[position]]
+                continue
+            digest = extend_digest(digest, certain[position])
+            # Another request's next token may have been another one.
+            is_shared = self._limits.shift and (position + 1) % self._simulation.config.block_size == 0
+            assert is_shared or self._digests[slots[position]] == digest, "it reads what is not the request's"
         for position, token_id in enumerate(token_ids, chunk.start):
             assert position >= len(certain) or token_id == certain[position]
             digest = extend_digest(digest, token_id)
@@ -73,7 +80,7 @@ class DraftDevice:
         self.num_tokens += len(token_ids)
         end = chunk.start + len(token_ids)
         assert chunk.samples == (end >= len(certain))
-        return self._guess(chunk.request_id, end)
+        return self._guess(chunk.request_id, end + self._limits.shift)
 
     def _slots(self, block_ids: array[int], num_tokens: int) -> list[int]:
         size = self._simulation.config.block_size
@@ -110,7 +117,9 @@ class Drafting(Simulation):
         super().step(overlap)
 
 
-def drafting(*, step_tokens: int = STEP_TOKENS, draft_model_len: int = 64, **changes: Any) -> SchedulerConfig:
+def drafting(
+    *, step_tokens: int = STEP_TOKENS, draft_model_len: int = 64, shift: int = 0, **changes: Any
+) -> SchedulerConfig:
     settings = SpeculativeConfig("draft_model", MOST, model="a model").settings(num_free_rows=1e6)
     config = make_config(**changes)
     limits = DraftModelLimits(
@@ -120,6 +129,7 @@ def drafting(*, step_tokens: int = STEP_TOKENS, draft_model_len: int = 64, **cha
         group=next(number for number, group in enumerate(config.groups) if not group.is_bounded),
         num_groups=2,
         vocab_size=VOCAB_SIZE,
+        shift=shift,
     )
     return replace(config, speculation=replace(settings, draft_model=limits))
 
@@ -129,14 +139,15 @@ def has_whole_group(changes: dict[str, Any]) -> bool:
     return any(not group.is_bounded for group in groups)
 
 
+@pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("changes", WITHOUT_STATES.values(), ids=WITHOUT_STATES)
-def test_tokens_equal_the_sequential_result(changes: dict[str, Any], caching: bool, overlap: int):
+def test_tokens_equal_the_sequential_result(changes: dict[str, Any], caching: bool, overlap: int, shift: int):
     if not has_whole_group(changes):
         pytest.skip("no group keeps all its blocks")
     for seed in range(2):
-        simulation = Drafting(drafting(enable_prefix_caching=caching, **changes), seed)
+        simulation = Drafting(drafting(enable_prefix_caching=caching, shift=shift, **changes), seed)
         simulation.run_arriving(workload(seed), seed, overlap)
 
 
@@ -155,6 +166,15 @@ def test_right_guesses_take_fewer_steps_and_each_token_is_read_once():
     assert num_steps == 1 + 40 // (MOST + 1)
     # The last guess of each step is not read before it is certain, and the last two tokens never are.
     assert simulation.draft.num_tokens <= 61
+
+
+def test_a_head_reads_what_it_guessed_anew():
+    """It had no features of those tokens."""
+    simulation = Drafting(drafting(max_num_seqs=1, max_rows=8, shift=1), wrong=0.0)
+    simulation.add(make_request("a", 20, max_tokens=41))
+    assert simulation.run() == 1 + 40 // (MOST + 1)
+    # Of 61 tokens the first is never read, nor are the last two; and of four guesses each time three are read twice.
+    assert 58 < simulation.draft.num_tokens <= 58 + 3 * 40 // (MOST + 1)
 
 
 def test_a_prompt_that_others_have_had_is_not_read_again():

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh
 
 from jaxllm.config.resolve import detect_architecture
+from jaxllm.config.resolve_speculation import refused_draft
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.options import layer_loop
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.load import check_names
@@ -69,7 +71,10 @@ def checked_draft(
 
     Raises VLLMValidationError as `checked_model` does.
     """
-    return _checked(draft, make_model(draft, _lent_to(config, draft, specs)))
+    try:
+        return _checked(draft, make_model(draft, _lent_to(config, draft, specs)))
+    except VLLMValidationError as error:
+        raise refused_draft(draft.model, error) from error
 
 
 def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,231 @@
+"""Heads that read the model's features guess as HF's parts do, whoever shares the batch, and change no token."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.scheduling.draft_steps import DraftPlan
+from tests.e2e.inside import core_of, limited
+from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_together, tiny_llm
+from tests.models.heads import CASES, HEADS, model_folder, read_goldens
+from tests.models.tiny import folder
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+MOST = 4
+FULL = ("eagle3", "mtp_deepseek_v3")
+"""The cases in which whole workloads are run."""
+SETTINGS: dict[str, Any] = {
+    "max_num_batched_tokens": 128,
+    "cudagraph_capture_sizes": [8, 32],
+    "max_num_seqs": 16,
+    "num_gpu_blocks_override": 400,
+}
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+    {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "prompt_logprobs": 2},
+    {"temperature": 1.0, "logit_bias": {20: 4.0}, "min_tokens": 6, "stop_token_ids": [20, 21]},
+)
+
+
+def settings_of(case: str) -> dict[str, Any]:
+    """Return what an engine's speculation is to be."""
+    own = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
+    return own | {"num_speculative_tokens": MOST}
+
+
+def start(case: str, **arguments: Any) -> Any:
+    """Start an engine of the model whose tokens a case guesses."""
+    return tiny_llm(str(model_folder(case)), **(SETTINGS | arguments))
+
+
+def make_jobs() -> list[Job]:
+    """Return jobs of all kinds; no two prompts begin alike."""
+    rng, jobs = random.Random(7), []
+    for index in range(8 * len(KINDS)):
+        prompt = [10 + index, *(rng.randrange(7, 256) for _ in range(rng.choice((2, 9, 17, 33, 70, 150))))]
+        fields = KINDS[index % len(KINDS)]
+        jobs.append(Job(prompt, SamplingParams(**fields, seed=index, logprobs=2, max_tokens=8 + index % 30)))
+    return jobs
+
+
+JOBS = make_jobs()
+
+
+class Guesses:
+    """Keeps what an engine's head guesses, and may replace it by guesses that are mostly right."""
+
+    def __init__(self, scheduler: RecordingScheduler) -> None:
+        speculation = scheduler._speculation
+        assert speculation is not None
+        self.speculation, self._take = speculation, speculation.take_guesses
+        speculation._cost = lambda num_rows: 0.0  # they are always worth it
+        speculation.take_guesses = self.take
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        """The whole answers to prompts."""
+        self.seen: dict[tuple[int, ...], list[int]] = {}
+        """The guesses after each request's tokens."""
+        self._random = random.Random(3)
+
+    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+        self._take(plan, sampled, seconds)
+        for request in plan.requests[0]:
+            assert request.guesses is not None
+            tokens = tuple(request.token_ids)
+            if guesses := request.guesses.after(request.token_ids).tolist():
+                self.seen[tokens] = guesses
+                answer = self.answers.get(tokens[: request.num_prompt_tokens], [])
+                right = answer[request.num_output_tokens :][: len(guesses)]
+                mixed = [50 if self._random.random() < 0.2 else each for each in right] or guesses
+                request.guesses.rate = 0.9  # they go on being worth it
+                request.guesses.take(array("i", mixed), request.num_tokens)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+type Engine = tuple[LLM, RecordingScheduler, Guesses]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine]]:
+    with start(request.param, speculative_config=settings_of(request.param)) as (llm, scheduler):
+        yield request.param, (llm, scheduler, Guesses(scheduler))
+
+
+def test_guesses_equal_hf(engine: tuple[str, Engine]) -> None:
+    case, (llm, _, guesses) = engine
+    for golden in read_goldens(case):
+        tokens = golden.sequence.tolist()
+        # The first guesses are of what follows its second token.
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        (output,) = run_together(llm, [Job(tokens[:-2], params)])
+        assert list(output.outputs[0].token_ids[:2]) == tokens[-2:]
+        assert guesses.seen[tuple(tokens)] == golden.guesses.tolist()
+
+
+def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
+    """Embedding and output head are not loaded twice, but for a head that has its own."""
+    case, (llm, _, _) = engine
+    runner = core_of(llm)._runner
+    assert runner._draft is not None
+    params, own = runner._params, runner._draft._params
+    lent = {name for name in ("embed", "lm_head") if own[name]["table"] is params.get(name, params["embed"])["table"]}
+    assert lent == {"eagle3": {"embed"}, "eagle3_speculators": set[str]()}.get(case, {"embed", "lm_head"})
+    assert set(own) >= {"embed", "lm_head", "fuse", "layers"}
+
+
+def test_guesses_change_nothing_and_do_not_depend_on_company(engine: tuple[str, Engine]) -> None:
+    """A head's state is the same after right drafts and wrong ones, preemptions, and prompts in chunks."""
+    case, (llm, scheduler, guesses) = engine
+    if case not in FULL:
+        pytest.skip("whole workloads are run with two heads")
+    guesses.answers = {}
+    alone = [output for job in JOBS for output in run_together(llm, [job])]
+    expected, guesses.seen = guesses.seen, {}
+    guesses.answers = {
+        tuple(job.prompt): list(each.outputs[0].token_ids) for job, each in zip(JOBS, alone, strict=True)
+    }
+    before, outputs = counts(guesses), dict[int, RequestOutput]()
+    order = list(range(len(JOBS)))
+    random.Random(1).shuffle(order)
+    for turn, first in enumerate(range(0, len(order), 8)):
+        assert llm.reset_prefix_cache()
+        some = order[first : first + 8]
+        with limited(scheduler, 40 if turn % 2 else 128, num_blocks=16 if turn % 2 else 400):
+            outputs |= dict(zip(some, run_together(llm, [JOBS[index] for index in some]), strict=True))
+    drafted, right = (now - then for now, then in zip(counts(guesses), before, strict=True))
+    assert right > 150
+    assert drafted - right > 50
+    compared = 0
+    for tokens, seen in guesses.seen.items():
+        if tokens in expected:
+            count = min(len(seen), len(expected[tokens]))
+            compared += count
+            assert seen[:count] == expected[tokens][:count]
+    assert compared > 200
+    with start(case) as (plain, _):
+        reference = [output for job in JOBS for output in run_together(plain, [job])]
+    assert [bits(each) for each in reference] == [bits(each) for each in alone]
+    assert [bits(each) for each in reference] == [bits(outputs[index]) for index in range(len(JOBS))]
+
+
+def counts(guesses: Guesses) -> tuple[int, int]:
+    """Return how many drafts were made, and how many were right."""
+    stats = guesses.speculation.stats()
+    return stats.num_draft_tokens, stats.num_accepted_tokens
+
+
+def test_features_are_copied_with_blocks(engine: tuple[str, Engine]) -> None:
+    """Several outputs of a prompt share its blocks, but for the last one, of which each has a copy.
+
+    They are as good as greedy, and so are guesses, which know of the temperature alone.
+    """
+    _, (llm, _, guesses) = engine
+    guesses.answers = {}
+    seen = []
+    for count in (1, 3):
+        assert llm.reset_prefix_cache()
+        guesses.seen = {}
+        params = SamplingParams(n=count, temperature=0.02, top_k=1, max_tokens=8, ignore_eos=True)
+        run_together(llm, [Job([9, *range(30, 50)], params)])
+        seen.append(guesses.seen)
+    common = seen[0].keys() & seen[1].keys()
+    assert len(common) > 2
+    for tokens in common:
+        assert all(one == other for one, other in zip(seen[0][tokens], seen[1][tokens], strict=False))
+
+
+def test_a_reset_engine_guesses_again(engine: tuple[str, Engine]) -> None:
+    """After a step was lost the pools of both are made anew."""
+    case, (llm, _, guesses) = engine
+    core_of(llm)._runner.reset()
+    assert llm.reset_prefix_cache()
+    golden = read_goldens(case)[0]
+    tokens = golden.sequence.tolist()
+    guesses.answers, guesses.seen = {}, {}
+    run_together(llm, [Job(tokens[:-2], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))])
+    assert guesses.seen[tuple(tokens)] == golden.guesses.tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "words"),
+    [
+        (folder("llama2"), {"method": "mtp"}, "DeepseekV3ForCausalLM, .*LlamaForCausalLM"),
+        (folder("deepseek_v3"), {"method": "mtp"}, "missing: model.layers.2"),
+        (HEADS / "mtp_glm4_moe", {"method": "mtp", "quantization": "int8"}, "quantization"),
+        (HEADS / "mtp_glm4_moe", {"method": "mtp", "model": "another"}, "another"),
+        (folder("llama2"), {"method": "eagle3"}, "needs model"),
+        (folder("llama2"), {"method": "eagle3", "model": str(folder("phi3"))}, "num_hidden_layers is 2"),
+        (folder("gemma3"), {"method": "eagle3", "model": "/not/there"}, "/not/there"),
+        (folder("qwen2_moe"), {"method": "eagle3", "model": str(HEADS / "eagle3")}, "reads 144 numbers .* has 96"),
+        (folder("qwen3_5"), {"method": "mtp"}, "recurrent state"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(model: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(VLLMValidationError, match=words) as caught:
+        LLM(str(model), skip_tokenizer_init=True, speculative_config=config)
+    assert caught.value.parameter == "speculative_config"
+
+
+def test_a_head_is_no_model(tmp_path: Path) -> None:
+    shutil.copytree(HEADS / "eagle3", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_target_layers": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VLLMValidationError, match="is a draft head") as caught:
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+    assert caught.value.parameter == "model"
+    with pytest.raises(VLLMValidationError, match="method='eagle3'") as caught:
+        LLM(str(folder("llama2")), skip_tokenizer_init=True, speculative_config={"model": str(tmp_path)})
+    assert caught.value.parameter == "speculative_config"
