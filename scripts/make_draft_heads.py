@@ -213,7 +213,7 @@ def golden(base: Path, first: Callable[[torch.Tensor], torch.Tensor], head: Head
             steps.append(torch.log_softmax(logits, dim=-1).numpy())
             guesses.append(int(logits[-1].argmax()))
             next_ids, hidden = torch.cat((next_ids, torch.tensor(guesses[-1:]))), torch.cat((hidden, own[-1:]))
-        arrays[f"sequence_{index}"], arrays[f"guesses_{index}"] = sequence.astype(np.int32), np.int32(guesses)
+        arrays[f"sequence_{index}"], arrays[f"guesses_{index}"] = sequence.astype(np.int32), np.array(guesses, np.int32)
         arrays[f"guess_logprobs_{index}"] = np.stack([step[-1] for step in steps])
         if index < len(sequences) - 1:
             arrays[f"logprobs_{index}"] = steps[0]
@@ -228,7 +228,7 @@ def make(name: str, case: Case, folder: Path) -> None:
         _, first, head = case.make(base, folder, seed)
         arrays = golden(base, first, head)
         best = [np.sort(each)[:, -2:] for key, each in arrays.items() if key.startswith("guess_logprobs")]
-        gap = float(min((pair[:, 1] - pair[:, 0]).min() for pair in best))
+        gap = min(float((pair[:, 1] - pair[:, 0]).min()) for pair in best)
         if gap > MIN_GAP:
             np.savez_compressed(folder / "golden.npz", **arrays)
             size = sum(path.stat().st_size for path in folder.iterdir()) // 1024

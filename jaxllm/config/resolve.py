@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -17,19 +16,17 @@ from jaxllm.config.limits import check_attention_chunks, resolve_limits
 from jaxllm.config.plugins import load_plugins
 from jaxllm.config.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.config.resolve_speculation import (
-    check_draft,
     draft_arguments,
     refuse_head,
     refused_draft,
     resolve_speculation,
-    shared_group,
+    with_draft,
 )
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jaxllm.execution.feature_group import FeatureGroup
     from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
@@ -94,7 +91,8 @@ def resolve(
     """
     config = _settle(args, devices, checkpoint)
     refuse_head(config)
-    return _with_draft(config, draft_arguments(args, config))
+    draft_args = draft_arguments(args, config)
+    return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args))
 
 
 def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint: Checkpoint | None) -> EngineConfig:
@@ -146,31 +144,12 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     )
 
 
-def _with_draft(config: EngineConfig, args: EngineArguments | None) -> EngineConfig:
-    """Settle the draft model too, if there is one."""
-    if args is None:
-        return config
+def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     try:
         is_own = (args.model, args.revision) == (config.model, config.revision)
-        draft = _settle(args, config.mesh.devices.tolist(), config.checkpoint if is_own else None)
+        return _settle(args, config.mesh.devices.tolist(), config.checkpoint if is_own else None)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
-    check_draft(config, draft)
-    # It shares block tables that lose no blocks.
-    groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
-    features = _features_for(config, draft)
-    draft = dataclasses.replace(draft, kv_groups=groups, reads=features)
-    return dataclasses.replace(config, draft=draft, features=features)
-
-
-def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | None:
-    """Return the features that are kept for a draft head; None for a draft model of another kind."""
-    from jaxllm.execution.feature_group import FeatureGroup
-
-    head, group = draft.model_config.draft_head, shared_group(config)
-    if head is None or group is None:
-        return None
-    return FeatureGroup(size=head.features.size, dtype=config.dtype, block_size=config.block_size, group=group)
 
 
 def _open(args: EngineArguments) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from jaxllm.config.engine_config import EngineConfig
     from jaxllm.config.resolve_pooling import Resolved
+    from jaxllm.execution.feature_group import FeatureGroup
     from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.speculation.drafter import SpeculationSettings
 
@@ -115,7 +117,27 @@ def refuse_head(config: EngineConfig) -> None:
         raise VLLMValidationError(message, parameter="model", value=config.model)
 
 
-def check_draft(config: EngineConfig, draft: EngineConfig) -> None:
+def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
+    """Return the settings of an engine with those of its draft model, or refuse that."""
+    _check_draft(config, draft)
+    # It shares block tables that lose no blocks.
+    groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
+    features = _features_for(config, draft)
+    draft = dataclasses.replace(draft, kv_groups=groups, reads=features)
+    return dataclasses.replace(config, draft=draft, features=features)
+
+
+def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | None:
+    """Return the features that are kept for a draft head; None for a draft model of another kind."""
+    from jaxllm.execution.feature_group import FeatureGroup
+
+    head, group = draft.model_config.draft_head, shared_group(config)
+    if head is None or group is None:
+        return None
+    return FeatureGroup(size=head.features.size, dtype=config.dtype, block_size=config.block_size, group=group)
+
+
+def _check_draft(config: EngineConfig, draft: EngineConfig) -> None:
     """Refuse a draft model that cannot run beside the other model, or has other tokens."""
     problem = _head_problem(config, draft)
     if any(layer.state is not None for layer in draft.model_config.layers):

@@ -23,7 +23,7 @@ _NAMES = ("revision", "quantization", "kv_cache_dtype")
 _SIZES = ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size")
 """The fields of a draft model: names, and numbers from 1 on."""
 _OF_CHECKPOINT = ("revision", "quantization")
-"""Those that are the model's own if its last layer guesses."""
+"""The fields that say what a checkpoint is, which is the model's own with "mtp"."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
 _NO_MODEL = "no draft model takes part"
 _OWN_LAYER = "a layer of the model itself guesses"

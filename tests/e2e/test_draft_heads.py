@@ -14,6 +14,7 @@ import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.scheduling.draft_steps import DraftPlan
 from tests.e2e.inside import core_of, limited
 from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_together, tiny_llm
@@ -118,6 +119,7 @@ def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
     """Embedding and output head are not loaded twice, but for a head that has its own."""
     case, (llm, _, _) = engine
     runner = core_of(llm)._runner
+    assert isinstance(runner, ModelRunner)
     assert runner._draft is not None
     params, own = runner._params, runner._draft._params
     lent = {name for name in ("embed", "lm_head") if own[name]["table"] is params.get(name, params["embed"])["table"]}
@@ -189,7 +191,9 @@ def test_features_are_copied_with_blocks(engine: tuple[str, Engine]) -> None:
 def test_a_reset_engine_guesses_again(engine: tuple[str, Engine]) -> None:
     """After a step was lost the pools of both are made anew."""
     case, (llm, _, guesses) = engine
-    core_of(llm)._runner.reset()
+    runner = core_of(llm)._runner
+    assert runner is not None
+    runner.reset()
     assert llm.reset_prefix_cache()
     golden = read_goldens(case)[0]
     tokens = golden.sequence.tolist()

@@ -88,6 +88,7 @@ def test_log_probabilities_match_hf(case: str) -> None:
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
 def test_all_loops_have_the_same_features(loop: LayerLoop) -> None:
     golden = read_goldens("eagle3")[1]
+    assert golden.logprobs is not None
     logprobs = runner("eagle3", loop)(golden.sequence)
     np.testing.assert_allclose(logprobs, golden.logprobs, rtol=0, atol=TOLERANCE)
 
