@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Check that drafts change no token, over random requests: all sampling fields, grammars, preemption, random company.
 
-    scripts/check_speculation.py [--requests 2000] [--methods ngram suffix draft_model]
+    scripts/check_speculation.py [--requests 2000] [--methods ngram suffix draft_model mtp eagle3]
 
 Each request is run by an engine without drafts, and by one for each method, beside others and with so few KV blocks
-that they preempt each other. Tokens, texts, log-probabilities and ends must be the same to the bit. The model is a tiny
-one with random weights, whose outputs repeat themselves enough for drafts to be right and wrong. It is its own draft
-model too, which would never pay: guesses are taken to cost nothing there.
+that they preempt each other. Tokens, texts, log-probabilities and ends must be the same to the bit. The models are tiny
+ones with random weights, whose outputs repeat themselves enough for drafts to be right and wrong. One is its own draft
+model too, which would never pay: guesses of models are taken to cost nothing here. Those of draft heads with random
+weights would hardly ever be right: they run, and most of what they guess is then replaced by what comes next.
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jaxllm import LLM, RequestOutput, SamplingParams  # noqa: E402
 from jaxllm.sampling_params import StructuredOutputsParams  # noqa: E402
+from jaxllm.scheduling.draft_steps import DraftPlan  # noqa: E402
 from jaxllm.scheduling.speculation import Speculation  # noqa: E402
+from jaxllm.speculation.guesses import ModelGuesses  # noqa: E402
 from tests.e2e.tiny_tokenizer import save_tokenizer  # noqa: E402
 
-MODEL = ROOT / "tests" / "data" / "tiny" / "llama3_tied"
+DATA = ROOT / "tests" / "data"
+MODEL = DATA / "tiny" / "llama3_tied"
 CONTEXT = 256
 TABLE: dict[str, list[Any]] = {
     "temperature": [0.0, 0.0, 0.3, 1.0, 2.0],
@@ -50,11 +55,26 @@ TABLE: dict[str, list[Any]] = {
     "n": [1, 1, 1, 2],
 }
 """The values that each field of a request takes, most of them several times so that most requests use a few."""
-METHODS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
-    "draft_model": {"method": "draft_model", "model": str(MODEL)},
+
+
+class Method(NamedTuple):
+    """A method of speculation, and the model whose tokens are guessed."""
+
+    config: dict[str, Any]
+    model: Path = MODEL
+
+
+METHODS = {
+    "ngram": Method({"method": "ngram"}),
+    "suffix": Method({"method": "suffix"}),
+    "draft_model": Method({"method": "draft_model", "model": str(MODEL)}),
+    "mtp": Method({"method": "mtp"}, DATA / "heads" / "mtp_deepseek_v3"),
+    "eagle3": Method({"method": "eagle3", "model": str(DATA / "heads" / "eagle3")}, DATA / "tiny" / "llama2"),
 }
+HEADS = ("mtp", "eagle3")
+WRONG = 0.2
+"""The part of guesses that stay wrong where they are replaced."""
+type Request = tuple[list[int], SamplingParams]
 GRAMMARS: list[dict[str, Any]] = [
     {"regex": "([a-f0-9]{2}-){1,12}z"},
     {"choice": ["yes yes yes", "no no no", "yes no"]},
@@ -74,10 +94,14 @@ def main() -> int:
     requests = [make_request(random.Random(f"{args.seed} {number}")) for number in range(args.requests)]
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = save_tokenizer(Path(folder))
-        expected, _ = run(requests, tokenizer, args.seed)
-        num_different = 0
+        num_different, references = 0, dict[Path, list[Any]]()
         for method in args.methods:
-            found, counts = run(requests, tokenizer, args.seed + 1, METHODS[method])
+            model = METHODS[method].model
+            if model not in references:
+                references[model], _ = run(requests, tokenizer, args.seed, model)
+            expected = references[model]
+            with guessing(method, requests, expected):
+                found, counts = run(requests, tokenizer, args.seed + 1, model, METHODS[method].config)
             different = [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
             for number in different[:5]:
                 print(f"{method}: request {number} differs: {requests[number]}\n{expected[number]}\n{found[number]}")
@@ -86,7 +110,7 @@ def main() -> int:
     return int(num_different > 0)
 
 
-def make_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
+def make_request(rng: random.Random) -> Request:
     """Return a prompt that repeats itself, and settings that use a few fields."""
     words = [rng.randrange(7, 256) for _ in range(rng.randrange(2, 10))]
     prompt = (words * 20)[: rng.randrange(3, 80)]
@@ -100,7 +124,7 @@ def make_request(rng: random.Random) -> tuple[list[int], SamplingParams]:
 
 
 def run(
-    requests: list[tuple[list[int], SamplingParams]], tokenizer: str, seed: int, drafts: dict[str, Any] | None = None
+    requests: Sequence[Request], tokenizer: str, seed: int, model: Path, drafts: dict[str, Any] | None = None
 ) -> tuple[list[Any], dict[str, int]]:
     """Run all requests in random batches; return all that was computed, exactly, and what was counted."""
     rng, results, position = random.Random(seed), {}, 0
@@ -108,7 +132,7 @@ def run(
     rng.shuffle(order)
     settings: dict[str, Any] = {"max_model_len": CONTEXT, "max_num_seqs": 32, "block_size": 16, "max_logprobs": 5}
     settings |= {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 128, "disable_log_stats": True}
-    with LLM(str(MODEL), tokenizer=tokenizer, speculative_config=drafts, **settings) as llm, free_guesses(drafts):
+    with LLM(str(model), tokenizer=tokenizer, speculative_config=drafts, **settings) as llm:
         while position < len(order):
             some = order[position : position + rng.choice([1, 3, 8, 30])]
             position += len(some)
@@ -121,15 +145,37 @@ def run(
 
 
 @contextmanager
-def free_guesses(drafts: dict[str, Any] | None) -> Iterator[None]:
-    """Take the guesses of a draft model to cost nothing, so that they are made."""
-    cost = Speculation._cost
-    if drafts is not None and "model" in drafts:
+def guessing(method: str, requests: Sequence[Request], expected: Sequence[Any]) -> Iterator[None]:
+    """Take the guesses of a draft model to cost nothing, so that they are made, and let those of heads be right."""
+    cost, take = Speculation._cost, Speculation.take_guesses
+    if method not in ("ngram", "suffix"):
         Speculation._cost = lambda self, num_rows: 0.0  # noqa: ARG005
+    if method in HEADS:
+        answers = {
+            tuple(prompt): [token_ids for token_ids, *_ in outputs]
+            for (prompt, _), (outputs, _) in zip(requests, expected, strict=True)
+        }
+        rng = random.Random(0)
+
+        def take_right(
+            self: Speculation, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float
+        ) -> None:
+            take(self, plan, sampled, seconds)
+            for request in plan.requests[0]:
+                assert isinstance(request.guesses, ModelGuesses)
+                request.guesses.rate = 1 - WRONG
+                count, place = len(request.guesses.after(request.token_ids)), request.num_prompt_tokens
+                prompt, outputs = tuple(request.token_ids[:place]), request.token_ids[place:].tolist()
+                for answer in answers[prompt]:
+                    if answer[: len(outputs)] == outputs:
+                        right = [9 if rng.random() < WRONG else each for each in answer[len(outputs) :][:count]]
+                        request.guesses.take(array("i", right), request.num_tokens)
+
+        Speculation.take_guesses = take_right
     try:
         yield
     finally:
-        Speculation._cost = cost
+        Speculation._cost, Speculation.take_guesses = cost, take
 
 
 def exact(output: RequestOutput) -> Any:

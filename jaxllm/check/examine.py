@@ -77,16 +77,25 @@ def examine(args: EngineArgs, topology: str) -> Report:
 
 def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
-    config = sized.config
-    compiler = StepCompiler(step_config(replace(config, max_model_len=sized.max_model_len)), sized.model, config.mesh)
     programs: list[Program] = []
-    for name, shape in _shapes(compiler).items():
+    for compiler, name, shape in _steps(sized):
         logger.info("compiling %s (%d tokens) with %d KV blocks", name, shape.batch.bucket.num_tokens, sized.num_blocks)
         try:
             programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
         except JaxRuntimeError as error:
             return programs, out_of_memory(error)
     return programs, None
+
+
+def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, StepShape | PoolShape]]:
+    """Yield the programs of most interest by the names of their steps: the model's, and how its draft model guesses."""
+    config = sized.config
+    compiler = StepCompiler(step_config(replace(config, max_model_len=sized.max_model_len)), sized.model, config.mesh)
+    for name, shape in _shapes(compiler).items():
+        yield compiler, name, shape
+    if config.draft is not None and sized.draft is not None:
+        compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
+        yield compiler, "guess", _shapes(compiler)["decode"]
 
 
 def _shapes(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
@@ -190,6 +199,8 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
         state_slots=layout.num_slots,
         state_slot=sum(group.slot_bytes for group in layout.states),
         replicated_params=replicated,
+        draft_params=memory.params - params if memory else 0,
+        draft_block=layout.draft_block_bytes,
     )
 
 

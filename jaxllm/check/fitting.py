@@ -56,6 +56,8 @@ class Fit:
     max_model_len: int
     reason: str | None
     """The reason why it does not fit, or None."""
+    draft: Model | None = None
+    """The draft model, if there is one."""
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
@@ -66,14 +68,14 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])
     model = make_model(config)
     specs = model.param_specs(checkpoint.tensors)
-    memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None
+    memory, num_blocks, max_model_len, reason, draft = None, 0, config.max_model_len, None, None
     try:
         limit = hardware.memory_limit(config.gpu_memory_utilization)
         config = fit_num_seqs(config, specs, limit)
         memory = measure_memory(config, model, specs, limit)
         if config.draft is not None:
-            draft = checked_draft(config, config.draft, specs)
-            memory = beside_draft(memory, measure_memory(config.draft, *draft, limit))
+            draft, draft_specs = checked_draft(config, config.draft, specs)
+            memory = beside_draft(memory, measure_memory(config.draft, draft, draft_specs, limit))
         num_blocks, max_model_len = size_pool(config, memory)
     except VLLMValidationError as error:
         reason = str(error)
@@ -89,6 +91,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         num_blocks=0 if reason else num_blocks,
         max_model_len=max_model_len,
         reason=reason,
+        draft=draft,
     )
 
 

@@ -52,6 +52,10 @@ class MemoryReport:
     """The bytes of a slot, over all layers."""
     replicated_params: list[str]
     """Parameters that every device holds whole, though there are several devices."""
+    draft_params: int = 0
+    """Parameters of the draft model. A draft head shares some with the model, which `params` has."""
+    draft_block: int = 0
+    """The bytes of a block of the draft model's keys and values, and of the features that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

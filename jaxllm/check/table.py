@@ -43,15 +43,20 @@ def _memory(report: Report) -> Iterator[str]:
     memory = report.memory
     rows = [("Memory of each device", "GiB", "bytes")]
     rows += [_bytes_row("the engine may use", memory.limit), _bytes_row("parameters", memory.params)]
+    if memory.draft_params:
+        rows.append(_bytes_row("parameters of the draft model", memory.draft_params))
     if memory.scratch is not None:
         rows.append(_bytes_row("scratch of the largest step", memory.scratch))
     if memory.num_blocks:
-        left = memory.limit - memory.params - (memory.scratch or 0) - memory.kv_cache
+        left = memory.limit - memory.params - memory.draft_params - (memory.scratch or 0) - memory.kv_cache
         size = report.engine["block_size"]
         rows += [_bytes_row(_blocks(group, size), group.num_blocks * group.block) for group in memory.groups]
         if memory.state_slots:
             name = f"{memory.state_slots:,} slots of recurrent state, {memory.state_slot:,} bytes each"
             rows.append(_bytes_row(name, memory.state_slots * memory.state_slot))
+        if memory.draft_block:
+            name = f"{memory.num_blocks:,} blocks of the draft model, {memory.draft_block:,} bytes each"
+            rows.append(_bytes_row(name, memory.num_blocks * memory.draft_block))
         rows.append(_bytes_row("left over", left))
     yield from _table(rows)
     if memory.replicated_params:

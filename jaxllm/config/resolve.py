@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -145,9 +146,14 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
 
 
 def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
+    from jaxllm.loading.open import open_config
+
     try:
-        is_own = (args.model, args.revision) == (config.model, config.revision)
-        return _settle(args, config.mesh.devices.tolist(), config.checkpoint if is_own else None)
+        checkpoint = config.checkpoint if (args.model, args.revision) == (config.model, config.revision) else None
+        if checkpoint is None and not config.checkpoint.tensors:  # the weights of neither are looked at
+            where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
+            checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
+        return _settle(args, config.mesh.devices.tolist(), checkpoint)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 

@@ -90,8 +90,12 @@ def _lent_to(config: EngineConfig, draft: EngineConfig, specs: Mapping[str, Para
         return {}
     tensors, lent = draft.checkpoint.tensors, {}
     for path, spec in make_model(draft).param_specs(tensors).items():
-        if path in TABLES and (draft.checkpoint is config.checkpoint or spec.sources[0] not in tensors):
-            lent[path] = specs.get(path, specs["embed.table"])
+        if path not in TABLES:
+            continue
+        table = specs.get(path, specs["embed.table"])
+        is_own = draft.checkpoint is not config.checkpoint and spec.sources[0] in tensors
+        if not is_own and table.shape == spec.shape:
+            lent[path] = table
     return lent
 
 
