@@ -26,9 +26,12 @@ from jaxllm.models import ParamSpec
 from pallas_kernels.weights.held import Quantized
 from tests.e2e.adapter_data import CASES as ADAPTED
 from tests.e2e.adapter_data import SETTINGS, generate, golden_of, logprobs_of, prompt_of, request
+from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
+from tests.models.heads import model_folder
+from tests.models.heads import read_goldens as read_head_goldens
 from tests.models.tiny import folder, read_goldens
 
 NUM_DEVICES = 8
@@ -55,6 +58,7 @@ QUANTIZED = (
     "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
 )  # fmt: skip
 """Tiny checkpoints of formats that differ in what they are made of."""
+HEAD_CASES = ("eagle3", "mtp_deepseek_v3")
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
     "block_size": 16,
@@ -135,6 +139,20 @@ def with_adapters(case: str, size: int) -> dict[str, Any]:
         output, _ = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
     error = float(np.abs(logprobs_of(output) - golden.logprobs).max())
     return {"expected": golden.tokens, "got": list(output.outputs[0].token_ids), "error": error}
+
+
+def with_head(case: str, size: int) -> list[dict[str, list[int]]]:
+    """Return what HF's parts guess after each sequence of a draft head's goldens, and what the head guesses."""
+    arguments: dict[str, Any] = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 33}
+    arguments["speculative_config"] = head_config(case)
+    goldens = read_head_goldens(case)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    with tiny_llm(str(model_folder(case)), tensor_parallel_size=size, **arguments) as (llm, scheduler):
+        guesses = Guesses(scheduler)
+        for golden in goldens:  # alone, the first guesses are of what follows a request's second token
+            run_together(llm, [Job(golden.sequence[:-2].tolist(), params)])
+    got = [guesses.seen[tuple(golden.sequence.tolist())] for golden in goldens]
+    return [{"expected": each.guesses.tolist(), "got": own} for each, own in zip(goldens, got, strict=True)]
 
 
 def in_int8(size: int, model: str) -> list[Any]:
@@ -249,6 +267,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
     found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
     found["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
+    found["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
     found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
     found["quantized"] = {case: {size: as_quantized(size, case) for size in (1, 2)} for case in QUANTIZED}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.scheduling.draft_steps import DraftPlan
+from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of, limited
 from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_together, tiny_llm
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
@@ -23,7 +22,6 @@ from tests.models.tiny import folder
 
 pytestmark = [pytest.mark.usefixtures("quick_compile"), pytest.mark.families]
 
-MOST = 4
 FULL = ("eagle3", "mtp_deepseek_v3")
 """The cases in which whole workloads are run."""
 SETTINGS: dict[str, Any] = {
@@ -40,12 +38,6 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "prompt_logprobs": 2},
     {"temperature": 1.0, "logit_bias": {20: 4.0}, "min_tokens": 6, "stop_token_ids": [20, 21]},
 )
-
-
-def settings_of(case: str) -> dict[str, Any]:
-    """Return what an engine's speculation is to be."""
-    own = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
-    return own | {"num_speculative_tokens": MOST}
 
 
 def start(case: str, **arguments: Any) -> Any:
@@ -66,41 +58,12 @@ def make_jobs() -> list[Job]:
 JOBS = make_jobs()
 
 
-class Guesses:
-    """Keeps what an engine's head guesses, and may replace it by guesses that are mostly right."""
-
-    def __init__(self, scheduler: RecordingScheduler) -> None:
-        speculation = scheduler._speculation
-        assert speculation is not None
-        self.speculation, self._take = speculation, speculation.take_guesses
-        speculation._cost = lambda num_rows: 0.0  # they are always worth it
-        speculation.take_guesses = self.take
-        self.answers: dict[tuple[int, ...], list[int]] = {}
-        """The whole answers to prompts."""
-        self.seen: dict[tuple[int, ...], list[int]] = {}
-        """The guesses after each request's tokens."""
-        self._random = random.Random(3)
-
-    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
-        self._take(plan, sampled, seconds)
-        for request in plan.requests[0]:
-            assert request.guesses is not None
-            tokens = tuple(request.token_ids)
-            if guesses := request.guesses.after(request.token_ids).tolist():
-                self.seen[tokens] = guesses
-                answer = self.answers.get(tokens[: request.num_prompt_tokens], [])
-                right = answer[request.num_output_tokens :][: len(guesses)]
-                mixed = [50 if self._random.random() < 0.2 else each for each in right] or guesses
-                request.guesses.rate = 0.9  # they go on being worth it
-                request.guesses.take(array("i", mixed), request.num_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 type Engine = tuple[LLM, RecordingScheduler, Guesses]
 
 
 @pytest.fixture(scope="module", params=CASES)
 def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine]]:
-    with start(request.param, speculative_config=settings_of(request.param)) as (llm, scheduler):
+    with start(request.param, speculative_config=head_config(request.param)) as (llm, scheduler):
         yield request.param, (llm, scheduler, Guesses(scheduler))
 
 

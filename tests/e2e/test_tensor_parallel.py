@@ -17,7 +17,7 @@ from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import Model, get_family
 from tests.e2e.adapter_data import CASES as ADAPTED
-from tests.e2e.tensor_parallel_runs import FAMILIES, QUANTIZED
+from tests.e2e.tensor_parallel_runs import FAMILIES, HEAD_CASES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
@@ -113,6 +113,13 @@ def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> 
 def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
     assert len(found["families"][case]) == 3
     for pair in found["families"][case]:
+        assert pair["got"] == pair["expected"]
+
+
+@pytest.mark.parametrize("case", HEAD_CASES)
+def test_draft_heads_guess_as_hf_does(found: dict[str, Any], case: str) -> None:
+    assert len(found["heads"][case]) == 3
+    for pair in found["heads"][case]:
         assert pair["got"] == pair["expected"]
 
 

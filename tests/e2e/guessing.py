@@ -1,0 +1,50 @@
+"""Tests look at what draft heads guess, and make them guess right, here."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.scheduling.draft_steps import DraftPlan
+from tests.e2e.tiny_engine import RecordingScheduler
+from tests.models.heads import HEADS
+
+MOST = 4
+"""The guesses about a request at a time, as many as the goldens have."""
+
+
+def head_config(case: str) -> dict[str, Any]:
+    """Return what an engine's speculation is to be."""
+    own = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
+    return own | {"num_speculative_tokens": MOST}
+
+
+class Guesses:
+    """Keeps what an engine's head guesses, and may replace it by guesses that are mostly right."""
+
+    def __init__(self, scheduler: RecordingScheduler) -> None:
+        speculation = scheduler._speculation
+        assert speculation is not None
+        self.speculation, self._take = speculation, speculation.take_guesses
+        speculation._cost = lambda num_rows: 0.0  # they are always worth it
+        speculation.take_guesses = self.take
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        """The whole answers to prompts."""
+        self.seen: dict[tuple[int, ...], list[int]] = {}
+        """The guesses after each request's tokens."""
+        self._random = random.Random(3)
+
+    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+        self._take(plan, sampled, seconds)
+        for request in plan.requests[0]:
+            assert request.guesses is not None
+            tokens = tuple(request.token_ids)
+            if guesses := request.guesses.after(request.token_ids).tolist():
+                self.seen[tokens] = guesses
+                answer = self.answers.get(tokens[: request.num_prompt_tokens], [])
+                right = answer[request.num_output_tokens :][: len(guesses)]
+                mixed = [50 if self._random.random() < 0.2 else each for each in right] or guesses
+                request.guesses.rate = 0.9  # they go on being worth it
+                request.guesses.take(array("i", mixed), request.num_tokens)  # pyright: ignore[reportAttributeAccessIssue]
