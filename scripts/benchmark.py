@@ -58,7 +58,7 @@ from benchmarking.caching import caching
 from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
 from benchmarking.checkpoint import checkpoint
 from benchmarking.compare import compare
-from benchmarking.contestants import in_int8, jaxllm, peers
+from benchmarking.contestants import in_int8, jaxllm, lookups, peers
 from benchmarking.embedding import DTYPES, with_whole_length
 from benchmarking.embedding import compare as compare_embeddings
 from benchmarking.embedding import contestants as embedders
@@ -192,7 +192,6 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
     (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
     model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
-    folder_of_hf = checkpoint(gguf, args.hf_python) if mode == "speculation" and args.hf_python else None
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         if mode == "sweep":
@@ -201,9 +200,11 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         if mode == "workloads":
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         if mode == "speculation":
-            hf = (args.hf_python, folder_of_hf) if folder_of_hf else None
+            pythons = {peer: getattr(args, f"{peer}_python") for peer in PEERS}
+            # Those that read safetensors need a folder.
+            folder = checkpoint(gguf, args.hf_python) if args.hf_python or args.vllm_python else gguf
             options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
-            options |= {"draft_model": args.draft_model, "hf": hf}
+            options |= {"draft_model": args.draft_model, "others": lookups(folder, gguf, dtype, **pythons)}
             return {mode: speculation(model, dtype, **options, keep=lambda rows: keep({mode: rows}))}
         others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
         ours = jaxllm(model, dtype)

@@ -11,6 +11,10 @@ from benchmarking.worker import Worker
 
 LOOKUP = 10
 """The drafts of HF's prompt lookup, as its documentation has them."""
+LLAMACPP_LOOKUP = 2
+"""Those of llama-cpp-python's, as it advises for CPUs."""
+VLLM_LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+"""Those of vLLM's, as in its documentation."""
 KV_BYTES = 1 << 30
 """The size of the KV cache, where it is fixed; it holds all requests of the offline workload at once."""
 
@@ -42,11 +46,23 @@ def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
     return Contestant("jaxllm", "jaxllm", "vllm_api", sys.executable, settings)
 
 
-def hf_lookup(python: str, model: Path, dtype: str) -> dict[str, Contestant]:
-    """Return HF of an environment as it is, and with prompt lookup."""
-    common = {"model": str(model), "dtype": dtype, "continuous": False}
-    plain = Contestant("hf", "HF", "transformers_api", python, common)
-    return {"plain": plain, "lookup": replace(plain, name="hf_lookup", settings=common | {"lookup_tokens": LOOKUP})}
+def lookups(
+    model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
+) -> dict[str, tuple[Contestant, Contestant]]:
+    """Return those whose Python is given, each as it is, and with prompt lookup."""
+    found = {}
+    for plain in peers(model, gguf, dtype, vllm=vllm, hf=hf, llamacpp=llamacpp):
+        match plain.name:
+            case "vllm":
+                own: dict[str, Any] = {"engine": plain.settings["engine"] | {"speculative_config": VLLM_LOOKUP}}
+            case "hf_static":
+                own = {"lookup_tokens": LOOKUP}
+            case "llamacpp":
+                own = {"lookup_tokens": LLAMACPP_LOOKUP}
+            case _:
+                continue
+        found[plain.name] = plain, replace(plain, settings=plain.settings | own)
+    return found
 
 
 def in_int8(contestant: Contestant) -> Contestant:

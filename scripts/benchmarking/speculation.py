@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarking.contestants import Contestant, hf_lookup
+from benchmarking.contestants import Contestant
 from benchmarking.worker import BenchmarkError
 
 CODE = '''\
@@ -69,13 +69,13 @@ def speculation(
     quick: bool,
     scratch: Path,
     keep: Callable[[Mapping[str, Any]], object],
-    hf: tuple[str, Path] | None,
+    others: Mapping[str, tuple[Contestant, Contestant]],
     draft_model: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return each text's tokens/s by every method, in turns, and the median of the ratios to none.
 
-    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. With
-    `draft_model` that is one of the methods. Raises BenchmarkError if outputs differ.
+    `keep` is given the rows as they come; `others` are libraries without prompt lookup and with it, which are for the
+    greedy texts alone. With `draft_model` that is one of the methods. Raises BenchmarkError if outputs differ.
     """
     from jaxllm import LLM
 
@@ -98,11 +98,11 @@ def speculation(
     finally:
         for engine in engines.values():
             engine.shutdown()
-    if hf is not None:
-        found = _of_hf(hf_lookup(*hf, dtype), {name: prompts[name] for name in TEXTS if not TEXTS[name].temperature},
-                       length, rounds, scratch)  # fmt: skip
-        for name, row in found.items():
+    greedy = {name: prompts[name] for name in TEXTS if not TEXTS[name].temperature}
+    for other, contestants in others.items():
+        for name, row in _of_other(other, contestants, greedy, length, rounds, scratch).items():
             figures[f"one stream, {name}"] |= row
+        keep(figures)
     return figures
 
 
@@ -149,22 +149,26 @@ def _compare(engines: Mapping[str, Any], jobs: Sequence[tuple[list[int], float, 
     return row
 
 
-def _of_hf(
-    contestants: Mapping[str, Contestant], prompts: Mapping[str, list[int]], length: int, rounds: int, scratch: Path
+def _of_other(
+    other: str,
+    contestants: tuple[Contestant, Contestant],
+    prompts: Mapping[str, list[int]],
+    length: int,
+    rounds: int,
+    scratch: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Return the same of transformers' prompt lookup, which is for greedy texts one at a time."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for kind, contestant in contestants.items():
+    """Return the same of another library, without prompt lookup and with it, one process after the other."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name in prompts}
+    for contestant in contestants:
         with contestant.start(scratch) as worker:
             for name, ids in prompts.items():
                 worker.call("generate", [ids], [8])
-                times = [worker.call("generate", [ids], [length]).seconds for _ in range(max(2, rounds // 2))]
-                seconds[kind, name] = times
+                count = max(2, rounds // 2)
+                seconds[name].append([worker.call("generate", [ids], [length]).seconds for _ in range(count)])
     rows = {}
-    for name in prompts:
-        plain, lookup = seconds["plain", name], seconds["lookup", name]
-        rows[name] = {"hf_tokens_s": _rate(length, plain), "hf_lookup_tokens_s": _rate(length, lookup)}
-        rows[name]["hf_lookup_times"] = _ratio([statistics.median(plain)], [statistics.median(lookup)])
+    for name, (plain, lookup) in seconds.items():
+        rows[name] = {f"{other}_tokens_s": _rate(length, plain), f"{other}_lookup_tokens_s": _rate(length, lookup)}
+        rows[name][f"{other}_lookup_times"] = _ratio([statistics.median(plain)], [statistics.median(lookup)])
     return rows
 
 

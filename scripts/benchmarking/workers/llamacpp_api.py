@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import platform
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from protocol import serve
 
 CONTEXT = 640
@@ -103,6 +105,24 @@ class Model:
                 yield from np.ctypeslib.as_array(logits, (asked, self.vocab_size))
 
 
+class Lookup:
+    """The same with prompt lookup, which llama-cpp-python has in Python above the C API."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=settings["lookup_tokens"])
+        threads = len(os.sched_getaffinity(0))
+        self.model = llama_cpp.Llama(
+            settings["gguf"], n_ctx=CONTEXT, n_batch=BATCH, n_threads=threads, draft_model=draft, verbose=False
+        )
+
+    def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+        """Continue each prompt greedily by so many tokens, one after the other."""
+        return [
+            list(itertools.islice(self.model.generate(prompt, temp=0.0), length))
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+
+
 def _losses(rows: Iterator[np.ndarray], text: list[int]) -> Iterator[float]:
     """Yield -log p of each token after the row that foretells it."""
     for row, token in zip(rows, text[1:], strict=False):
@@ -111,4 +131,4 @@ def _losses(rows: Iterator[np.ndarray], text: list[int]) -> Iterator[float]:
 
 
 if __name__ == "__main__":
-    serve(Model)
+    serve(lambda settings: Lookup(settings) if "lookup_tokens" in settings else Model(settings))
