@@ -10,8 +10,9 @@ class FeatureSpec(NamedTuple):
     """The features that a draft head reads of each token."""
 
     layers: tuple[int, ...]
-    """The residual stream before each of these layers, side by side; one past the last layer is the stream after it.
-    Empty for the normed hidden state, from which logits are read."""
+    """Numbers of layers: the features are the residual stream that goes into each of them, side by side in this order,
+    and the number of layers stands for the stream that comes out of the last. Empty for the hidden state after the
+    final norm."""
     size: int
     """How many numbers a token's features are."""
 
@@ -26,4 +27,4 @@ class DraftHead:
     num_guessed_ids: int | None = None
     """How many of the ids it can guess; None for all."""
     norms_stream: bool = False
-    """Its residual stream begins with features that are normed."""
+    """Its residual stream begins with features after their norm, not before it."""

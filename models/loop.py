@@ -119,8 +119,8 @@ def run_layers(
     stream: Stream,
     tapped: Sequence[int] = (),
 ) -> tuple[Stream, Array | None]:
-    """Take the stream through all layers; return it, and what it was before each of the `tapped` layers, [n, t, d], of
-    which one past the last layer stands for the end.
+    """Take the stream through all layers; return it, and what it was before each of the `tapped` layers, [n, t, d], all
+    of them different. The number of layers stands for the end.
 
     `weights` is a tuple, with an entry for each kind if they are stacked, else for each layer; `bodies` has one for
     each kind.

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -45,13 +44,13 @@ Params = Mapping[str, Any]
 
 
 class Forward(NamedTuple):
-    """What a step's tokens come to."""
+    """What `Model.forward` gives."""
 
     hidden_td: Array
-    """The hidden states, from which logits are read, or what is pooled."""
+    """The hidden states, [t, d], which logits are read off: after the final norm, but in an EAGLE-3 head before it."""
     pools: tuple[Any, ...]
     features_tf: Array
-    """What a draft head reads: the hidden states, unless the model has other `features`."""
+    """What a draft head reads, [t, f], as `Model.features` says; `hidden_td` if that names no layers."""
 
 
 class Model:
@@ -59,8 +58,7 @@ class Model:
 
     `formats` has those of the checkpoint's tensors that are held as they are, by HF name. The embedding and all other
     matmuls' weights but routers' are rounded when they are loaded if `quantization` is one of `METHODS`. `features` are
-    what a draft head reads of the model. If it is a draft head itself, `lent` are the specs of its parameters that are
-    those of the model whose tokens it guesses.
+    what a draft head reads of the model.
     """
 
     def __init__(
@@ -74,13 +72,14 @@ class Model:
         ops: Ops | None = None,
         adapter_shape: AdapterShape | None = None,
         features: FeatureSpec | None = None,
-        lent: Mapping[str, ParamSpec] = MappingProxyType({}),
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.ops = ops or Ops(Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_shape, self.features, self.lent = adapter_shape, features, lent
+        self.adapter_shape, self.features = adapter_shape, features
+        self.lent: Mapping[str, ParamSpec] = {}
+        """The specs of a draft head's parameters that are those of the model whose tokens it guesses."""
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
@@ -172,6 +171,12 @@ class Model:
         other.ops = ops
         return other
 
+    def with_lent(self, specs: Mapping[str, ParamSpec]) -> Model:
+        """Return the draft head with parameters of the model whose tokens it guesses in place of its own."""
+        other = copy.copy(self)
+        other.lent = specs
+        return other
+
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
         """Return glob patterns of checkpoint tensors that this model knowingly leaves out.
@@ -238,8 +243,8 @@ class Model:
         attention: Sequence[Callable[..., tuple[Array, Any]]],
         features_td: Array | None = None,
     ) -> Forward:
-        """Run the step's tokens through all layers. A draft head takes `features_td`, from `read_features` or its last
-        hidden states.
+        """Run the step's tokens through all layers. A draft head takes `features_td`, those of `read_features`, or in
+        the rows of guesses its own hidden states.
 
         Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
         groups. For groups with recurrent state they are `StatePools`, a `StateBatch`, and functions called as

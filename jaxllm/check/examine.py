@@ -94,7 +94,8 @@ def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, StepShape | PoolShap
     for name, shape in _shapes(compiler).items():
         yield compiler, name, shape
     if config.draft is not None and sized.draft is not None:
-        compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
+        draft = replace(config.draft, max_model_len=min(config.draft.max_model_len, sized.max_model_len))
+        compiler = StepCompiler(step_config(draft), sized.draft, config.mesh)
         yield compiler, "guess", _shapes(compiler)["decode"]
 
 

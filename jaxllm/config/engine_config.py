@@ -101,10 +101,8 @@ class EngineConfig:
     """How tokens are guessed ahead; None if they are not."""
     draft: EngineConfig | None = None
     """The settings of the draft model, which runs on the same devices; None if no model guesses."""
-    features: FeatureGroup | None = None
-    """The features that are kept for the draft model, if that is a draft head; None if none are."""
     reads: FeatureGroup | None = None
-    """The features of the other model that this one reads, if this is a draft head."""
+    """The features of the other model that this one reads, if this is a draft head; None for other models."""
     enable_lora: bool
     max_loras: int
     max_lora_rank: int

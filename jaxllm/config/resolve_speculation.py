@@ -65,7 +65,7 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             model=model,
             revision=args.revision if is_own else given.revision,
             hf_overrides=_head_overrides(args, config, given.drafter),
-            # Features and tables are the model's.
+            # Features and shared tables have the model's dtype.
             dtype=config.dtype if given.drafter in HEADS else "auto",
             runner="generate",
             generation_config="vllm",
@@ -98,6 +98,9 @@ def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) ->
 
     architecture = config.model_config.architecture
     match method:
+        case "mtp" if config.checkpoint.is_gguf:
+            message = f"{GROUP}: method='mtp' is for safetensors: a GGUF file's further layers are not read."
+            raise VLLMValidationError(message, parameter=GROUP, value=method)
         case "mtp" if architecture in MTP_HEADS:
             return {**args.hf_overrides, "architectures": [MTP_HEADS[architecture]]}
         case "mtp":
@@ -122,9 +125,8 @@ def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
     _check_draft(config, draft)
     # It shares block tables that lose no blocks.
     groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
-    features = _features_for(config, draft)
-    draft = dataclasses.replace(draft, kv_groups=groups, reads=features)
-    return dataclasses.replace(config, draft=draft, features=features)
+    draft = dataclasses.replace(draft, kv_groups=groups, reads=_features_for(config, draft))
+    return dataclasses.replace(config, draft=draft)
 
 
 def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | None:
@@ -134,7 +136,14 @@ def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | N
     head, group = draft.model_config.draft_head, shared_group(config)
     if head is None or group is None:
         return None
-    return FeatureGroup(size=head.features.size, dtype=config.dtype, block_size=config.block_size, group=group)
+    size, num_shards = head.features.size, config.mesh.size
+    return FeatureGroup(
+        size=size,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        group=group,
+        num_shards=num_shards if size % num_shards == 0 else 1,
+    )
 
 
 def _check_draft(config: EngineConfig, draft: EngineConfig) -> None:
@@ -159,14 +168,12 @@ def _head_problem(config: EngineConfig, draft: EngineConfig) -> str | None:
     if head is None:
         return None
     if config.speculation.method not in HEADS:
-        return "is a draft head, which needs method='eagle3'"
+        return "is a draft head, which needs method='eagle3' or 'mtp'"
     num_read = max(1, len(head.features.layers)) * model.hidden_size
     if head.features.size != num_read:
         return f"reads {head.features.size} numbers of each token, and {config.model} has {num_read}"
     if any(not 0 <= layer <= model.num_layers for layer in head.features.layers):
         return f"reads layers {head.features.layers}, and {config.model} has {model.num_layers}"
-    if draft.model_config.hidden_size != model.hidden_size:
-        return f"has embeddings of {draft.model_config.hidden_size} numbers, and {config.model} of {model.hidden_size}"
     return None
 
 

@@ -1,7 +1,7 @@
 """The caches of a model: keys and values, latents and recurrent states, with the ops that read and write them.
 
 There is one array, or a few, for each cache group. Layers that attend come first, as in `LayerPlan.groups`, then those
-with recurrent state.
+with recurrent state. If there is a draft head, the pool of the features that it reads is the last.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Caches:
         return pools[: len(self._ops)]
 
     def with_features(self, layers: Pools, pools: Pools, features_tf: Array, inputs: PackedInputs) -> Pools:
-        """Return the pools after a step: those of the layers, and of the `pools` before it that of features, with those
-        of the step's tokens.
+        """Return a step's pools: those of `layers`, and the pool of features, the last of `pools`, with the step's
+        `features_tf` written to their slots. Without a draft head they are those of `layers` alone.
         """
         group = self._layout.features
         if group is None:
@@ -89,7 +89,8 @@ class Caches:
         attention = zip(self._attention, pools, strict=False)
         of_keys = (jax.tree.map(lambda _, op=op: pool_spec(is_cut=op.cuts_pool), pool) for op, pool in attention)
         of_states = map(state_pool_specs, pools[len(self._attention) : len(self._ops)])
-        return (*of_keys, *of_states, *[PartitionSpec()] * (len(pools) - len(self._ops)))
+        features = self._layout.features
+        return (*of_keys, *of_states, *([] if features is None else [features.cut]))
 
     def make(self, num_blocks: int) -> Pools:
         """Make the pools of `specs`; traced."""

@@ -238,7 +238,7 @@ class StepCompiler:
             self.tokens_spec(),
             *buffers,
             self.rare_spec(key.batch.bucket) if key.is_full else None,
-            *([] if reads is None else [self._replicated(reads.pool_spec(num_blocks).shape, reads.dtype)]),
+            *([] if reads is None else [reads.whole_spec(num_blocks, self.mesh)]),
         )
         outputs = (
             DeviceState(pool_shardings, everywhere if key.is_full else None, everywhere if self._is_head else None),

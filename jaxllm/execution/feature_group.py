@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .mesh import MODEL_AXIS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureGroup:
-    """The form of a pool of features [blocks, block size, f], which each device has whole."""
+    """The form of a pool of features [blocks, block size, f], of whose numbers each device has a share."""
 
     size: int
     """How many numbers a token's features are."""
@@ -21,15 +24,27 @@ class FeatureGroup:
     block_size: int
     group: int
     """The cache group whose block tables it shares, with as many blocks."""
+    num_shards: int = 1
 
     @property
     def block_bytes(self) -> int:
-        """Return the bytes of a block."""
+        """Return the bytes of a block on one device."""
         return math.prod(self.pool_spec(1).shape) * jnp.dtype(self.dtype).itemsize
 
+    @property
+    def cut(self) -> PartitionSpec:
+        """Return how the pool is spread over devices."""
+        return PartitionSpec(None, None, MODEL_AXIS if self.num_shards > 1 else None)
+
     def pool_spec(self, num_blocks: int) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of the pool."""
-        return jax.ShapeDtypeStruct((num_blocks, self.block_size, self.size), jnp.dtype(self.dtype))
+        """Return shape and dtype of one device's share of the pool."""
+        shape = num_blocks, self.block_size, self.size // self.num_shards
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))
+
+    def whole_spec(self, num_blocks: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+        """Return shape, dtype and sharding of the whole pool."""
+        spec, sharding = self.pool_spec(num_blocks), NamedSharding(mesh, self.cut)
+        return jax.ShapeDtypeStruct((*spec.shape[:2], self.size), spec.dtype, sharding=sharding)
 
     def write(self, pool: Array, features_tf: Array, slots_t: Array) -> Array:
         """Return the pool, which is donated, with the features of a step's tokens."""

@@ -1,9 +1,9 @@
 """The step of a draft head is one pure function from parameters, pools, features and packed inputs to guesses.
 Everything in it is traced.
 
-A head's token at a position is the one after it: it reads what the model has made of the position together with the
-token that came next, and guesses the token after that. Where that next token is a guess of its own, the model has made
-nothing of the position yet, and the head's own hidden state takes the features' place.
+At position p a head takes the model's features of p and the token at p + 1, and guesses the token at p + 2. Where the
+token at p + 1 is a guess itself, the model has no features of p yet, and the head's hidden state of the step before
+takes their place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def run_head_step(
     few_rows: int | None = None,
     skips_unused: bool = True,
 ) -> tuple[DeviceState, StepOutput]:
-    """Run one step, as `run_step` does, over the pool of `features` that `reads` is the form of."""
+    """Run one step, as `run_step` does; `features` is the model's pool of them, which `reads` describes. It is not
+    donated.
+    """
     assert rare is None  # guesses follow no rules
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)

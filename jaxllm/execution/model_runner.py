@@ -144,7 +144,7 @@ class ModelRunner:
         self._params = {**self._params, "adapters": adapters}
 
     @running()
-    def run(self, plan: StepPlan, masks: Sequence[RowMask | None], *features: Array) -> Running:
+    def run(self, plan: StepPlan, masks: Sequence[RowMask | None], features: Array | None = None) -> Running:
         """Start a step and return at once, unless its program has yet to be compiled.
 
         `masks` say which ids each row may sample; None stands for all. A draft head's step reads `features`, a pool.
@@ -162,8 +162,8 @@ class ModelRunner:
         if host is not None:
             host.before_step(plan.chunks)
         state = DeviceState(self._pools, self._get_counts() if inputs.is_full else None, self._hidden)
-        buffers = inputs.ints, inputs.floats, self._rare(inputs)
-        state, output = program(self._params, state, self._previous_tokens, *buffers, *features)
+        rest = inputs.ints, inputs.floats, self._rare(inputs), *([] if features is None else [features])
+        state, output = program(self._params, state, self._previous_tokens, *rest)
         self._pools, self._hidden = state.pools, state.hidden_sd
         if inputs.is_full:
             self._counts = state.counts_cv
@@ -173,8 +173,8 @@ class ModelRunner:
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
         """Run steps of the draft model and wait for them; return the tokens that each one's chunks have sampled."""
         assert self._draft is not None
-        features = self._pools[-1:] if self.compiler.config.features else ()
-        running = [self._draft.run(plan, [None] * plan.num_rows, *features) for plan in steps]
+        features = self._pools[-1] if self.compiler.config.features else None
+        running = [self._draft.run(plan, [None] * plan.num_rows, features) for plan in steps]
         return [step.result().token_ids for step in running]
 
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:

@@ -29,8 +29,8 @@ class DraftModelLimits:
     vocab_size: int
     """The ids that the other model knows: it may know more."""
     shift: int = 0
-    """How many places after a position the token is that it reads there: 1 for a draft head, which reads the other
-    model's features of the position too."""
+    """1 for a draft head, which at position p takes the other model's features of p and the token at p + 1; 0 for draft
+    models of other kinds, which take the token at p."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

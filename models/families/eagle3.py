@@ -1,9 +1,9 @@
 """EAGLE-3 heads: one layer that guesses a model's next token from its features at three depths.
 
 Attention reads the embedding of a token beside the features of the token before it, projected to one hidden state; the
-residual stream is that of the features alone. As the head is asked again for the guess after its first one, it reads
-the stream that it ended with in place of the model's features. Heads are checkpoints of their own, with the ids that
-they can guess: often only the most frequent of the model's.
+residual stream is that of the features alone. For each further guess in a row the model has no features yet: the stream
+that the head ended with takes their place. Heads are checkpoints of their own, with the ids that they can guess: often
+only the most frequent of the model's.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class EagleFrame(nnx.Module):
         self.fuse = declare((d, cfg.draft_head.features.size), ("embed", "features"), dtype, 1)
         self.final_norm = RMSNorm(d, "embed", cfg, dtype)
         self.lm_head = Embedding(cfg if num_ids is None else replace(cfg, vocab_size=num_ids), dtype)
+        # The head's i-th id is the model's id i + offset i.
         self.id_offsets = None if num_ids is None else declare((num_ids,), ("ids",), jnp.int32)
 
     def read_features(self, features_tf: Array) -> Array:
@@ -105,15 +106,10 @@ def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
     `num_target_layers`, the layers of the model whose tokens it guesses, decides at which depths it reads features
     unless it says so itself.
     """
+    is_speculators = "transformer_layer_config" in hf
     hf = read_mapping(hf, "transformer_layer_config") | dict(hf)
-    require(hf, num_hidden_layers=1, norm_before_fc=False)
-    eagle = read_mapping(hf, "eagle_config")
-    require(eagle, use_aux_hidden_state=True)
-    name = "eagle_aux_hidden_state_layer_ids"
-    depths = read_ints(hf, name) or read_ints(eagle, name)
-    if not depths:
-        num_layers = read_int(hf, "num_target_layers", minimum=6)
-        depths = 2, num_layers // 2, num_layers - 3
+    require(hf, num_hidden_layers=1, norm_before_fc=False, norm_output=False, layer_types=["full_attention"])
+    depths = _read_depths(hf)
     bias, vocab_size = read_bool(hf, "attention_bias"), read_int(hf, "vocab_size")
     num_ids = read_int(hf, "draft_vocab_size", vocab_size, maximum=vocab_size)
     features = FeatureSpec(depths, len(depths) * read_int(hf, "target_hidden_size", read_int(hf, "hidden_size")))
@@ -127,9 +123,26 @@ def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
         draft_head=DraftHead(
             features=features,
             num_guessed_ids=None if num_ids == vocab_size else num_ids,
-            norms_stream=read_bool(hf, "norm_before_residual"),
+            norms_stream=read_bool(hf, "norm_before_residual", is_speculators),
         ),
     )
+
+
+def _read_depths(hf: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers that the features are the inputs of."""
+    eagle, name = read_mapping(hf, "eagle_config"), "eagle_aux_hidden_state_layer_ids"
+    require(eagle, use_aux_hidden_state=True)
+    given = read_ints(hf, name) or read_ints(eagle, name)
+    if given:
+        # Some name the layers whose outputs are read. Their first is 1, as the usual depths begin with layer 2's input.
+        return tuple(layer + 1 for layer in given) if given[0] == 1 else given
+    if hf.get("num_target_layers") is None:
+        raise ValueError(
+            "it is a draft head, which guesses another model's tokens: name that model, and the head in "
+            "speculative_config with method='eagle3'"
+        )
+    num_layers = read_int(hf, "num_target_layers", minimum=7)
+    return 2, num_layers // 2, num_layers - 3
 
 
 EAGLE3 = Family(
@@ -138,7 +151,7 @@ EAGLE3 = Family(
     layer=EagleLayer,
     frame=EagleFrame,
     prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
-    marks=("layers.attn_norm.scale",),
+    marks=("layers.attn.q",),
     # Which ids it can guess is said twice; and a head that can guess all may say that too.
     leaves_out=("t2d", "d2t"),
 )

@@ -1,8 +1,8 @@
 """Heads that predict the token after the next (MTP): a layer that DeepSeek V3 and GLM-4.5 keep after their last.
 
 The layer is one of the model's own kind. Its input is the model's hidden state of a token beside the embedding of the
-token that follows, each normed and both projected together; embedding and output head are the model's. As it is asked
-again for the guess after its first one, it reads its own hidden state in place of the model's.
+token that follows, each normed and both projected together; embedding and output head are the model's. For each further
+guess in a row the model has no hidden state yet: the head's own, after its norm, takes its place.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.model_runner import ModelRunner
+from pallas_kernels.weights.held import Quantized
 from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of, limited
 from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_together, tiny_llm
@@ -151,6 +152,28 @@ def test_features_are_copied_with_blocks(engine: tuple[str, Engine]) -> None:
         assert all(one == other for one, other in zip(seen[0][tokens], seen[1][tokens], strict=False))
 
 
+def test_a_quantized_model_of_several_groups_lends_its_table() -> None:
+    """The head's embedding is in int8 then, and its features lie in blocks of the group that keeps them all."""
+    jobs = JOBS[: 2 * len(KINDS)]
+    settings: dict[str, Any] = {"quantization": "int8", "dtype": "bfloat16"}
+    with tiny_llm("gemma2", **(SETTINGS | settings)) as (plain, _):
+        expected = run_together(plain, jobs)
+    with tiny_llm("gemma2", **(SETTINGS | settings), speculative_config=head_config("eagle3")) as (llm, scheduler):
+        guesses = Guesses(scheduler)
+        guesses.answers = {
+            tuple(job.prompt): list(each.outputs[0].token_ids) for job, each in zip(jobs, expected, strict=True)
+        }
+        runner = core_of(llm)._runner
+        assert isinstance(runner, ModelRunner)
+        assert runner._draft is not None
+        assert isinstance(runner._draft._params["embed"]["table"], Quantized)
+        group = runner.compiler.config.features
+        assert group is not None
+        assert group.group == 1
+        assert [bits(each) for each in expected] == [bits(each) for each in run_together(llm, jobs)]
+        assert counts(guesses)[1] > 30
+
+
 def test_a_reset_engine_guesses_again(engine: tuple[str, Engine]) -> None:
     """After a step was lost the pools of both are made anew."""
     case, (llm, _, guesses) = engine
@@ -188,11 +211,14 @@ def test_heads_that_do_not_fit_are_refused(model: Path, config: dict[str, Any], 
 def test_a_head_is_no_model(tmp_path: Path) -> None:
     shutil.copytree(HEADS / "eagle3", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_target_layers": 8}
+    config |= {"architectures": ["LlamaForCausalLMEagle3"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(VLLMValidationError, match="is a draft head") as caught:
         LLM(str(tmp_path), skip_tokenizer_init=True)
     assert caught.value.parameter == "model"
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eagle_config": None}))
+    with pytest.raises(VLLMValidationError, match="method='eagle3'"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
     with pytest.raises(VLLMValidationError, match="method='eagle3'") as caught:
         LLM(str(folder("llama2")), skip_tokenizer_init=True, speculative_config={"model": str(tmp_path)})
     assert caught.value.parameter == "speculative_config"

@@ -16,6 +16,7 @@ from jax import Array
 from jaxllm.loading.load import load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, get_family
+from jaxllm.models.features import DraftHead
 from jaxllm.models.registry import EAGLE3_HEAD, MTP_HEADS
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
 from tests.models.running import attention_of, chunk_inputs, empty_pools
@@ -42,7 +43,7 @@ def build(case: str, loop: LayerLoop) -> tuple[Model, Any, Model, Any]:
     specs = model.param_specs(checkpoints[0].tensors)
     tables = ("embed.table", "lm_head.table") if case.startswith("mtp") else ("embed.table",)
     lent = {path: specs[path] for path in tables}
-    head = Model(head_config, jnp.float32, loop, lent=lent)
+    head = Model(head_config, jnp.float32, loop).with_lent(lent)
     params = load_params(specs, checkpoints[0])
     own = {path: spec for path, spec in head.param_specs(checkpoints[1].tensors).items() if path not in lent}
     shared = {owner: params[owner] for owner in (path.partition(".")[0] for path in lent)}
@@ -96,10 +97,31 @@ def test_all_loops_have_the_same_features(loop: LayerLoop) -> None:
 def test_depths_follow_from_the_number_of_layers() -> None:
     config = read_config("eagle3") | {"num_target_layers": 32}
     del config["eagle_config"]
-    head = get_family(EAGLE3_HEAD).read_config(config).draft_head
-    assert head is not None
+    head = read_head(config)
     assert head.features == ((2, 16, 29), 3 * 48)
     assert head.num_guessed_ids == 64
+    assert not head.norms_stream
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_depths_may_be_those_of_outputs(where: str) -> None:
+    """The usual ones are 2, half and 3 from the end by their inputs; heads that begin with 1 count outputs."""
+    depths = {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}
+    changes = {"eagle_config": depths} if where == "inside" else {"eagle_config": None} | depths
+    assert read_head(read_config("eagle3") | changes).features.layers == (2, 47, 91)
+
+
+def test_heads_of_speculators_norm_their_stream_unless_they_say_otherwise() -> None:
+    config = read_config("eagle3_speculators")
+    assert config.pop("norm_before_residual")
+    assert read_head(config).norms_stream
+    assert not read_head(config | {"norm_before_residual": False}).norms_stream
+
+
+def read_head(config: dict[str, Any]) -> DraftHead:
+    head = get_family(EAGLE3_HEAD).read_config(config).draft_head
+    assert head is not None
+    return head
 
 
 @pytest.mark.parametrize(
@@ -108,6 +130,9 @@ def test_depths_follow_from_the_number_of_layers() -> None:
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({"draft_vocab_size": 257}, "draft_vocab_size is 257"),
         ({"norm_before_fc": True}, "norm_before_fc"),
+        ({"norm_output": True}, "norm_output"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"eagle_config": None}, "it is a draft head"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"eagle_config": None, "num_target_layers": 4}, "num_target_layers is 4"),
     ],

@@ -66,7 +66,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         max_num_batched_tokens=config.max_num_batched_tokens,
         sizes=config.cudagraph_capture_sizes,
         draft_groups=config.draft.kv_groups if config.draft else (),
-        features=config.features,
+        features=config.draft.reads if config.draft else None,
         reads=config.reads,
         max_model_len=config.max_model_len,
         groups=config.kv_groups,
@@ -121,7 +121,8 @@ def measure_memory(
     params, scratch = param_bytes(config.mesh, specs), 0
     if limit is not None and params <= limit:
         compiler = StepCompiler(step_config(config, host), model, config.mesh)
-        scratch = compiler.used_bytes() - params
+        # A draft head's program takes the tables too that are the model's.
+        scratch = compiler.used_bytes() - params - param_bytes(config.mesh, model.lent)
     return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=step_config(config).kv_layout)
 
 

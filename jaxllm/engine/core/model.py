@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -37,8 +36,8 @@ SHOWN = 4
 """How many names a line of the log has."""
 
 
-def make_model(config: EngineConfig, lent: Mapping[str, ParamSpec] = MappingProxyType({})) -> Model:
-    """Return the model of an engine; `lent` are the specs of a draft head's parameters that are the other model's."""
+def make_model(config: EngineConfig) -> Model:
+    """Return the model of an engine."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     formats = {} if config.quantization else find_formats(config)
     head = None if config.draft is None else config.draft.model_config.draft_head
@@ -50,7 +49,6 @@ def make_model(config: EngineConfig, lent: Mapping[str, ParamSpec] = MappingProx
         formats=formats,
         adapter_shape=config.adapter_shape,
         features=None if head is None else head.features,
-        lent=lent,
     )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
@@ -72,7 +70,8 @@ def checked_draft(
     Raises VLLMValidationError as `checked_model` does.
     """
     try:
-        return _checked(draft, make_model(draft, _lent_to(config, draft, specs)))
+        model = make_model(draft)
+        return _checked(draft, model.with_lent(_lent_to(model, config, draft, specs)))
     except VLLMValidationError as error:
         raise refused_draft(draft.model, error) from error
 
@@ -84,12 +83,14 @@ def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
     return {owner: params[owner if owner in params else "embed"] for owner in owners}
 
 
-def _lent_to(config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]) -> Mapping[str, ParamSpec]:
+def _lent_to(
+    head: Model, config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
+) -> Mapping[str, ParamSpec]:
     """Return the specs of the model's tables that a draft head has none of its own of."""
     if draft.model_config.draft_head is None:
         return {}
     tensors, lent = draft.checkpoint.tensors, {}
-    for path, spec in make_model(draft).param_specs(tensors).items():
+    for path, spec in head.param_specs(tensors).items():
         if path not in TABLES:
             continue
         table = specs.get(path, specs["embed.table"])
