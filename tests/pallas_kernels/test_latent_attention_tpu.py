@@ -124,7 +124,8 @@ def test_blocks_of_rows() -> None:
     tiles = Tiles(decode=3, query=128, kv=256)
     assert Cut.of(tiles.query, group=20, k=1).parts_per_block == 4
     op = op_of(20, latent_dim=256, block_size=64)
-    check(op, make_step(op, [(90, 90), (197, 70), (400, 130)], tiles), 1e-5, tiles)
+    # Without AVX-512 the interpreter's sums of float32 are a little less exact.
+    check(op, make_step(op, [(90, 90), (197, 70), (400, 130)], tiles), 3e-5, tiles)
 
 
 @pytest.mark.parametrize("case", REAL)
