@@ -13,7 +13,6 @@ the goldens of that checkpoint: what the head makes of all positions, and its gr
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from make_tiny_checkpoints import VOCAB, fill
+from make_tiny_checkpoints import VOCAB, fill, run
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
@@ -237,17 +236,5 @@ def make(name: str, case: Case, folder: Path) -> None:
     raise RuntimeError(f"{name}: no seed in 20 keeps guesses apart by {MIN_GAP}")
 
 
-def main() -> None:
-    """Write the cases named on the command line, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--output", type=Path, default=DATA / "heads")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    for name in args.cases or CASES:
-        make(name, CASES[name], args.output / name)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, CASES, make, "heads")

@@ -683,7 +683,7 @@ def make(name: str, case: Case, folder: Path) -> None:
     raise RuntimeError(f"{name}: no seed in 20 keeps greedy choices apart by {MIN_GAP}")
 
 
-def run(description: str | None, cases: Mapping[str, Case], make_case: Callable[..., None], folder: str) -> None:
+def run(description: str | None, cases: Mapping[str, Any], make_case: Callable[..., None], folder: str) -> None:
     """Write the cases named on the command line, or all, into a folder of tests/data by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; all by default")

@@ -61,7 +61,7 @@ def lookups(
                 own = {"lookup_tokens": LLAMACPP_LOOKUP}
             case _:
                 continue
-        found[plain.name] = plain, replace(plain, settings=plain.settings | own)
+        found[plain.name.removesuffix("_static")] = plain, replace(plain, settings=plain.settings | own)
     return found
 
 
