@@ -16,10 +16,9 @@ import argparse
 import random
 import sys
 import tempfile
-from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,9 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from jaxllm import LLM, RequestOutput, SamplingParams  # noqa: E402
 from jaxllm.sampling_params import StructuredOutputsParams  # noqa: E402
-from jaxllm.scheduling.draft_steps import DraftPlan  # noqa: E402
-from jaxllm.scheduling.speculation import Speculation  # noqa: E402
-from jaxllm.speculation.guesses import ModelGuesses  # noqa: E402
+from tests.e2e.guessing import Guesses  # noqa: E402
+from tests.e2e.inside import scheduler_of  # noqa: E402
 from tests.e2e.tiny_tokenizer import save_tokenizer  # noqa: E402
 
 DATA = ROOT / "tests" / "data"
@@ -72,8 +70,6 @@ METHODS = {
     "eagle3": Method({"method": "eagle3", "model": str(DATA / "heads" / "eagle3")}, DATA / "tiny" / "llama2"),
 }
 HEADS = ("mtp", "eagle3")
-WRONG = 0.2
-"""The part of guesses that stay wrong where they are replaced."""
 type Request = tuple[list[int], SamplingParams]
 GRAMMARS: list[dict[str, Any]] = [
     {"regex": "([a-f0-9]{2}-){1,12}z"},
@@ -100,8 +96,8 @@ def main() -> int:
             if model not in references:
                 references[model], _ = run(requests, tokenizer, args.seed, model)
             expected = references[model]
-            with guessing(method, requests, expected):
-                found, counts = run(requests, tokenizer, args.seed + 1, model, METHODS[method].config)
+            answers = answers_of(requests, expected) if method in HEADS else {}
+            found, counts = run(requests, tokenizer, args.seed + 1, model, METHODS[method].config, answers)
             different = [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
             for number in different[:5]:
                 print(f"{method}: request {number} differs: {requests[number]}\n{expected[number]}\n{found[number]}")
@@ -124,15 +120,29 @@ def make_request(rng: random.Random) -> Request:
 
 
 def run(
-    requests: Sequence[Request], tokenizer: str, seed: int, model: Path, drafts: dict[str, Any] | None = None
+    requests: Sequence[Request],
+    tokenizer: str,
+    seed: int,
+    model: Path,
+    drafts: dict[str, Any] | None = None,
+    answers: Mapping[tuple[int, ...], list[list[int]]] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[str, int]]:
-    """Run all requests in random batches; return all that was computed, exactly, and what was counted."""
+    """Run all requests in random batches; return all that was computed, exactly, and what was counted.
+
+    Guesses of a model are taken to cost nothing; if there are `answers` to prompts, most guesses are made right.
+    """
     rng, results, position = random.Random(seed), {}, 0
     order = list(range(len(requests)))
     rng.shuffle(order)
     settings: dict[str, Any] = {"max_model_len": CONTEXT, "max_num_seqs": 32, "block_size": 16, "max_logprobs": 5}
     settings |= {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 128, "disable_log_stats": True}
     with LLM(str(model), tokenizer=tokenizer, speculative_config=drafts, **settings) as llm:
+        if answers:
+            Guesses(scheduler_of(llm)).answers.update(answers)
+        elif drafts is not None and "model" in drafts:
+            speculation = scheduler_of(llm)._speculation
+            assert speculation is not None
+            speculation._cost = lambda num_rows: 0.0  # noqa: ARG005
         while position < len(order):
             some = order[position : position + rng.choice([1, 3, 8, 30])]
             position += len(some)
@@ -144,38 +154,10 @@ def run(
     return [results[number] for number in range(len(requests))], {name: counted.get(name) or 0 for name in names}
 
 
-@contextmanager
-def guessing(method: str, requests: Sequence[Request], expected: Sequence[Any]) -> Iterator[None]:
-    """Take the guesses of a draft model to cost nothing, so that they are made, and let those of heads be right."""
-    cost, take = Speculation._cost, Speculation.take_guesses
-    if method not in ("ngram", "suffix"):
-        Speculation._cost = lambda self, num_rows: 0.0  # noqa: ARG005
-    if method in HEADS:
-        answers = {
-            tuple(prompt): [token_ids for token_ids, *_ in outputs]
-            for (prompt, _), (outputs, _) in zip(requests, expected, strict=True)
-        }
-        rng = random.Random(0)
-
-        def take_right(
-            self: Speculation, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float
-        ) -> None:
-            take(self, plan, sampled, seconds)
-            for request in plan.requests[0]:
-                assert isinstance(request.guesses, ModelGuesses)
-                request.guesses.rate = 1 - WRONG
-                count, place = len(request.guesses.after(request.token_ids)), request.num_prompt_tokens
-                prompt, outputs = tuple(request.token_ids[:place]), request.token_ids[place:].tolist()
-                for answer in answers[prompt]:
-                    if answer[: len(outputs)] == outputs:
-                        right = [9 if rng.random() < WRONG else each for each in answer[len(outputs) :][:count]]
-                        request.guesses.take(array("i", right), request.num_tokens)
-
-        Speculation.take_guesses = take_right
-    try:
-        yield
-    finally:
-        Speculation._cost, Speculation.take_guesses = cost, take
+def answers_of(requests: Sequence[Request], expected: Sequence[Any]) -> dict[tuple[int, ...], list[list[int]]]:
+    """Return the outputs of each prompt."""
+    pairs = zip(requests, expected, strict=True)
+    return {tuple(prompt): [token_ids for token_ids, *_ in outputs] for (prompt, _), (outputs, _) in pairs}
 
 
 def exact(output: RequestOutput) -> Any:

@@ -7,18 +7,19 @@ with recurrent state. If there is a draft head, the pool of the features that it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from pallas_kernels.paged_attention import copy_blocks
 
 from .kv_pool import KVLayout
-from .mesh import pool_spec, state_pool_specs
+from .mesh import pool_spec, state_pool_specs, whole_spec
 from .packing import PackedInputs
 from .sharded_attention import shard
 from .sharded_recurrence import ShardedRecurrence
@@ -70,12 +71,8 @@ class Caches:
         The largest has `num_blocks` blocks.
         """
         local = self._local_specs(num_blocks)
-        return tuple(jax.tree.map(self._whole, pool, cuts) for pool, cuts in zip(local, self._cuts(local), strict=True))
-
-    def _whole(self, x: jax.ShapeDtypeStruct, cut: PartitionSpec) -> jax.ShapeDtypeStruct:
-        axes = [*cut, *[None] * (len(x.shape) - len(cut))]
-        shape = tuple(size * (1 if axis is None else self._mesh.size) for size, axis in zip(x.shape, axes, strict=True))
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(self._mesh, cut))
+        whole = partial(whole_spec, self._mesh)
+        return tuple(jax.tree.map(whole, pool, cuts) for pool, cuts in zip(local, self._cuts(local), strict=True))
 
     def _local_specs(self, num_blocks: int) -> Pools:
         sizes = [*self._layout.num_blocks(num_blocks), *[self._layout.num_slots] * len(self._states)]

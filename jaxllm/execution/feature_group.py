@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from .mesh import MODEL_AXIS
+from .mesh import MODEL_AXIS, whole_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,7 @@ class FeatureGroup:
 
     def whole_spec(self, num_blocks: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and sharding of the whole pool."""
-        spec, sharding = self.pool_spec(num_blocks), NamedSharding(mesh, self.cut)
-        return jax.ShapeDtypeStruct((*spec.shape[:2], self.size), spec.dtype, sharding=sharding)
+        return whole_spec(mesh, self.pool_spec(num_blocks), self.cut)
 
     def write(self, pool: Array, features_tf: Array, slots_t: Array) -> Array:
         """Return the pool, which is donated, with the features of a step's tokens."""

@@ -165,6 +165,13 @@ def state_pool_specs(pools: StatePools) -> StatePools:
     return StatePools(PartitionSpec(None, None, MODEL_AXIS), None if pools.scan is None else heads)
 
 
+def whole_spec(mesh: Mesh, local: jax.ShapeDtypeStruct, cut: PartitionSpec) -> jax.ShapeDtypeStruct:
+    """Return shape, dtype and sharding of an array of which each device has the part `local`."""
+    axes = [*cut, *[None] * (len(local.shape) - len(cut))]
+    shape = tuple(size * (1 if axis is None else mesh.size) for size, axis in zip(local.shape, axes, strict=True))
+    return jax.ShapeDtypeStruct(shape, local.dtype, sharding=NamedSharding(mesh, cut))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -1,4 +1,4 @@
-"""Tests look at what draft heads guess, and make them guess right, here."""
+"""Tests and checks look at what draft heads guess, and make them guess right, here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.scheduling.draft_steps import DraftPlan
-from tests.e2e.tiny_engine import RecordingScheduler
+from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.speculation.guesses import ModelGuesses
 from tests.models.heads import HEADS
 
 MOST = 4
@@ -24,13 +25,13 @@ def head_config(case: str) -> dict[str, Any]:
 class Guesses:
     """Keeps what an engine's head guesses, and may replace it by guesses that are mostly right."""
 
-    def __init__(self, scheduler: RecordingScheduler) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         speculation = scheduler._speculation
         assert speculation is not None
         self.speculation, self._take = speculation, speculation.take_guesses
         speculation._cost = lambda num_rows: 0.0  # they are always worth it
         speculation.take_guesses = self.take
-        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self.answers: dict[tuple[int, ...], list[list[int]]] = {}
         """The whole answers to prompts."""
         self.seen: dict[tuple[int, ...], list[int]] = {}
         """The guesses after each request's tokens."""
@@ -39,12 +40,13 @@ class Guesses:
     def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         self._take(plan, sampled, seconds)
         for request in plan.requests[0]:
-            assert request.guesses is not None
-            tokens = tuple(request.token_ids)
+            assert isinstance(request.guesses, ModelGuesses)
+            tokens, outputs = tuple(request.token_ids), request.token_ids[request.num_prompt_tokens :].tolist()
             if guesses := request.guesses.after(request.token_ids).tolist():
                 self.seen[tokens] = guesses
-                answer = self.answers.get(tokens[: request.num_prompt_tokens], [])
-                right = answer[request.num_output_tokens :][: len(guesses)]
+                answers = self.answers.get(tokens[: request.num_prompt_tokens], [])
+                answer = next((each for each in answers if each[: len(outputs)] == outputs), [])
+                right = answer[len(outputs) :][: len(guesses)]
                 mixed = [50 if self._random.random() < 0.2 else each for each in right] or guesses
                 request.guesses.rate = 0.9  # they go on being worth it
-                request.guesses.take(array("i", mixed), request.num_tokens)  # pyright: ignore[reportAttributeAccessIssue]
+                request.guesses.take(array("i", mixed), request.num_tokens)

@@ -100,7 +100,7 @@ def test_guesses_change_nothing_and_do_not_depend_on_company(engine: tuple[str, 
     alone = [output for job in JOBS for output in run_together(llm, [job])]
     expected, guesses.seen = guesses.seen, {}
     guesses.answers = {
-        tuple(job.prompt): list(each.outputs[0].token_ids) for job, each in zip(JOBS, alone, strict=True)
+        tuple(job.prompt): [list(each.outputs[0].token_ids)] for job, each in zip(JOBS, alone, strict=True)
     }
     before, outputs = counts(guesses), dict[int, RequestOutput]()
     order = list(range(len(JOBS)))
@@ -161,7 +161,7 @@ def test_a_quantized_model_of_several_groups_lends_its_table() -> None:
     with tiny_llm("gemma2", **(SETTINGS | settings), speculative_config=head_config("eagle3")) as (llm, scheduler):
         guesses = Guesses(scheduler)
         guesses.answers = {
-            tuple(job.prompt): list(each.outputs[0].token_ids) for job, each in zip(jobs, expected, strict=True)
+            tuple(job.prompt): [list(each.outputs[0].token_ids)] for job, each in zip(jobs, expected, strict=True)
         }
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)

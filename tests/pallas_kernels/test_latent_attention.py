@@ -96,7 +96,9 @@ def test_latents_as_wide_as_they_come(dtype: Any) -> None:
     assert_pools_equal(pool, expected_pool)
     error = np.abs(float32(out) - exact)[step.rows].max()
     rounded = exact.astype(dtype).astype(np.float32)
-    assert error <= max(2e-5, 2 * np.abs(rounded - exact)[step.rows].max())
+    # XLA:CPU's sums of 576 products are less exact without AVX-512.
+    most = 2e-5 if IMPLEMENTATION == "cpu" else 5e-5
+    assert error <= max(most, 2 * np.abs(rounded - exact)[step.rows].max())
 
 
 @pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])

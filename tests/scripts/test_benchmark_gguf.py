@@ -182,6 +182,8 @@ class FakeLlama(SimpleNamespace):
 def test_their_worker_batches_and_takes_losses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(PROGRAMS)
     monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama())
+    lookup = SimpleNamespace(LlamaPromptLookupDecoding=None)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", lookup)
     monkeypatch.delitem(sys.modules, "llamacpp_api", raising=False)
     model = import_module("llamacpp_api").Model({"gguf": "none", "streams": 2})
     monkeypatch.delitem(sys.modules, "llamacpp_api")
