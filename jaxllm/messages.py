@@ -46,6 +46,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The position of the first token of a pair's second text; None for a single text."""
     fork_of: str | None = None
     """Another request that begins with the same tokens: this one waits for its prompt, then shares its blocks."""
+    data_parallel_rank: int | None = None
+    """The number of the replica that is to compute it; None for the one where it costs the least."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 
@@ -224,3 +226,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     """The evictions among the blocks that are followed (kv_cache_metrics)."""
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""
+    engine_index: int = 0
+    """The number of the replica whose step it was; the core itself does not know it."""

@@ -24,8 +24,8 @@ from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.core_process import serve
 from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.remote.remote_core import RemoteCore
-from jaxllm.engine.start import meet
+from jaxllm.engine.remote.remote_client import RemoteClient
+from jaxllm.engine.start import start_in_process
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
     EngineCoreOutput,
@@ -284,12 +284,12 @@ def start_mock_process(
     tokens_per_second: float | None = None,
     replies: str | None = None,
     asks_core: bool = False,
-) -> tuple[RemoteCore, FrontEnd]:
+) -> tuple[RemoteClient, FrontEnd]:
     """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
     rate = [] if tokens_per_second is None else ["--tokens-per-second", str(tokens_per_second)]
     told = [] if replies is None else ["--replies", replies]
-    core = RemoteCore.in_process(engine_args, command=[sys.executable, str(Path(__file__).resolve()), *rate, *told])
-    return meet(core, engine_args, asks_core=asks_core)
+    command = [sys.executable, str(Path(__file__).resolve()), *rate, *told]
+    return start_in_process(engine_args, asks_core=asks_core, command=command)
 
 
 def main() -> int:

@@ -35,6 +35,7 @@ from soaking.census import Census, census_of, trend
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.remote.core_handle import CoreProcess
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 
 sys.path.append(str(ROOT))  # run as a program, it has only its own folder there
@@ -121,14 +122,14 @@ class Soak:
         if num := llm.front.outputs.num_unfinished_requests:
             self.violations.append(f"{num} requests are unfinished at rest")
         self.front.append(census_of(os.getpid()))
-        self.cores[-1].append(census_of(core_pid(llm)))
+        self.cores[-1].append(census_of(handle_of(llm).pid))
 
     async def _kill(self, llm: AsyncLLM) -> None:
         """Kill the core under load; its readers must end, and soon."""
         self._was_killed = True
         self.num_kills += 1
         began = time.monotonic()
-        os.kill(core_pid(llm), 9)
+        os.kill(handle_of(llm).pid, 9)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LOST_SECONDS)
         # Readers that were just done, or were only refused, end before anyone has noticed the death.
@@ -139,8 +140,8 @@ class Soak:
             self.violations.append(f"readers ended {self.death_seconds[-1]:.1f} s after the kill")
         if not llm.errored:
             self.violations.append("a killed engine says that it runs")
-        self.num_preemptions += llm.front.metrics.stats.num_preemptions
-        folder = llm._core.remote.handle.meeting.folder
+        self.num_preemptions += llm.front.metrics.of(0).stats.num_preemptions
+        folder = handle_of(llm).meeting.folder
         await asyncio.to_thread(llm.shutdown)
         if folder is not None and folder.exists():
             self.violations.append("the sockets' folder is left")
@@ -204,11 +205,12 @@ class Soak:
         return "taken"
 
 
-def core_pid(llm: AsyncLLM) -> int:
-    """Return the id of an engine's core process."""
-    handle = llm._core.remote.handle
-    assert isinstance(handle, CoreProcess)
-    return handle.pid
+def handle_of(llm: AsyncLLM) -> CoreProcess:
+    """Return what watches the process of an engine's core."""
+    remote = llm._core.remote
+    assert isinstance(remote, RemoteCore)
+    assert isinstance(remote.handle, CoreProcess)
+    return remote.handle
 
 
 def report(soak: Soak, seconds: float) -> dict[str, Any]:

@@ -176,6 +176,9 @@ class EngineArguments(UnsupportedArguments):
         1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"
     )
     mesh: Any = argument(None, DeviceMesh(), "ParallelConfig", argparse.SUPPRESS)
+    data_parallel_size: int = argument(
+        1, Integer(1, 1024), "ParallelConfig", "replicas of the model, each with devices of its own", "-dp"
+    )
     disable_custom_all_reduce: bool = argument(False, Switch(), "ParallelConfig", "accepted: there is none to disable")
     block_size: int | None = argument(
         None, Integer(8, 512, optional=True), _CACHE, "tokens per KV block, a power of two; default: 128 (CPU) or 64"

@@ -123,6 +123,8 @@ class EngineConfig:
     use_tqdm_on_load: bool
     served_model_name: list[str] | None
     """The names that users call the model by; None is `model`."""
+    data_parallel_size: int
+    """How many replicas there are at the start; each settles its own configuration."""
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str

@@ -126,6 +126,21 @@ def limit_cpu() -> None:
         os.environ.setdefault("NPROC", str(num_cores()))
 
 
+_TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
+"""The forms of parts of a TPU host, by their number of chips."""
+
+
+def take_tpu_chips(chips: str, count: int) -> None:
+    """Let libtpu see some of the host's chips alone, if the user has not said which.
+
+    Call it before JAX starts. Parts of a host have 1, 2 or 4 chips; for another number libtpu sees all.
+    """
+    if count in _TPU_BOUNDS and not environment(("TPU_VISIBLE_",)):
+        os.environ["TPU_VISIBLE_CHIPS"] = chips
+        os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] = _TPU_BOUNDS[count]
+        os.environ["TPU_PROCESS_BOUNDS"] = "1,1,1"
+
+
 def reserve_gpu_memory(utilization: float) -> None:
     """Let JAX's allocator have what the engine is to use of a GPU; by itself it takes 75 % of what is free.
 

@@ -74,6 +74,7 @@ COPIED = (
     "disable_log_stats",
     "kv_cache_metrics",
     "kv_cache_metrics_sample",
+    "data_parallel_size",
     "otlp_traces_endpoint",
     "profiler_config",
     "use_tqdm_on_load",

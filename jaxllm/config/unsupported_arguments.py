@@ -20,7 +20,7 @@ _LOGS = "see Python's logging module and the logger 'jaxllm'"
 _MEASURED = "get_metrics() returns all that is measured so far"
 _MEDIA = "prompts are text or token ids so far"
 _OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cache_dtype"
-_ONE_ENGINE = "an engine runs in one process, without replicas or pipelines; see tensor_parallel_size and mesh"
+_ONE_ENGINE = "an engine runs on one host, without pipelines; see tensor_parallel_size, mesh and data_parallel_size"
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
 _RECURRENT = "no model with recurrent layers runs yet"
 _SERVER = "requests are read in the one process of the server"
@@ -105,7 +105,6 @@ class UnsupportedArguments:
     dcp_q_replicate: bool | None = unsupported(None, _ONE_ENGINE, also=(False,))
     dcp_kv_cache_interleave_size: int = unsupported(1, _ONE_ENGINE)
     cp_kv_cache_interleave_size: int | None = unsupported(None, _ONE_ENGINE)
-    data_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-dp",))
     data_parallel_rank: int | None = unsupported(None, _ONE_ENGINE, aliases=("-dpn",))
     data_parallel_start_rank: int | None = unsupported(None, _ONE_ENGINE, aliases=("-dpr",))
     data_parallel_size_local: int | None = unsupported(None, _ONE_ENGINE, aliases=("-dpl",))

@@ -235,7 +235,9 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
             CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.kv_groups[0].attention.shape.kv_dtype)
         ),
         scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=config.scheduling_policy),
-        parallel_config=ParallelConfig(tensor_parallel_size=config.mesh.size),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=config.mesh.size, data_parallel_size=config.data_parallel_size
+        ),
         device_config=DeviceConfig(device_type=config.platform),
         attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
         observability_config=pick(ObservabilityConfig),

@@ -21,6 +21,7 @@ from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_
 from jaxllm.engine.online.prefill_progress import PrefillProgress
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
+from jaxllm.engine.online.scaling import Scaling
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
@@ -44,6 +45,7 @@ class AsyncLLM(
     Encoding,
     PrefillProgress,
     Adapters,
+    Scaling,
     TextClient,
     refused=ASYNC_REFUSES,
     lacks=ASYNC_LACKS,
@@ -78,9 +80,9 @@ class AsyncLLM(
         return self.vllm_config.model_config
 
     @property
-    def core_pid(self) -> int | None:
-        """Return the id of the core's process; None for a core that is a thread of this one, or has ended."""
-        return self._core.remote.process_id
+    def core_pids(self) -> dict[int, int]:
+        """Return the ids of the cores' processes by their replicas' numbers; none for a thread."""
+        return self._core.remote.process_ids
 
     @property
     def is_running(self) -> bool:
@@ -172,18 +174,17 @@ class AsyncLLM(
         """
         refuse_given(
             prompt_adapter_request=prompt_adapter_request,
-            data_parallel_rank=data_parallel_rank or None,  # there is one rank, 0
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
-        del prompt_text, session_id  # outputs do not show the text of token ids; every session goes to the one core
+        del prompt_text, session_id  # no output shows the text of token ids; prefixes keep a session together
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
         request, stream = await self._requests.take(
             request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers, lora_request
         )
         try:
-            self._core.remote.add_request(request.core)
+            self._core.remote.add_request(self._place(request.core, data_parallel_rank))
             if self.log_requests:
                 log_request(request, self.max_log_len)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:
@@ -213,13 +214,12 @@ class AsyncLLM(
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        remote, is_asleep = self._core.remote, self._gate.is_sleeping
-        self.front.metrics.on_programs(remote.num_compiled, is_warm=remote.is_warm, is_asleep=is_asleep)
+        self.front.metrics.on_programs(self._core.remote.programs(), is_asleep=self._gate.is_sleeping)
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
-        self.front.stats_logger.log()
+        self.front.metrics.log()
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the core has ended or hangs, RuntimeError while the engine sleeps."""
@@ -244,7 +244,7 @@ class AsyncLLM(
         check_bool("reset_connector", reset_connector)
         is_reset = await self._call("reset_prefix_cache", reset_running_requests)
         if is_reset:
-            self.front.stats_logger.forget_hits()
+            self.front.metrics.forget_hits()
         return is_reset
 
     async def warm_up(self) -> None:
@@ -281,12 +281,12 @@ class AsyncLLM(
     async def _wake_up(self) -> None:
         if not self._gate.is_sleeping:
             return
-        core, front = await asyncio.to_thread(self._start_core)
+        core, _ = await asyncio.to_thread(self._start_core)
         if not self._gate.is_sleeping:  # it was shut down meanwhile
             await core.close()
             return
         self._core, self._gate.is_sleeping = core, False
-        self.front.metrics.on_new_core(front.ready.stats)
+        self.front.metrics.on_new_cores()
 
     def _start_core(self) -> tuple[AsyncCore, FrontEnd]:
         """Start a core, in any thread; it ends when nobody holds what is returned, as after a cancelled wake-up."""
@@ -389,7 +389,7 @@ class AsyncLLM(
     def _on_outputs(self, step: EngineCoreOutputs) -> None:
         """Hand a step's outputs to their readers."""
         self._core.abort_requests(self._requests.deliver(self.front.outputs.process_outputs(step)))
-        self.front.stats_logger.on_step(step.timestamp, step.timestamp)
+        self.front.metrics.on_step(step.engine_index, step.timestamp, step.timestamp)
 
     def _on_end(self, error: Exception) -> None:
         """End all requests: the core has ended, or an outcome of it was lost."""

@@ -49,13 +49,16 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @classmethod
     @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Load the model and make an engine, its core in this process unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1."""
+        """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1
+        or there are replicas, which have processes of their own.
+        """
         if engine_args.reasoning_parser:
             message = "reasoning_parser is not supported here: outputs are not split, but by `jaxllm serve`."
             raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
         check_home()
         show_log()
-        return cls(*(start_in_process if uses_core_process() else start_in_place)(engine_args))
+        has_processes = uses_core_process() or engine_args.data_parallel_size > 1
+        return cls(*(start_in_process if has_processes else start_in_place)(engine_args))
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -186,7 +189,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
-        self.front.stats_logger.on_step(started, time.monotonic())
+        self.front.metrics.on_step(step.engine_index, started, time.monotonic())
         return processed.outputs
 
     def _fail_all(self, error: BaseException) -> None:
@@ -227,7 +230,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         check_bool("reset_connector", reset_connector)
         is_reset = self._core.reset_prefix_cache(reset_running_requests)
         if is_reset:
-            self.front.stats_logger.forget_hits()
+            self.front.metrics.forget_hits()
         return is_reset
 
     @locked
@@ -271,7 +274,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.on_programs(self._core.num_compiled, is_warm=self._core.is_warm)
+        self.front.metrics.on_programs(self._core.programs())
         return self.front.metrics.snapshot()
 
     @locked
@@ -293,7 +296,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
-        self.front.stats_logger.log()
+        self.front.metrics.log()
 
     @lasting_interrupts()
     @locked

@@ -8,12 +8,16 @@ from jaxllm.config.environment import default_cache_dir
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.transport.core_client import InprocClient
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedTokenizerBase
 
     from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.engine.remote.remote_client import RemoteClient
     from jaxllm.engine.remote.remote_core import RemoteCore
 
 
@@ -26,18 +30,35 @@ def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
     return InprocClient(core), FrontEnd(ready, tokenizers[0], core.check)
 
 
-def start_in_process(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
-    """Start a core in a process of its own. This process loads neither JAX nor transformers.
+def start_in_process(
+    engine_args: EngineArgs, *, asks_core: bool = True, command: Sequence[str] = ()
+) -> tuple[RemoteClient, FrontEnd]:
+    """Start a core in a process of its own, or data_parallel_size of them. This process loads neither JAX nor
+    transformers.
 
-    With `asks_core` the front end waits until the core has said that a request with a grammar is good.
+    With `asks_core` the front end waits until the core has said that a request with a grammar is good. `command` is
+    another program for a core, as `CoreProcess` says.
     """
     from jaxllm.engine.remote.remote_core import RemoteCore
+    from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 
-    return meet(RemoteCore.in_process(engine_args), engine_args, asks_core=asks_core)
+    count = engine_args.data_parallel_size
+    core: RemoteClient
+    if count == 1:
+        core = RemoteCore.in_process(engine_args, command)
+    else:
+        core = ReplicatedCore(lambda index: RemoteCore.in_process(engine_args, command, replica=index), count)
+    return meet(core, engine_args, asks_core=asks_core)
 
 
 def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
-    """Start a core in a thread of this process; otherwise as `start_in_process`."""
+    """Start a core in a thread of this process; otherwise as `start_in_process`.
+
+    Raises VLLMValidationError for several replicas, which take processes.
+    """
+    if engine_args.data_parallel_size > 1:
+        message = "replicas run in processes of their own: leave disable_frontend_multiprocessing off."
+        raise VLLMValidationError(message, parameter="data_parallel_size", value=engine_args.data_parallel_size)
     from jaxllm.engine.core.startup import start_core  # which loads JAX
     from jaxllm.engine.remote.remote_core import RemoteCore
 
@@ -45,7 +66,7 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     return meet(core, engine_args, asks_core=asks_core)
 
 
-def meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple[RemoteCore, FrontEnd]:
+def meet[C: RemoteClient](core: C, engine_args: EngineArgs, *, asks_core: bool) -> tuple[C, FrontEnd]:
     """Wait for a core that starts, and make its front end; the tokenizer is parsed while the core loads weights."""
     try:
         parts = core.wait_tokenizer()

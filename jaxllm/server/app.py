@@ -31,7 +31,7 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply, refusals
 from jaxllm.server.errors import make_error
-from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, add_core_process, make_registry
+from jaxllm.server.metrics import CoreProcesses, CountedRequests, EngineCollector, HttpMetrics, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
 from jaxllm.server.output_parsers import check_parsers
@@ -126,7 +126,7 @@ async def init_app_state(
     state.engine_client, state.vllm_config = engine_client, vllm_config
     state.load = ServerLoad()
     state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
-    add_core_process(state.registry, engine_client)
+    state.registry.register(CoreProcesses(engine_client))
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )

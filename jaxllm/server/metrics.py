@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -146,9 +147,21 @@ def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
-def add_core_process(registry: CollectorRegistry, engine: AsyncLLM) -> None:
-    """Let a registry know of the process of an engine's core, if it has one: its memory and CPU time."""
-    ProcessCollector("jaxllm_core", pid=lambda: engine.core_pid or "none", registry=registry)
+class CoreProcesses(Collector):
+    """The memory and CPU time of the processes of an engine's cores, if they have any, by their replicas' numbers."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a family for each name."""
+        families: dict[str, Metric] = {}
+        for index, pid in self._engine.core_pids.items():
+            for metric in ProcessCollector("jaxllm_core", pid=partial(int, pid), registry=None).collect():
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for each in metric.samples:
+                    family.add_sample(each.name, {**each.labels, "engine": str(index)}, each.value)
+        yield from families.values()
 
 
 def make_registry() -> CollectorRegistry:

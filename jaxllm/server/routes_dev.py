@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 
 from jaxllm.engine.protocol import PauseMode
 
@@ -38,6 +38,15 @@ async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> 
 async def wake_up(request: Request) -> None:
     """Start the engine's core again."""
     await request.app.state.engine_client.wake_up(request.query_params.getlist("tags") or None)
+
+
+@router.post("/scale_elastic_ep", operation_id="scale_elastic_ep")
+async def scale_elastic_ep(
+    request: Request, new_data_parallel_size: int = Body(), drain_timeout: int = Body(300)
+) -> dict[str, str]:
+    """Have another number of replicas; those to go end their requests first, for drain_timeout seconds at most."""
+    await request.app.state.engine_client.scale_elastic_ep(new_data_parallel_size, drain_timeout)
+    return {"message": f"Scaled to {new_data_parallel_size} data parallel engines"}
 
 
 @router.get("/is_sleeping", operation_id="is_sleeping")

@@ -16,8 +16,7 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.remote.core_handle import CoreProcess
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.remote.remote_client import RemoteClient
 from jaxllm.inputs import TokensPrompt
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -57,17 +56,12 @@ def measure_streams(
     """
     most = max(run.num_streams for run in runs)
     engine_args = AsyncEngineArgs(model=model, max_num_seqs=most, disable_log_stats=True, **engine)
-    cores: list[RemoteCore] = []
 
-    def start() -> tuple[RemoteCore, FrontEnd]:
-        core, front = start_mock_process(engine_args, tokens_per_second=tokens_per_second)
-        cores.append(core)
-        return core, front
+    def start() -> tuple[RemoteClient, FrontEnd]:
+        return start_mock_process(engine_args, tokens_per_second=tokens_per_second)
 
     with AsyncLLM(start, admission=Admission(None, None)) as llm:
-        handle = cores[0].handle
-        assert isinstance(handle, CoreProcess)
-        samples = asyncio.run(_measure(llm, handle.pid, runs))
+        samples = asyncio.run(_measure(llm, llm.core_pids[0], runs))
     return [_row(run, of_run, tokens_per_second) for run, of_run in zip(runs, samples, strict=True)]
 
 

@@ -122,6 +122,7 @@ ROOMS = (
     "jaxllm.engine.transport",
     "jaxllm.engine.core",
     "jaxllm.engine.remote",
+    "jaxllm.engine.replicas",
     "jaxllm.engine.front_end",
     "jaxllm.engine.start",
     "jaxllm.engine.online",

@@ -110,9 +110,16 @@ async def until(condition: Callable[[], bool], seconds: float = END_SECONDS) -> 
         await asyncio.sleep(0.01)
 
 
+def remote_of(llm: AsyncLLM) -> RemoteCore:
+    """Return the client of an engine's only core."""
+    remote = llm._core.remote
+    assert isinstance(remote, RemoteCore)
+    return remote
+
+
 def handle_of(llm: AsyncLLM) -> CoreProcess:
     """Return what watches the process of an engine's core."""
-    handle = llm._core.remote.handle
+    handle = remote_of(llm).handle
     assert isinstance(handle, CoreProcess)
     return handle
 

@@ -26,7 +26,7 @@ from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
-from tests.async_engine.support import END_SECONDS, greedy, ids, read, read_one, until
+from tests.async_engine.support import END_SECONDS, greedy, ids, read, read_one, remote_of, until
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import make_ready
 
@@ -466,7 +466,7 @@ def test_a_cancelled_call_leaves_no_reply(cores: Cores) -> None:
             calling.cancel()
         await until(lambda: cores.cores[0].num_resets == 5)
         await llm.reset_prefix_cache()
-        assert not llm._core.remote._replies
+        assert not remote_of(llm)._replies
 
     asyncio.run(run())
 

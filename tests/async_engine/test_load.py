@@ -27,6 +27,7 @@ from tests.async_engine.support import (
     nothing_left,
     read,
     read_one,
+    remote_of,
     tiny_args,
     tokens_of,
     until,
@@ -67,7 +68,7 @@ async def assert_all_given_back(llm: AsyncLLM) -> None:
 
 def core_in_thread(llm: AsyncLLM) -> EngineCore | None:
     """Return the core that runs in a thread of this process, if this one does."""
-    if hasattr(llm._core.remote.handle, "pid"):
+    if hasattr(remote_of(llm).handle, "pid"):
         return None
     return next(each for each in gc.get_objects() if isinstance(each, EngineCore) and each._runner is not None)
 

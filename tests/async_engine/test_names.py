@@ -70,12 +70,13 @@ def test_a_later_vllm_s_keywords(mock: AsyncLLM) -> None:
     assert asyncio.run(run(data_parallel_rank=0, lora_request=None, trace_headers={}, **given)).finished
     assert asyncio.run(run(session_id="mine")).finished  # there is one core for all sessions
     for name, value in [
-        ("data_parallel_rank", 1),
         ("reasoning_ended", True),
         ("reasoning_parser_kwargs", {"a": 1}),
     ]:
         with pytest.raises(VLLMValidationError, match=f"{name} is not supported"):
             asyncio.run(run(**{name: value}))
+    with pytest.raises(VLLMValidationError, match="data_parallel_rank must be at most 0"):
+        asyncio.run(run(data_parallel_rank=1))
     with pytest.raises(VLLMValidationError, match="lora_request: must be a"):
         asyncio.run(run(lora_request=object()))
 

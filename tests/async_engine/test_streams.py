@@ -25,6 +25,7 @@ from tests.async_engine.support import (
     nothing_left,
     read,
     read_one,
+    remote_of,
     tiny_args,
     tokens_of,
     until,
@@ -113,7 +114,7 @@ def test_a_reader_that_leaves_aborts_its_request(mock: AsyncLLM, leave: str) -> 
             assert [each.cancelled() for each in done] == [leave == "cancel"]
         assert not mock._requests.ids()
         assert aborts(mock) == before + 1
-        await until(lambda: metric(mock, "num_requests_running") == 0 or not mock._core.remote._outputs)
+        await until(lambda: metric(mock, "num_requests_running") == 0 or not remote_of(mock)._outputs)
         (final,) = await read(mock, "left", greedy(output_kind=RequestOutputKind.FINAL_ONLY))
         assert final.outputs[0].finish_reason == "length"
         assert metric(mock, "num_requests_running") == 0

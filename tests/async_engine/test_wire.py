@@ -14,7 +14,7 @@ from fuzz_wire import fuzz
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting, SocketInbox, SocketOutbox
 from jaxllm.engine.transport.wire import MAX_FRAME_BYTES
 from jaxllm.exceptions import EngineGenerateError
-from tests.async_engine.support import greedy, mock_llm, nothing_left, read, tiny_args, tokens_of
+from tests.async_engine.support import greedy, mock_llm, nothing_left, read, remote_of, tiny_args, tokens_of
 
 NUM_FRAMES = 20_000
 
@@ -37,7 +37,7 @@ def test_r19_a_bad_frame_ends_the_request_that_it_names(tokenizer: str) -> None:
         victim = asyncio.create_task(read(llm, "victim", greedy(max_tokens=400)))
         await asyncio.sleep(0.1)
         (number,) = [each.core.request_id for each in _requests("victim")]
-        out = llm._core.remote._sockets._out
+        out = remote_of(llm)._sockets._out
         for size in range(50):
             out.send_multipart([b"", rng.randbytes(size)], zmq.NOBLOCK)
             out.send_multipart([rng.randbytes(3), rng.randbytes(size), rng.randbytes(5)], zmq.NOBLOCK)
@@ -76,7 +76,7 @@ def test_r19_an_outcome_that_cannot_be_read_ends_those_that_run(tokenizer: str) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meeting, "close", lambda self: None)  # or nobody else could connect
         with mock_llm(tiny_args(tokenizer), in_process=True, tokens_per_second=100) as llm:
-            meeting = llm._core.remote.handle.meeting
+            meeting = remote_of(llm).handle.meeting
             addresses = meeting.addresses
             asyncio.run(run())
     meeting.close()
@@ -95,7 +95,7 @@ def test_r19_sockets_lie_where_nobody_else_comes_and_only_until_ready(tokenizer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meeting, "close", look)
         with nothing_left(), mock_llm(tiny_args(tokenizer), in_process=True) as llm:
-            folder = llm._core.remote.handle.meeting.folder
+            folder = remote_of(llm).handle.meeting.folder
             assert isinstance(folder, Path)
             assert not folder.exists()
             assert seen == [0o700]

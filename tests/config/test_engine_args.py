@@ -73,6 +73,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "disable_custom_all_reduce": (1, None),
     "tensor_parallel_size": (0, -1, 2**31, 1.0, "x", True, None),
     "mesh": (3, "x", [1]),
+    "data_parallel_size": (0, -1, 1025, 1.0, "x", True, None),
     "block_size": (0, 4, 24, 1024, 16.0, "x", True),
     "gpu_memory_utilization": (0, 0.0, 1.1, -1, math.nan, math.inf, "0.9", None, True),
     "kv_cache_memory_bytes": (0, -1, 2**63, 1.5, "x"),
@@ -350,7 +351,7 @@ def test_where_drafts_are_looked_up():
     [
         (("--pipeline-parallel-size", "2"), "pipeline_parallel_size"),
         (("-pp", "2"), "pipeline_parallel_size"),
-        (("-dp", "2"), "data_parallel_size"),
+        (("-dp", "0"), "data_parallel_size"),
         (("-tp", "0"), "tensor_parallel_size"),
         (("--quantization", "aqlm"), "quantization"),
         (("--max-lora-rank", "12"), "max_lora_rank"),

@@ -16,7 +16,7 @@ from jaxllm.engine.core.core_loop import CoreLoop
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.remote.remote_adapters import RemoteAdapters
 from jaxllm.engine.remote.remote_core import result
-from jaxllm.engine.transport.core_client import RunnableCore
+from jaxllm.engine.transport.core_client import Programs, RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
     Add,
@@ -248,19 +248,11 @@ class BytesClient(RemoteAdapters):
         self._inbox, self._outbox = FrameInbox(), FrameOutbox()
         self._loop = CoreLoop(core, self._inbox, self._outbox)
 
-    @property
-    def is_warm(self) -> bool:
-        return self._beat().is_warm
-
-    @property
-    def num_compiled(self) -> int:
-        return self._beat().num_compiled
-
-    def _beat(self) -> Heartbeat:
+    def programs(self) -> list[Programs]:
         self._outbox.send(self._loop.heartbeat())
         beat = decode_from_core(self._outbox.frames.pop())
         assert isinstance(beat, Heartbeat)
-        return beat
+        return [Programs(beat.num_compiled, beat.is_warm)]
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._tell(Add(request))

@@ -30,7 +30,7 @@ core_process.serve(lambda engine_args, on_tokenizer: ([engine_args], None))
 
 def test_garbage_collection_does_not_look_at_what_the_start_has_made() -> None:
     order = StartOrder(
-        {"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING, os.getpid(), None
+        {"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING, os.getpid(), 0, None
     )
     command = [sys.executable, "-c", SAY_WHAT_IS_FROZEN]
     said = subprocess.run(command, input=msgspec.json.encode(order), capture_output=True, check=True).stdout

@@ -81,6 +81,6 @@ def test_a_front_end_that_was_stopped_blames_nobody(clock: Clock) -> None:
 
 def test_it_knows_whether_the_core_is_warm(clock: Clock) -> None:
     watch = CoreWatch(step_seconds=20, silence_seconds=10)
-    assert not watch.is_warm
+    assert not watch.programs.is_warm
     watch.hear(Heartbeat(0.0, False, True))
-    assert watch.is_warm
+    assert watch.programs.is_warm

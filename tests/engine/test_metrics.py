@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector, cache_config_info
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.front_end.front_metrics import FrontMetrics
+from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector
 from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.messages import BlockEviction, SchedulerStats, SpeculationStats
 from jaxllm.sampling_params import SamplingParams
@@ -127,11 +131,15 @@ def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
     assert len(log.lines) == 2
 
 
+def ready_for(max_model_len: int, *, kv_cache_metrics: bool = False, **counts: Any) -> EngineReady:
+    """Return what a core says that has counted so much."""
+    ready = make_ready(max_model_len=max_model_len, stats=stats(**counts))
+    watched = replace(ready.vllm_config.observability_config, kv_cache_metrics=kv_cache_metrics)
+    return msgspec.structs.replace(ready, vllm_config=replace(ready.vllm_config, observability_config=watched))
+
+
 def snapshot(max_model_len: int = 128) -> list[Metric]:
-    ready = make_ready(max_model_len=max_model_len, stats=stats())
-    info = cache_config_info(ready.vllm_config)
-    counts = stats(speculation=drafts(3, [2, 1]))
-    metrics = EngineMetrics("some/model", max_model_len, counts, info, has_residency=True)
+    metrics = FrontMetrics(ready_for(max_model_len, kv_cache_metrics=True, speculation=drafts(3, [2, 1])))
     metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
     return metrics.snapshot()
 
@@ -151,7 +159,7 @@ def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
     for name, each in OURS.items():
         assert each.values == "" or sorted(values[name][each.labels[-1]]) == sorted(each.values.split())
         if each.labels[:2] == MODEL_AND_ENGINE:
-            assert (values[name]["model_name"], values[name]["engine"]) == ({"some/model"}, {"0"})
+            assert (values[name]["model_name"], values[name]["engine"]) == ({"fake"}, {"0"})
     elsewhere = [name for names in NOT_APPLICABLE.values() for name in names.split()]
     assert not set(elsewhere) & set(OURS)
     assert len(elsewhere) == len(set(elsewhere))
@@ -191,7 +199,7 @@ def test_drafts_are_counted_over_cores() -> None:
 
 
 def test_adapters_are_shown_by_name() -> None:
-    metrics = EngineMetrics("m", 128, stats())
+    metrics = FrontMetrics(ready_for(128))
     assert not any("lora" in each.name for each in metrics.snapshot())
     metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
     [found] = [each for each in metrics.snapshot() if each.name == "vllm:lora_requests_info"]

@@ -284,7 +284,7 @@ def test_a_failure_over_one_request_is_its_own(
     for name in ("good", "bad"):
         engine.add_request(name, "hello", SamplingParams(n=2, seed=1, output_kind=FINAL))
     bad = engine.front.outputs._requests["bad"]
-    owner = type(bad) if part == "output" else type(engine.front.outputs._metrics)
+    owner = type(bad) if part == "output" else type(engine.front.metrics.of(0))
     real, take = getattr(owner, part), engine.front.outputs._take
     taken: list[Any] = []
 

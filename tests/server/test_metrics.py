@@ -95,7 +95,7 @@ def test_the_process_of_the_core_is_shown(tokenizer: str, mock_server: Served) -
         shown, real = value(server, name), core_process(llm).memory_info().rss
         assert shown == pytest.approx(real, rel=0.1)
         core_process(llm).kill()
-        asyncio.run_coroutine_threadsafe(until(lambda: llm.core_pid is None), server.loop).result()
+        asyncio.run_coroutine_threadsafe(until(lambda: not llm.core_pids), server.loop).result()
         assert name not in families(server)
     assert name not in families(mock_server), "its core is a thread"
 

@@ -41,6 +41,8 @@ class StartOrder(msgspec.Struct, frozen=True):
     log_level: int
     front_pid: int
     """The front end's process, with which the core's ends."""
+    replica: int
+    """The number of the replica, which decides its devices; 0 for a core alone."""
     folder: str | None
     """The folder of the addresses, which the core deletes when the front end has not lived to do so."""
 
@@ -92,6 +94,8 @@ def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, En
         engine_args = AsyncEngineArgs(**order.engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
+        if engine_args.data_parallel_size > 1:
+            _take_share(order.replica, engine_args)
         made = start(engine_args, on_tokenizer)
         # Modules and programs are a quarter of a million objects: a look through them would hold a step up for 0.2 s.
         gc.freeze()
@@ -99,6 +103,12 @@ def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, En
 
     with zmq.Context() as context:
         return run_core(start_and_freeze, order.addresses, context)
+
+
+def _take_share(replica: int, engine_args: AsyncEngineArgs) -> None:
+    from jaxllm.engine.core.replica_devices import take_share  # which loads JAX
+
+    take_share(replica, engine_args.data_parallel_size, engine_args.tensor_parallel_size)
 
 
 def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:

@@ -7,11 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.front_end.front_metrics import FrontMetrics
 from jaxllm.engine.front_end.input_processor import InputProcessor
-from jaxllm.engine.front_end.metrics import EngineMetrics, cache_config_info
 from jaxllm.engine.front_end.output_processor import OutputProcessor
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits
-from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.text.chat import ChatRenderer
@@ -31,15 +30,7 @@ class FrontEnd:
         self.ready = ready
         self.tokenizer = tokenizer
         config = ready.vllm_config
-        self.metrics = EngineMetrics(
-            config.model_config.served_model_name,
-            ready.max_model_len,
-            ready.stats,
-            cache_config_info(config),
-            has_residency=config.observability_config.kv_cache_metrics,
-        )
-        is_on = not config.observability_config.disable_log_stats
-        self.stats_logger = StatsLogger(self.metrics, config.device_config.device_type, is_on=is_on)
+        self.metrics = FrontMetrics(ready)
         self.inputs = InputProcessor(
             tokenizer,
             InputLimits.of(ready),

@@ -32,6 +32,7 @@ class GrowingSequence:
         "_shown_text",
         "_shown_tokens",
         "detokenizer",
+        "engine_index",
         "finish_reason",
         "index",
         "logprobs",
@@ -47,6 +48,8 @@ class GrowingSequence:
         params = request.sampling_params
         self.owner = owner
         self.index = index
+        self.engine_index = 0
+        """The replica that computes it, from its first output on."""
         self.detokenizer = make_detokenizer(tokenizer, request.prompt_token_ids, params)
         shown_by = tokenizer if params.detokenize else None
         self.logprobs = None if params.num_logprobs is None else LogprobsCollector(params, shown_by)

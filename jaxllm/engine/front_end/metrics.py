@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from jaxllm.config.vllm_config import VllmConfig
 
 PREFIX = "vllm:"  # dashboards ask for these names
-_ENGINE = {"engine": "0"}  # there are no replicas
 _LATENCIES = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
@@ -162,12 +160,8 @@ class CoreCounts(NamedTuple):
     speculation: SpeculationStats | None
 
 
-def _no_adapters() -> tuple[list[str], list[str]]:
-    return [], []
-
-
 class EngineMetrics:
-    """Holds everything that is counted or timed, in seconds."""
+    """Holds everything that is counted or timed of one replica, in seconds."""
 
     def __init__(
         self,
@@ -176,6 +170,7 @@ class EngineMetrics:
         stats: SchedulerStats,
         cache_info: Mapping[str, str] | None = None,
         *,
+        engine_index: int = 0,
         has_residency: bool = False,
     ) -> None:
         self.prompt_tokens = 0
@@ -190,19 +185,13 @@ class EngineMetrics:
         self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None)
         self.is_warm = self.is_asleep = False
         """Whether every program is compiled, and whether the core was ended by `sleep`."""
-        self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
-        """How many requests each bound on what waits has refused."""
-        self._max_adapters, self._adapters = 0, _no_adapters
-        self._labels = {"model_name": model_name, **_ENGINE}
-        self._cache_info = {**(cache_info or {}), **_ENGINE}
+        engine = {"engine": str(engine_index)}
+        self._labels = {"model_name": model_name, **engine}
+        self._cache_info = {**(cache_info or {}), **engine}
         self._num_step_tokens = 0
         self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
         bounds = _histogram_bounds(max_model_len) | (_RESIDENCY_BOUNDS if has_residency else {})
         self._histograms = {name: _Distribution(bounds) for name, bounds in bounds.items()}
-
-    def watch_adapters(self, most: int, names: Callable[[], tuple[list[str], list[str]]]) -> None:
-        """Show the adapters of requests, of which `most` run at a time: `names` returns those that wait, and others."""
-        self._max_adapters, self._adapters = most, names
 
     @property
     def num_waiting(self) -> int:
@@ -217,6 +206,8 @@ class EngineMetrics:
         if self._num_step_tokens:
             self._observe("iteration_tokens_total", self._num_step_tokens)
         self._num_step_tokens = 0
+        if stats.num_steps < self.stats.num_steps:
+            self.on_new_core(stats)
         self.stats, self.num_deferred = stats, num_deferred
 
     def on_programs(self, num_compiled: int, *, is_warm: bool, is_asleep: bool = False) -> None:
@@ -226,7 +217,7 @@ class EngineMetrics:
         self.num_compiled, self.is_warm, self.is_asleep = num_compiled, is_warm, is_asleep
 
     def on_new_core(self, stats: SchedulerStats) -> None:
-        """Go on counting with a core that begins at nothing, after a sleep."""
+        """Go on counting with a core that begins at nothing, after a sleep or in place of one that has failed."""
         self._of_past_cores = self.core_counts()
         self.stats, self.num_deferred, self.num_compiled = stats, 0, 0
 
@@ -291,7 +282,7 @@ class EngineMetrics:
         """Return everything as it is now."""
         histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
         info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
-        return [*self._gauges(), *self._counters(), *self._drafts(), *self._adapters_info(), *histograms, info]
+        return [*self._gauges(), *self._counters(), *self._drafts(), *histograms, info]
 
     def _gauges(self) -> list[Metric]:
         stats = self.stats
@@ -344,13 +335,6 @@ class EngineMetrics:
             ),
             self._counter("generation_tokens", self.generation_tokens),
             *(self._counter("request_success", n, finished_reason=reason) for reason, n in self._finished.items()),
-            # These are vLLM's without the engine's label.
-            *(
-                Counter(
-                    PREFIX + "admission_rejections", {"model_name": self._labels["model_name"], "reason": reason}, count
-                )
-                for reason, count in self.rejections.items()
-            ),
         ]
 
     def _drafts(self) -> list[Metric]:
@@ -365,15 +349,6 @@ class EngineMetrics:
             self._counter("spec_decode_num_accepted_tokens", counts.num_accepted_tokens),
             Vector(PREFIX + "spec_decode_num_accepted_tokens_per_pos", dict(self._labels), list(by_position)),
         ]
-
-    def _adapters_info(self) -> list[Metric]:
-        """Return which adapters requests have, as labels, with the time, in an engine that takes any."""
-        if not self._max_adapters:
-            return []
-        waiting, running = self._adapters()
-        labels = {"max_lora": str(self._max_adapters), "waiting_lora_adapters": ",".join(waiting)}
-        labels["running_lora_adapters"] = ",".join(running)
-        return [Gauge(PREFIX + "lora_requests_info", labels, time.time())]
 
     def kv_usage(self) -> float:
         """Return the share of the KV blocks in use, in [0, 1]."""

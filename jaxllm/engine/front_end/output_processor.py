@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxllm.engine.front_end.front_metrics import FrontMetrics
 from jaxllm.engine.front_end.growing_request import (
     GrowingRequest,
     GrowingSequence,
@@ -15,7 +16,6 @@ from jaxllm.engine.front_end.growing_request import (
     merge_stats,
 )
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
-from jaxllm.engine.front_end.metrics import EngineMetrics
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError, sequence_ids
 from jaxllm.outputs import AnyOutput
@@ -45,7 +45,7 @@ class ProcessedOutputs:
 class OutputProcessor:
     """This holds every unfinished request's output."""
 
-    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics, tracer: RequestTracer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, metrics: FrontMetrics, tracer: RequestTracer | None) -> None:
         self._tokenizer = tokenizer
         self._metrics, self._tracer = metrics, tracer
         self._requests: dict[str, GrowingRequest] = {}
@@ -112,7 +112,7 @@ class OutputProcessor:
     def _drop(self, owner: GrowingRequest, problem: str) -> list[str]:
         """End a request of which a part of a step cannot be taken in, without what may fail again."""
         dropped = [each for each in sequence_ids(owner.request.core) if self._sequences.pop(each, None) is not None]
-        self._metrics.on_dropped_sequences(len(dropped))
+        self._metrics.of(owner.sequences[0].engine_index).on_dropped_sequences(len(dropped))
         if self._requests.pop(owner.request.request_id, None) is not None and self._tracer is not None:
             for sequence in owner.sequences:
                 sequence.finish_reason, sequence.stop_reason = "error", problem
@@ -135,6 +135,7 @@ class OutputProcessor:
             sequence = self._sequences.get(output.request_id)
             if sequence is None:
                 continue
+            sequence.engine_index = step.engine_index
             request_id = sequence.owner.request.request_id
             if output.is_admitted:
                 admitted.append(request_id)
@@ -162,8 +163,9 @@ class OutputProcessor:
                 shown = request.failed_output(problem)
             if shown is not None:
                 outputs.append(shown)
-        self._metrics.on_evictions(step.evictions)
-        self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
+        metrics = self._metrics.of(step.engine_index)
+        metrics.on_evictions(step.evictions)
+        metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
         return ProcessedOutputs(outputs, aborts, refusals, admitted, started)
 
     def _refuse_others(
@@ -194,14 +196,15 @@ class OutputProcessor:
         stats.num_preemptions = output.num_preemptions
         if not output.new_token_ids and output.pooled is None:
             return
+        metrics = self._metrics.of(sequence.engine_index)
         if stats.num_generation_tokens == 0:
             stats.queued_ts, stats.scheduled_ts = output.queued_ts, output.scheduled_ts
             stats.first_token_ts = timestamp
             stats.first_token_latency = now - stats.arrival_time
             num_prompt_tokens = len(sequence.owner.request.prompt_token_ids)
-            self._metrics.on_first_token(stats.first_token_latency, num_prompt_tokens, output.num_cached_tokens)
+            metrics.on_first_token(stats.first_token_latency, num_prompt_tokens, output.num_cached_tokens)
         else:
-            self._metrics.on_next_token(timestamp - stats.last_token_ts)
+            metrics.on_next_token(timestamp - stats.last_token_ts)
         stats.last_token_ts = timestamp
         stats.num_generation_tokens = len(sequence.detokenizer.token_ids)
 
@@ -209,8 +212,8 @@ class OutputProcessor:
         owner = sequence.owner
         del self._sequences[request_id]
         owner.num_unfinished -= 1
-        request = owner.request
-        self._metrics.on_finished_sequence(
+        request, metrics = owner.request, self._metrics.of(sequence.engine_index)
+        metrics.on_finished_sequence(
             sequence.finish_reason or "",
             sequence.stats,
             now,
@@ -221,7 +224,7 @@ class OutputProcessor:
         if owner.num_unfinished == 0:
             del self._requests[request.request_id]
             most_tokens = max(each.stats.num_generation_tokens for each in owner.sequences)
-            self._metrics.on_finished_request(request.params.n, most_tokens)
+            metrics.on_finished_request(request.params.n, most_tokens)
             if self._tracer is not None:
                 self._trace(self._tracer, owner, now)
 

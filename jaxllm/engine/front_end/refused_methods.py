@@ -39,7 +39,7 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 
 
 _ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and start a new engine from it"
-_REPLICAS = "is not supported yet; there are no replicas, check_health() says how the one engine is"
+_REPLICAS = "is not supported; replicas that fail are started again, and check_health() says how the engine is"
 _CHECKPOINT = "is not supported yet; sleep() ends the core and frees the device, wake_up() starts it again"
 ASYNC_REFUSES: Mapping[str, str] = {
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
@@ -55,7 +55,6 @@ ASYNC_REFUSES: Mapping[str, str] = {
     "get_external_elastic_ep_phase": _REPLICAS,
     "get_status": _REPLICAS,
     "handle_fault": _REPLICAS,
-    "scale_elastic_ep": _REPLICAS,
     "notify_kv_transfer_request_rejected": "is not supported yet; KV caches are not exchanged between engines",
 }
 """The methods that `AsyncLLM` refuses; each reason completes the sentence "AsyncLLM.method() ..."."""

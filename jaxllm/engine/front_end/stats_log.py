@@ -58,8 +58,17 @@ class _RecentHits:
 class StatsLogger:
     """Log a line about every `interval` seconds while steps are done, and when asked to."""
 
-    def __init__(self, metrics: EngineMetrics, platform: str, interval: float = 10.0, *, is_on: bool = True) -> None:
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        platform: str,
+        interval: float = 10.0,
+        *,
+        is_on: bool = True,
+        engine_index: int = 0,
+    ) -> None:
         self._metrics = metrics
+        self._name = f"Engine {engine_index:03d}"
         self._platform = platform.upper()
         self._interval, self._is_on = interval, is_on
         self._since = self._last_step = float("-inf")
@@ -101,7 +110,7 @@ class StatsLogger:
             parts.append(f"Prefix cache hit rate: {100 * rate:.1f}%")
         is_busy = any(done[:2])
         # One line of zeros after work shows its end; more of them are not worth reading.
-        logger.log(logging.INFO if is_busy or self._was_busy else logging.DEBUG, "Engine 000: %s", ", ".join(parts))
+        logger.log(logging.INFO if is_busy or self._was_busy else logging.DEBUG, "%s: %s", self._name, ", ".join(parts))
         self._was_busy, self._since, self._begun = is_busy, self._last_step, self._latest
 
     def forget_hits(self) -> None:

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from jaxllm.engine.remote.remote_core import RemoteCore, result
+from jaxllm.engine.remote.remote_client import RemoteClient
+from jaxllm.engine.remote.remote_core import result
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.messages import EngineCoreOutputs
@@ -26,7 +27,7 @@ class AsyncCore:
 
     def __init__(
         self,
-        remote: RemoteCore,
+        remote: RemoteClient,
         on_outputs: Callable[[EngineCoreOutputs], None],
         on_end: Callable[[Exception], None],
     ) -> None:
@@ -66,7 +67,7 @@ class AsyncCore:
         if self._loop is not None:
             self._leave()
         self._loop = loop
-        for fd in (self.remote.fd, *self.remote.handle.fds):
+        for fd in self.remote.fds:
             loop.add_reader(fd, self._on_readable)
         self._watching = loop.call_later(WATCH_SECONDS, self._watch)
         self._on_readable()
@@ -78,7 +79,7 @@ class AsyncCore:
                 handle.cancel()
         self._reading = None
         if self._loop is not None and not self._loop.is_closed():
-            for fd in (self.remote.fd, *self.remote.handle.fds):
+            for fd in self.remote.fds:
                 self._loop.remove_reader(fd)
         self._loop = None
 
@@ -169,7 +170,7 @@ class AsyncCore:
         self._take()
         if is_more and self._loop is not None:
             self._reading = self._loop.call_soon(self._read)
-        elif self.remote.handle.end_reason() is not None:
+        elif self.remote.has_ended:
             self.look()
 
     def _take(self) -> bool:
@@ -206,7 +207,7 @@ class AsyncCore:
                 future.set_exception(copy.copy(error))
 
 
-def _drop(home: Any, remote: RemoteCore) -> None:
+def _drop(home: Any, remote: RemoteClient) -> None:
     """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
     if home.is_here:
         remote.drop()

@@ -15,12 +15,12 @@ from jaxllm.engine.start import start_in_process, start_in_thread
 from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
-    from jaxllm.engine.remote.remote_core import RemoteCore
+    from jaxllm.engine.remote.remote_client import RemoteClient
     from jaxllm.usage.usage_lib import UsageContext
 
 POLL_SECONDS = 0.2
 
-type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
+type Start = Callable[[], tuple[RemoteClient, FrontEnd]]
 """What starts a core and its front end, as often as it is called."""
 
 

@@ -63,8 +63,10 @@ class CoreProcess:
 
     poll_seconds = 0.5  # a descriptor tells of its end
 
-    def __init__(self, engine_args: EngineArgs, command: Sequence[str] = ()) -> None:
+    def __init__(self, engine_args: EngineArgs, command: Sequence[str] = (), replica: int | None = None) -> None:
         """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
+
+        `replica` is its number among several that are replicas of one another.
 
         Raises VLLMValidationError for arguments that cannot cross to it.
         """
@@ -72,7 +74,7 @@ class CoreProcess:
         self.meeting = Meeting.on_host()
         self._pidfd = -1
         try:
-            order = msgspec.json.encode(_order(portable, self.meeting))
+            order = msgspec.json.encode(_order(portable, self.meeting, replica or 0))
             self._process = subprocess.Popen(
                 command or python_command("jaxllm.engine.core.core_process"),
                 stdin=subprocess.PIPE,
@@ -81,7 +83,8 @@ class CoreProcess:
         except BaseException:
             self.meeting.close()
             raise
-        self.name = f"the engine core (process {self._process.pid})"
+        of_replica = "" if replica is None else f" of replica {replica}"
+        self.name = f"the engine core{of_replica} (process {self._process.pid})"
         try:
             self._hand_over(order)
         except BaseException:
@@ -144,13 +147,14 @@ class CoreProcess:
         self._process.kill()
 
 
-def _order(engine_args: dict[str, Any], meeting: Meeting) -> StartOrder:
+def _order(engine_args: dict[str, Any], meeting: Meeting, replica: int) -> StartOrder:
     return StartOrder(
         engine_args,
         meeting.addresses,
         [each for each in sys.path if _is_text(each)],
         logging.getLogger("jaxllm").getEffectiveLevel(),
         os.getpid(),
+        replica,
         None if meeting.folder is None else str(meeting.folder),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.wire import Heartbeat
 
 
@@ -26,14 +27,10 @@ class CoreWatch:
         return self._heard is not None
 
     @property
-    def is_warm(self) -> bool:
-        """Say whether the last heartbeat told of a core that is warm."""
-        return self._last is not None and self._last.is_warm
-
-    @property
-    def num_compiled(self) -> int:
-        """Return how many programs the core had compiled at the last heartbeat."""
-        return 0 if self._last is None else self._last.num_compiled
+    def programs(self) -> Programs:
+        """Return how far the core's programs were compiled at the last heartbeat."""
+        last = self._last
+        return Programs(0, is_warm=False) if last is None else Programs(last.num_compiled, last.is_warm)
 
     def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""

@@ -21,6 +21,7 @@ from jaxllm.engine.core.core_process import StartCore
 from jaxllm.engine.remote.core_handle import CoreHandle, CoreProcess, CoreThread
 from jaxllm.engine.remote.core_watch import CoreWatch
 from jaxllm.engine.remote.remote_adapters import RemoteAdapters
+from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.sockets import FrontSockets
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -83,11 +84,10 @@ class RemoteCore(RemoteAdapters):
         self._end_message: str | None = None
 
     @classmethod
-    def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = ()) -> Self:
+    def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = (), *, replica: int | None = None) -> Self:
         """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
         show_log()
-        context = zmq.Context()
-        return cls(CoreProcess(engine_args, command), context)
+        return cls(CoreProcess(engine_args, command, replica), zmq.Context())
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:
@@ -102,10 +102,20 @@ class RemoteCore(RemoteAdapters):
         return self._handle
 
     @property
-    def process_id(self) -> int | None:
-        """Return the id of the core's process; None for a core in a thread, and for one that has ended."""
+    def process_ids(self) -> dict[int, int]:
+        """Return the id of the core's process by the number 0; nothing for a core in a thread, or that has ended."""
         handle = self._handle
-        return handle.pid if isinstance(handle, CoreProcess) and self._end_message is None else None
+        return {0: handle.pid} if isinstance(handle, CoreProcess) and self._end_message is None else {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether `wait_ready` would return at once."""
+        return self._ready is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Say whether the process or thread has ended, whether or not that was noticed."""
+        return self._handle.end_reason() is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -115,20 +125,14 @@ class RemoteCore(RemoteAdapters):
         """
         return None if self._end_message is None else EngineDeadError(self._end_message)
 
-    @property
-    def is_warm(self) -> bool:
-        """Say whether every program was compiled half a second ago; before, a step may have to wait for one."""
-        return self._watch.is_warm
+    def programs(self) -> list[Programs]:
+        """Return how far the core's programs were compiled half a second ago."""
+        return [self._watch.programs]
 
     @property
-    def num_compiled(self) -> int:
-        """Return how many programs were compiled half a second ago, since the start."""
-        return self._watch.num_compiled
-
-    @property
-    def fd(self) -> int:
-        """Return the file descriptor to wait for messages with; see `FrontSockets.fd`."""
-        return self._sockets.fd
+    def fds(self) -> list[int]:
+        """Return the file descriptors to wait for messages and for the core's end with; see `FrontSockets.fd`."""
+        return [self._sockets.fd, *self._handle.fds]
 
     def wait_tokenizer(self) -> TokenizerParts | None:
         """Wait until the core has sent the tokenizer and return it, None without one. Raises as `wait_ready` does."""
@@ -282,7 +286,7 @@ class RemoteCore(RemoteAdapters):
         """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""
         self._wait_end(KILL_SECONDS if timeout is None else timeout)
         self._handle.stop(0)
-        if self._handle.end_reason() is not None:
+        if self.has_ended:
             self._close()
         else:  # a thread in a long step, which without our sockets would wait for ever to send what the step gives
             threading.Thread(target=self._close_late, name="jaxllm-core-end", daemon=True).start()
@@ -318,7 +322,7 @@ class RemoteCore(RemoteAdapters):
     def _wait_end(self, seconds: float) -> None:
         """Wait until the core has ended; what it sends meanwhile is dropped, lest it wait for room."""
         deadline = time.monotonic() + seconds
-        while self._handle.end_reason() is None and (left := deadline - time.monotonic()) > 0:
+        while not self.has_ended and (left := deadline - time.monotonic()) > 0:
             self._sockets.poll(min(left, self._handle.poll_seconds), *self._handle.fds)
             while self._sockets.receive() is not None:
                 pass

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 
 
+class Programs(NamedTuple):
+    """How far a core has compiled its programs."""
+
+    num_compiled: int
+    """How many were compiled since its start, those found on disk not counted."""
+    is_warm: bool
+    """True once all are compiled; before, a step may have to wait for one."""
+
+
 class Core(Protocol):
     """What an engine core does, wherever it runs."""
-
-    @property
-    def is_warm(self) -> bool:
-        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
-        ...
-
-    @property
-    def num_compiled(self) -> int:
-        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
-        ...
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""
@@ -88,7 +87,11 @@ class Core(Protocol):
 
 
 class CoreClient(Core, Protocol):
-    """A core as its front end sees it."""
+    """A core, or several that are replicas of one another, as the front end sees them."""
+
+    def programs(self) -> list[Programs]:
+        """Return how far each replica's programs are compiled; a core alone is one replica."""
+        ...
 
     def step(self, *, wait: bool) -> EngineCoreOutputs | None:
         """Return the outcome of a step; None if there is nothing to do, or without `wait` if none has come."""
@@ -97,6 +100,16 @@ class CoreClient(Core, Protocol):
 
 class RunnableCore(Core, Protocol):
     """A core as the one who runs it sees it: `EngineCore`, or one without a model."""
+
+    @property
+    def is_warm(self) -> bool:
+        """Say, to any thread, whether every program is compiled."""
+        ...
+
+    @property
+    def num_compiled(self) -> int:
+        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
+        ...
 
     @property
     def is_compiling(self) -> bool:
@@ -126,15 +139,9 @@ class InprocClient:
     def __init__(self, core: RunnableCore) -> None:
         self._core = core
 
-    @property
-    def is_warm(self) -> bool:
-        """Say whether every program is compiled; before, a step may have to wait for one."""
-        return self._core.is_warm
-
-    @property
-    def num_compiled(self) -> int:
-        """Return how many programs were compiled since the start, those found on disk not counted."""
-        return self._core.num_compiled
+    def programs(self) -> list[Programs]:
+        """Return how far the core's programs are compiled."""
+        return [Programs(self._core.num_compiled, self._core.is_warm)]
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""

@@ -74,8 +74,7 @@ class Online:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the front end and of the core so far."""
-        core: Any = self._llm._core.remote.handle
-        return time.process_time() + time.clock_gettime((~core.pid << 3) | 2)
+        return time.process_time() + time.clock_gettime((~self._llm.core_pids[0] << 3) | 2)
 
     def close(self) -> None:
         """End the engine."""
