@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
@@ -94,6 +95,11 @@ def test_replicas_are_added_drained_and_named() -> None:
         await asyncio.sleep(0.1)
         await llm.scale_elastic_ep(1, drain_timeout=0)
         assert (await cut)[-1].outputs[0].finish_reason == "error"
+        bad = tiny_args(data_parallel_size=2, tensor_parallel_size=64)
+        remote.replicas._start = lambda index: RemoteCore.in_process(bad, replica=index)
+        with pytest.raises(RuntimeError, match=r"A replica cannot be started: .*tensor_parallel_size=64"):
+            await llm.scale_elastic_ep(2)
+        assert sorted(llm.core_pids) == [0]
         await llm.sleep()
         await llm.wake_up()
         assert sorted(llm.core_pids) == [0, 1], "as at the start"

@@ -78,7 +78,7 @@ class Replica:
         """Give up the core; return the thread in which its process is waited for."""
         core, self.core, self._ready_at = self.core, None, None
         self.backlog.clear()
-        if core is None:
+        if core is None or core.is_closed:
             return None
         core.begin_shutdown()
         thread = threading.Thread(target=core.finish_shutdown, name="jaxllm-replica-end", daemon=True)
@@ -95,7 +95,6 @@ class Replica:
         self.restart_at = now + seconds
         return seconds
 
-    def restart(self) -> RemoteCore:
+    def restart(self) -> None:
         """Start another core."""
         self.core = self._start(self.index)
-        return self.core

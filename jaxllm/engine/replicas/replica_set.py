@@ -36,6 +36,8 @@ class ReplicaSet:
         self._selector = selectors.DefaultSelector()
         self._replicas: deque[Replica] = deque()
         """All replicas; the one whose turn it is to be listened to is the first."""
+        self._watched: dict[int, list[int]] = {}
+        """The file descriptors of each replica's core, which cannot be asked for them once it has closed."""
         self._endings: list[threading.Thread] = []
         self._ready: EngineReady | None = None
         self._scale_error: str | None = None
@@ -131,7 +133,8 @@ class ReplicaSet:
         self.retire()
         for replica in self._replicas:
             if replica.core is None and time.monotonic() >= replica.restart_at:
-                self._watch(replica.restart())
+                replica.restart()
+                self._watch(replica)
 
     def wait(self) -> None:
         """Wait for a message, for a core's end or for the time to start one."""
@@ -151,7 +154,8 @@ class ReplicaSet:
         else:
             logger.error("replica %d is started again in %.0f s: %s", replica.index, seconds, problem)
             if seconds == 0:
-                self._watch(replica.restart())
+                replica.restart()
+                self._watch(replica)
         if not self.cores():
             self.end_message = problem
 
@@ -212,11 +216,13 @@ class ReplicaSet:
     def _add(self, index: int) -> Replica:
         replica = Replica(index, self._start)
         self._replicas.append(replica)
-        self._watch(replica.core)
+        self._watch(replica)
         return replica
 
-    def _watch(self, core: RemoteCore | None) -> None:
-        for fd in [] if core is None else core.fds:
+    def _watch(self, replica: Replica) -> None:
+        assert replica.core is not None
+        self._watched[replica.index] = replica.core.fds
+        for fd in self._watched[replica.index]:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _meet(self, replica: Replica) -> None:
@@ -259,7 +265,7 @@ class ReplicaSet:
         self.outputs.append(msgspec.structs.replace(step, engine_index=replica.index))
 
     def _bury(self, replica: Replica) -> None:
-        for fd in [] if replica.core is None else replica.core.fds:
+        for fd in self._watched.pop(replica.index, []):
             self._selector.unregister(fd)
         thread = replica.bury()
         self._endings = [each for each in self._endings if each.is_alive()]
