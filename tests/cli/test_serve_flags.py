@@ -53,8 +53,6 @@ REFUSED = {
     "--headless": None,
     "--api-server-count": "2",
     "-asc": "2",
-    "--data-parallel-size": "2",
-    "-dp": "2",
     "--data-parallel-supervisor-port": "1",
     "--dp-supervisor-probe-interval-s": "1",
     "--dp-supervisor-probe-timeout-s": "1",

@@ -72,6 +72,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("get", path, None) for path in ("/v1/models", "/v1/models/tiny", "/tokenizer_info", "/version", "/load")),
     *(("get", path, None) for path in ("/health", "/livez", "/ping", "/metrics", "/is_sleeping", "/is_paused")),
     *(("get", path, None) for path in ("/server_info", "/api/version", "/api/tags", "/api/ps")),
+    ("post", "/scale_elastic_ep", {"new_data_parallel_size": 1}),
     *(("post", path, {}) for path in ("/ping", "/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
 ]
 POOLED: list[tuple[str, Any]] = [

@@ -38,6 +38,8 @@ class Scaling(ABC):
         self._check_awake()
         remote = self._core.remote
         if not isinstance(remote, ReplicatedCore):
+            if new_data_parallel_size == 1:
+                return
             message = "an engine of one replica has no others: start it with data_parallel_size of 2 or more."
             raise VLLMValidationError(message, parameter="new_data_parallel_size", value=new_data_parallel_size)
         remote.replicas.scale(new_data_parallel_size, drain_timeout)
