@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_host import describe
-from bench_sampler import ROWS, StepCase, decode_plan, measure, show
+from bench_sampler import ROWS, StepCase, decode_plan, measure, num_blocks, show
 
 from jaxllm import SamplingParams
 from jaxllm.config import EngineArgs
@@ -55,7 +55,7 @@ def make_runner(model: str, dtype: str, *, invariant: bool) -> Any:
 def decode_step(runner: Any) -> StepPlan:
     """Plan a step in which every row decodes one token."""
     compiler = runner.compiler
-    return decode_plan(GREEDY, compiler.config.block_size, runner.num_blocks, compiler.model.config.vocab_size)
+    return decode_plan(GREEDY, compiler.config.block_size, num_blocks(runner), compiler.model.config.vocab_size)
 
 
 def prefill_step(runner: Any) -> StepPlan:

@@ -159,7 +159,7 @@ def measure_steps(model: str, repeats: int) -> Table:
     block_size, vocab_size = runner.compiler.config.block_size, runner.compiler.model.config.vocab_size
 
     def case(sampler: Callable[[Array, SamplingBatch], Array] | None = None, **params: Any) -> StepCase:
-        plan = decode_plan(SamplingParams(**params), block_size, runner.num_blocks, vocab_size)
+        plan = decode_plan(SamplingParams(**params), block_size, num_blocks(runner), vocab_size)
         return StepCase(runner, plan, sampler=sampler)
 
     cases = {
@@ -190,21 +190,30 @@ class StepCase:
             original = step_module.sample_plain
             step_module.sample_plain = sampler
             try:
-                self._program = compiler.compile(key, runner.num_blocks)
+                self._program = compiler.compile(key, num_blocks(runner))
             finally:
                 step_module.sample_plain = original
 
     def run(self) -> Array:
         """Start the step and return its tokens."""
-        runner, inputs = self._runner, self._inputs
-        state = DeviceState(runner._pools, runner._get_counts() if inputs.is_full else None)
-        state, output = self._program(
-            runner._params, state, runner._previous_tokens, inputs.ints, inputs.floats, runner._rare(inputs)
-        )
-        runner._pools = state.pools
+        launcher, inputs = self._runner.launcher, self._inputs
+        counts = rare = None
         if inputs.is_full:
-            runner._counts = state.counts_cv
+            counts, rare = launcher._get_counts(), launcher._rare(list(inputs.rare), inputs.shape.bucket.num_seqs)
+        state = DeviceState(launcher.pools, counts)
+        state, output = self._program(
+            launcher.params, state, launcher._previous_tokens, inputs.ints, inputs.floats, rare
+        )
+        launcher.pools = state.pools
+        if inputs.is_full:
+            launcher._counts = state.counts_cv
         return output.tokens_s
+
+
+def num_blocks(runner: Any) -> int:
+    """Return the number of blocks in the pool of a runner's first cache group."""
+    pool, group = runner.launcher.pools[0], runner.compiler.config.groups[0]
+    return jax.tree.leaves(pool)[0].shape[0] // group.num_layers
 
 
 def decode_plan(params: SamplingParams, block_size: int, num_blocks: int, vocab_size: int) -> StepPlan:

@@ -172,6 +172,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
         parser.error(f"--task {args.task} goes with {options}, and not with --{', --'.join(INSTEAD)}")
     if args.draft_model and mode != "speculation":
         parser.error("--draft-model goes with --speculation")
+    if args.llamacpp_python and args.model and args.model.is_dir():
+        parser.error("--llamacpp-python needs a --model that llama.cpp reads: a .gguf file")
     if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
         parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
 

@@ -39,15 +39,25 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     AsyncEngineArgs.add_cli_args(parser)
 
 
-def check_serve_args(args: argparse.Namespace) -> None:
-    """Raise VLLMValidationError for a command line that cannot be served; its MODEL becomes `args.model`."""
-    read_engine_args(args, AsyncEngineArgs)
-    ServerArgs.from_cli_args(args)
+def check_serve_args(args: argparse.Namespace) -> AsyncEngineArgs:
+    """Return the engine's arguments; its MODEL becomes `args.model`. Raises VLLMValidationError for a command line that
+    cannot be served.
+    """
+    engine_args = read_engine_args(args, AsyncEngineArgs)
+    assert isinstance(engine_args, AsyncEngineArgs)
+    if ServerArgs.from_cli_args(args).headless and engine_args.node_rank == 0:
+        message = "headless is for the hosts of a model that have a --node-rank above 0: host 0 has the server."
+        raise VLLMValidationError(message, parameter="headless", value=True)
+    return engine_args
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end; returns the exit status."""
-    check_serve_args(args)
+    engine_args = check_serve_args(args)
+    if engine_args.node_rank > 0:
+        from jaxllm.engine.core.follower import follow  # which loads JAX
+
+        follow(engine_args)
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):
         message = "the server needs packages of its own: pip install 'jaxllm[serve]'."
         raise VLLMValidationError(message, parameter="serve")

@@ -179,6 +179,12 @@ class EngineArguments(UnsupportedArguments):
     data_parallel_size: int = argument(
         1, Integer(1, 1024), "ParallelConfig", "replicas of the model, each with devices of its own", "-dp"
     )
+    nnodes: int = argument(1, Integer(1, 4096), "ParallelConfig", "hosts to spread the model over", "-n")
+    node_rank: int = argument(
+        0, Integer(0, 4095), "ParallelConfig", "this host's number; host 0 has the requests, the others follow it", "-r"
+    )
+    master_addr: str = argument("127.0.0.1", Text(optional=False), "ParallelConfig", "address of host 0, for all hosts")
+    master_port: int = argument(29501, Integer(1, 65535), "ParallelConfig", "free port of host 0, for all hosts")
     disable_custom_all_reduce: bool = argument(False, Switch(), "ParallelConfig", "accepted: there is none to disable")
     block_size: int | None = argument(
         None, Integer(8, 512, optional=True), _CACHE, "tokens per KV block, a power of two; default: 128 (CPU) or 64"

@@ -125,6 +125,8 @@ class EngineConfig:
     """The names that users call the model by; None is `model`."""
     data_parallel_size: int
     """How many replicas there are at the start; each settles its own configuration."""
+    nnodes: int
+    """The hosts over which the model is spread."""
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str

@@ -75,6 +75,7 @@ COPIED = (
     "kv_cache_metrics",
     "kv_cache_metrics_sample",
     "data_parallel_size",
+    "nnodes",
     "otlp_traces_endpoint",
     "profiler_config",
     "use_tqdm_on_load",

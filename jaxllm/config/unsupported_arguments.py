@@ -97,7 +97,7 @@ class UnsupportedArguments:
     ec_transfer_config: Any = unsupported(None, _MEDIA)
 
     # Processes and devices
-    distributed_executor_backend: Any = unsupported(None, _ONE_ENGINE, also=("uni",))
+    distributed_executor_backend: Any = unsupported(None, _ONE_ENGINE, also=("uni", "mp"))
     pipeline_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-pp",))
     prefill_context_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-pcp",))
     decode_context_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-dcp",))
@@ -116,10 +116,6 @@ class UnsupportedArguments:
     data_parallel_multi_port_external_lb: bool = unsupported(False, _ONE_ENGINE, aliases=("-dpm",))
     dp_sync_interval: int = unsupported(16, _ONE_ENGINE)
     disable_nccl_for_dp_synchronization: bool | None = unsupported(None, _ONE_ENGINE, also=(False,))
-    nnodes: int = unsupported(1, _ONE_ENGINE, aliases=("-n",))
-    node_rank: int = unsupported(0, _ONE_ENGINE, aliases=("-r",))
-    master_addr: str = unsupported("127.0.0.1", _ONE_ENGINE)
-    master_port: int = unsupported(29501, _ONE_ENGINE)
     distributed_timeout_seconds: int | None = unsupported(None, _ONE_ENGINE)
     cpu_distributed_timeout_seconds: int | None = unsupported(None, _ONE_ENGINE)
     device_ids: list[int | str] | None = unsupported(None, "see mesh, CUDA_VISIBLE_DEVICES", also=([],))

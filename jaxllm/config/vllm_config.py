@@ -136,6 +136,7 @@ class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    nnodes: int = 1
 
     @property
     def world_size(self) -> int:
@@ -236,7 +237,9 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         ),
         scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=config.scheduling_policy),
         parallel_config=ParallelConfig(
-            tensor_parallel_size=config.mesh.size, data_parallel_size=config.data_parallel_size
+            tensor_parallel_size=config.mesh.size,
+            data_parallel_size=config.data_parallel_size,
+            nnodes=config.nnodes,
         ),
         device_config=DeviceConfig(device_type=config.platform),
         attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),

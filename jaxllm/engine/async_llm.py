@@ -256,7 +256,7 @@ class AsyncLLM(
 
         Running requests are aborted, or with mode "wait" end first; "keep" is refused.
         """
-        check_level(level)
+        check_level(level, self.vllm_config.parallel_config.nnodes)
         check_mode(mode)
         asleep = EngineDeadError(ASLEEP)
         await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(mode))

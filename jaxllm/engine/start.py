@@ -25,6 +25,7 @@ def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
     """Start a core that does its steps when it is called; the front end shares its tokenizer."""
     from jaxllm.engine.core.startup import start_core  # which loads JAX
 
+    _follow_if_not_first(engine_args)
     tokenizers: list[Tokenizer | None] = []
     core, ready = start_core(engine_args, tokenizers.append)
     return InprocClient(core), FrontEnd(ready, tokenizers[0], core.check)
@@ -42,6 +43,7 @@ def start_in_process(
     from jaxllm.engine.remote.remote_core import RemoteCore
     from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 
+    _follow_if_not_first(engine_args)
     count = engine_args.data_parallel_size
     core: RemoteClient
     if count == 1:
@@ -62,8 +64,17 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     from jaxllm.engine.core.startup import start_core  # which loads JAX
     from jaxllm.engine.remote.remote_core import RemoteCore
 
+    _follow_if_not_first(engine_args)
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
     return meet(core, engine_args, asks_core=asks_core)
+
+
+def _follow_if_not_first(engine_args: EngineArgs) -> None:
+    """On all hosts of a model but the first: do what that one says until it ends, and end this process."""
+    if engine_args.node_rank > 0:
+        from jaxllm.engine.core.follower import follow
+
+        follow(engine_args)
 
 
 def meet[C: RemoteClient](core: C, engine_args: EngineArgs, *, asks_core: bool) -> tuple[C, FrontEnd]:

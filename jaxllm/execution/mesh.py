@@ -61,7 +61,7 @@ def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: S
     """
     if mesh is not None:
         return _own_mesh(mesh, tensor_parallel_size)
-    devices = jax.devices() if devices is None else devices
+    devices = _by_host(jax.devices(), tensor_parallel_size) if devices is None else devices
     if tensor_parallel_size > len(devices):
         raise VLLMValidationError(
             f"tensor_parallel_size={tensor_parallel_size} needs as many devices, but there are {len(devices)} "
@@ -70,6 +70,21 @@ def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: S
             value=tensor_parallel_size,
         )
     return make_mesh(devices[:tensor_parallel_size])
+
+
+def _by_host(devices: Sequence[Device], count: int) -> Sequence[Device]:
+    """Return equally many devices of each host, `count` of all. Raises VLLMValidationError if that does not divide."""
+    num_hosts = jax.process_count()
+    if num_hosts == 1:
+        return devices
+    if count % num_hosts:
+        raise VLLMValidationError(
+            f"tensor_parallel_size={count} cannot be spread over {num_hosts} hosts: give a multiple of nnodes.",
+            parameter="tensor_parallel_size",
+            value=count,
+        )
+    of_hosts = [[each for each in devices if each.process_index == host] for host in range(num_hosts)]
+    return [device for each in of_hosts for device in each[: count // num_hosts]]
 
 
 def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
@@ -175,6 +190,11 @@ def whole_spec(mesh: Mesh, local: jax.ShapeDtypeStruct, cut: PartitionSpec) -> j
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def place_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
+    """Return an array that every device holds whole; all hosts of the mesh give the same."""
+    return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
 def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:

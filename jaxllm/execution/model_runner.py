@@ -1,9 +1,8 @@
-"""The model runner owns parameters, KV pool, token counts and compiled programs, and runs plans on the device."""
+"""The model runner builds the inputs of each step, has them launched on every host, and reads what comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,23 +10,22 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 
 from .batch import StepInputs, build
-from .caches import Pools
-from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
+from .compiler import COPIES, ProgramKey
 from .host_logprobs import read_logprobs
 from .host_processors import HostProcessors
-from .jax_settings import running, tracing
-from .mesh import replicated
-from .packing import BatchShape, rare_specs
+from .jax_settings import running
+from .launcher import Launcher
+from .launches import AdapterLaunch, Launch, ResetLaunch, StepLaunch
+from .packing import BatchShape
 from .pooled import NO_ACTIVATION, Activation, read_pooled
 from .pooled_step import PoolShape
 from .programs import Programs
 from .rows import find_extra
-from .step import DeviceState, StepOutput, StepShape
+from .step import StepOutput, StepShape
 
 
 class RunningStep:
@@ -95,31 +93,27 @@ class ModelRunner:
 
     def __init__(
         self,
-        compiler: StepCompiler,
-        programs: Programs[ProgramKey],
-        num_blocks: int,
-        load_params: Callable[[], Any],
+        launcher: Launcher,
         activation: Activation = NO_ACTIVATION,
-        make_draft: Callable[[Any], ModelRunner] | None = None,
+        draft: ModelRunner | None = None,
+        broadcast: Callable[[Launch], None] = lambda _: None,
+        *,
+        is_draft: bool = False,
     ) -> None:
-        """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks. Making the pool and loading the
-        parameters take about as long, and go on at the same time. `activation` is for what is pooled;
-        `make_draft` makes the runner of the model that guesses this one's tokens, given this one's parameters.
+        """Run the steps of the launcher's model; `draft` runs those of the model that guesses this one's tokens.
+
+        `activation` is for what is pooled. `broadcast` sends each launch to the model's other hosts, before it is done
+        here; `is_draft` tells them that it is the draft model's.
         """
-        self._activation = activation
-        self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
-        with ThreadPoolExecutor(1) as executor:
-            state = executor.submit(running()(self._make_state))
-            with tracing():
-                self._params = load_params()
-        self._draft = None if make_draft is None else make_draft(self._params)
-        if compiler.model.adapter_shape is not None:
-            self._params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
-        self._pools, self._previous_tokens, self._hidden = state.result()
-        self._counts: Array | None = None
-        """The token counts are made by the first step that needs them."""
-        self._neutral: dict[int, RareRules] = {}
-        """Rare inputs that nobody uses, by the number of rows: the same arrays each step, so that nothing is sent."""
+        self.launcher, self._activation, self._draft = launcher, activation, draft
+        self.compiler = launcher.compiler
+        self._broadcast, self._is_draft = broadcast, is_draft
+        self._places = {key: place for place, key in enumerate(self.programs.keys)}
+
+    @property
+    def programs(self) -> Programs[ProgramKey]:
+        """Return the model's programs."""
+        return self.launcher.programs
 
     @property
     def is_compiling(self) -> bool:
@@ -136,18 +130,15 @@ class ModelRunner:
         """Return how many programs were compiled since the start, those found on disk not counted."""
         return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
-    @running()
     def set_adapter(self, slot: int, arrays: Any) -> None:
         """Write an adapter's arrays, those of one slot, into a slot; steps that were sent before read the old ones."""
-        program = self.programs.get(Upkeep.SET_ADAPTER)
-        adapters = program(self._params["adapters"], np.int32(slot), arrays)
-        self._params = {**self._params, "adapters": adapters}
+        self._launch(AdapterLaunch(slot, jax.tree.leaves(arrays)))
 
     @running()
-    def run(self, plan: StepPlan, masks: Sequence[RowMask | None], features: Array | None = None) -> Running:
+    def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:
         """Start a step and return at once, unless its program has yet to be compiled.
 
-        `masks` say which ids each row may sample; None stands for all. A draft head's step reads `features`, a pool.
+        `masks` say which ids each row may sample; None stands for all.
         """
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
@@ -155,50 +146,29 @@ class ModelRunner:
         shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
         if (there := self._nearest(shape)) != shape:
             shape, inputs = there, self._build(plan, masks, there.batch)
-        self._copy_blocks(plan.copies)
-        self._set_counts(plan)
-        program = self.programs.get(shape)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
-        state = DeviceState(self._pools, self._get_counts() if inputs.is_full else None, self._hidden)
-        rest = inputs.ints, inputs.floats, self._rare(inputs), *([] if features is None else [features])
-        state, output = program(self._params, state, self._previous_tokens, *rest)
-        self._pools, self._hidden = state.pools, state.hidden_sd
-        if inputs.is_full:
-            self._counts = state.counts_cv
-        self._previous_tokens = output.tokens_s
+        output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if inputs.is_full else None))
+        assert isinstance(output, StepOutput)
         return RunningStep(plan, output, host)
 
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
         """Run steps of the draft model and wait for them; return the tokens that each one's chunks have sampled."""
         assert self._draft is not None
-        features = self._pools[-1] if self.compiler.config.features else None
-        running = [self._draft.run(plan, [None] * plan.num_rows, features) for plan in steps]
+        running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]
         return [step.result().token_ids for step in running]
 
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
-        inputs = self._build(plan, masks, shape.batch)
-        self._copy_blocks(plan.copies)
-        program = self.programs.get(shape)
-        self._pools, outputs = program(self._params, self._pools, inputs.ints, inputs.floats)
+        outputs = self._launch(self._step(plan, self._build(plan, masks, shape.batch), shape))
+        assert isinstance(outputs, Array)
         return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
-    def _make_state(self) -> tuple[Pools, Array, Array | None]:
-        """Return new pools, and tokens and hidden states in place of the previous step's."""
-        pools, tokens, hidden = self.programs.get(Upkeep.MAKE_STATE)()
-        self.compiler.caches.settle(pools)
-        return pools, tokens, hidden
-
-    @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
-        for array in jax.tree.leaves(self._pools):
-            array.delete()  # there may be no room for two
-        self._pools, self._previous_tokens, self._hidden = self._make_state()
-        self._counts = None
+        self._launch(ResetLaunch(is_draft=self._is_draft))
         if self._draft is not None:
             self._draft.reset()
 
@@ -220,8 +190,25 @@ class ModelRunner:
         if self._draft is not None:
             self._draft.shutdown()
 
+    def _launch(self, launch: Launch) -> StepOutput | Array | None:
+        self._broadcast(launch)
+        return self.launcher.launch(launch)
+
     def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
         return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
+
+    def _step(
+        self, plan: StepPlan, inputs: StepInputs, shape: ProgramKey, rare: list[np.ndarray | None] | None = None
+    ) -> StepLaunch:
+        return StepLaunch(
+            self._places[shape],
+            inputs.ints,
+            inputs.floats,
+            rare,
+            _pairs(plan.copies),
+            self._counts(plan),
+            self._is_draft,
+        )
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: a larger one that is there, where rows do not depend on the shape of their batch,
@@ -231,39 +218,23 @@ class ModelRunner:
             return shape
         return self.programs.nearest([shape, *self.compiler.larger(shape)])
 
-    def _copy_blocks(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Copy the blocks of each cache group."""
-        for start in range(0, max(map(len, copies), default=0), COPIES):
-            pairs = np.zeros((len(copies), 2, COPIES), np.int32)
-            for of_group, each in zip(pairs, copies, strict=True):
-                some = each[start : start + COPIES]
-                of_group[:, : len(some)] = np.array(some, np.int32).reshape(-1, 2).T
-            self._pools = self.programs.get(Upkeep.COPY_BLOCKS)(self._pools, tuple((s, t) for s, t in pairs))
-
-    def _set_counts(self, plan: StepPlan) -> None:
-        """Fill the rows of the token counts that requests have just got."""
+    def _counts(self, plan: StepPlan) -> list[tuple[int, np.ndarray]]:
+        """Return the rows of the token counts that requests have just got, filled."""
         vocab_size = self.compiler.model.config.vocab_size
-        for chunk in plan.chunks:
-            if chunk.history is None or chunk.count_row is None:
-                continue
-            row_v = count_tokens(chunk.history, chunk.num_prompt_tokens, vocab_size)
-            row = np.int32(chunk.count_row)
-            self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), row, row_v)
+        return [
+            (chunk.count_row, count_tokens(chunk.history, chunk.num_prompt_tokens, vocab_size))
+            for chunk in plan.chunks
+            if chunk.history is not None and chunk.count_row is not None
+        ]
 
-    def _get_counts(self) -> Array:
-        counts = self._counts
-        if counts is None:
-            counts = self._counts = self.programs.get(Upkeep.MAKE_COUNTS)()
-        return counts
 
-    def _rare(self, inputs: StepInputs) -> RareRules | None:
-        if not inputs.is_full:
-            return None
-        num_rows = inputs.shape.bucket.num_seqs
-        if num_rows not in self._neutral:
-            config = self.compiler.config
-            specs = rare_specs(num_rows, self.compiler.model.config.vocab_size, config.max_drafts)
-            everywhere = replicated(self.compiler.mesh)
-            self._neutral[num_rows] = RareRules(*(jax.device_put(spec.neutral(), everywhere) for spec in specs))
-        neutral = self._neutral[num_rows]
-        return RareRules(*(unused if used is None else used for used, unused in zip(inputs.rare, neutral, strict=True)))
+def _pairs(copies: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
+    """Return the blocks of each cache group that are to be copied, for as many runs of the program as it takes."""
+    runs = []
+    for start in range(0, max(map(len, copies), default=0), COPIES):
+        pairs = np.zeros((len(copies), 2, COPIES), np.int32)
+        for of_group, each in zip(pairs, copies, strict=True):
+            some = each[start : start + COPIES]
+            of_group[:, : len(some)] = np.array(some, np.int32).reshape(-1, 2).T
+        runs.append(pairs)
+    return runs

@@ -143,7 +143,7 @@ class ProgramCache:
         return "\n".join(
             str(each)
             for each in (
-                _code_digest(),
+                code_digest(),
                 _cpu_digest(),
                 # What XLA cuts its loops for.
                 os.cpu_count(),
@@ -151,6 +151,7 @@ class ProgramCache:
                 sorted(self._environment.items()),
                 sorted(settings.items()),
                 [(device.id, device.platform, device.device_kind) for device in compiler.mesh.devices.flat],
+                jax.process_index(),
                 compiler.config,
                 compiler.options,
                 compiler.model.facts,
@@ -194,7 +195,7 @@ def _make_room(folder: Path) -> None:
 
 
 @cache
-def _code_digest() -> str:
+def code_digest() -> str:
     """Return a digest of all code that a program comes from; what is imported does not change with its file."""
     versions = [metadata.version(name) for name in LIBRARIES]
     return " ".join([*versions, source_digest(Path(package).parent for package in CODE)])

@@ -44,8 +44,8 @@ class Programs[Key: Hashable]:
     ) -> None:
         """Compile only what `load` returns None for; `is_kept` says without loading whether it would."""
         self._compile, self._load, self._is_kept = compile_one, load, is_kept
-        self._keys, self._rare = tuple(keys), frozenset(rare)
-        self._ahead = iter(self._keys)
+        self.keys, self._rare = tuple(keys), frozenset(rare)
+        self._ahead = iter(self.keys)
         """The keys are walked once: what is kept may be gone again, which is no reason to compile it for ever."""
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Programs[Key: Hashable]:
     def wait(self) -> None:
         """Block until every program is compiled. Raises EngineDeadError if `stop`, in another thread, comes before."""
         with self._waiting:
-            for key in self._keys:
+            for key in self.keys:
                 if self._is_stopped:
                     raise EngineDeadError("The engine was shut down before all its programs were compiled.")
                 if self._is_missing(key):

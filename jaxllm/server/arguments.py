@@ -51,6 +51,9 @@ class ServerArgs(UnsupportedServerArguments):
     grpc_port: int | None = argument(
         None, Integer(0, 65535, optional=True), _FRONTEND, "port for gRPC, beside HTTP; 0 takes any that is free"
     )
+    headless: bool = argument(
+        False, Switch(), _FRONTEND, "have no server: with --node-rank above 0, where there is none anyway"
+    )
     disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
     disable_page: bool = argument(False, Switch(), _FRONTEND, "have no page of status and chat at /")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")

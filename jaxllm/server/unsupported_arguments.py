@@ -35,7 +35,6 @@ class UnsupportedServerArguments:
     log_error_stack: bool = unsupported(False, "errors that are the server's own are always logged, with their stack")
     enable_offline_docs: bool = unsupported(False, "/docs loads its page from elsewhere; /openapi.json is the server's")
     grpc: bool = unsupported(False, _GRPC)
-    headless: bool = unsupported(False, "an engine and its front end are on one machine")
     api_server_count: int | None = unsupported(None, _ONE_SERVER, also=(1,), aliases=("-asc",))
     data_parallel_supervisor_port: int = unsupported(9256, _ONE_SERVER)
     dp_supervisor_probe_interval_s: float = unsupported(5.0, _ONE_SERVER, also=(5,))

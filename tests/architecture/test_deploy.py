@@ -153,6 +153,30 @@ def test_images_have_versions(variant: str):
     assert image["newTag"] == f"{__version__}-{'cpu' if variant == 'base' else variant}"
 
 
+def test_hosts_of_a_model_find_each_other():
+    """A LeaderWorkerSet's own variables are the hosts' ranks, and the first host's address."""
+    text = (DEPLOY / "kubernetes/hosts/jaxllm.yaml").read_text(encoding="utf-8")
+    service, leaders = yaml.safe_load_all(text)
+    template = leaders["spec"]["leaderWorkerTemplate"]
+    spec = template["workerTemplate"]["spec"]
+    [container] = spec["containers"]
+    words = " ".join(container["args"])
+    known = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_WORKER_INDEX": "3", "LWS_LEADER_ADDRESS": "leader"}
+    for name, value in known.items():
+        words = words.replace(f"$({name})", value)
+    args = parsed(words.split())
+    assert (args.nnodes, args.node_rank, args.master_addr) == (4, 3, "leader")
+    assert args.tensor_parallel_size == args.nnodes * int(container["resources"]["limits"]["google.com/tpu"])
+    ports = [ServerArgs().port, args.master_port]
+    assert [port["containerPort"] for port in container["ports"]] == ports
+    assert service["spec"]["ports"][0]["targetPort"] == ports[0]
+    labels = template["workerTemplate"]["metadata"]["labels"]
+    assert labels.items() <= service["metadata"]["labels"].items()
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert container["securityContext"] == pod()["containers"][0]["securityContext"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
 def unit() -> dict[str, list[str]]:
     """Return the unit's settings; one that is given several times has several values."""
     found: dict[str, list[str]] = {}

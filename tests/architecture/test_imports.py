@@ -120,6 +120,7 @@ ROOMS = (
     "jaxllm.execution",
     "jaxllm.config",
     "jaxllm.engine.transport",
+    "jaxllm.engine.hosts",
     "jaxllm.engine.core",
     "jaxllm.engine.remote",
     "jaxllm.engine.replicas",

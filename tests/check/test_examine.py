@@ -56,8 +56,8 @@ def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monk
     with LLM(**args) as llm:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)
-        [pool], num_layers = runner._pools, llm.model_config.hf_config.num_hidden_layers
-        params = sum(array.nbytes for array in jax.tree.leaves(runner._params))
+        [pool], num_layers = runner.launcher.pools, llm.model_config.hf_config.num_hidden_layers
+        params = sum(array.nbytes for array in jax.tree.leaves(runner.launcher.params))
         assert {array.shape[0] // num_layers for array in pool} == {report.memory.num_blocks}
         assert sum(array.nbytes for array in pool) == report.memory.kv_cache
         assert params == report.memory.params

@@ -54,8 +54,8 @@ def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monk
     with LLM(**dataclasses.asdict(pooling_args("bert", enforce_eager=True))) as llm:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)
-        assert sum(array.nbytes for array in jax.tree.leaves(runner._pools)) == report.memory.kv_cache
-        assert sum(array.nbytes for array in jax.tree.leaves(runner._params)) == report.memory.params
+        assert sum(array.nbytes for array in jax.tree.leaves(runner.launcher.pools)) == report.memory.kv_cache
+        assert sum(array.nbytes for array in jax.tree.leaves(runner.launcher.params)) == report.memory.params
 
 
 def test_the_report_says_what_a_step_takes(report: Report):

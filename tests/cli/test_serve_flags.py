@@ -50,7 +50,6 @@ REFUSED = {
     "--fingerprint-value": "x",
     "--cohere-format": "cmd3",
     "--enable-offline-docs": None,
-    "--headless": None,
     "--api-server-count": "2",
     "-asc": "2",
     "--data-parallel-supervisor-port": "1",
@@ -199,7 +198,7 @@ def test_the_core_can_be_a_thread_of_the_server(parser: FlexibleArgumentParser, 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [((), "say which MODEL"), (("--model", "m", "--headless"), "headless=True is not supported")],
+    [((), "say which MODEL"), (("--model", "m", "--headless"), "host 0 has the server")],
 )
 def test_vllms_module_is_the_same_command(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

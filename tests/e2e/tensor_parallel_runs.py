@@ -110,7 +110,7 @@ def _run(llm: LLM, scheduler: RecordingScheduler, jobs: Sequence[Job]) -> dict[s
         "num_preemptions": scheduler.stats().num_preemptions,
         "most_chunks": max(scheduler.num_prompt_chunks(output.request_id) for output in outputs),
         "cached": [output.num_cached_tokens for output in again],
-        "pool": [array.sharding.shard_shape(array.shape) for array in jax.tree.leaves(runner._pools)],
+        "pool": [array.sharding.shard_shape(array.shape) for array in jax.tree.leaves(runner.launcher.pools)],
         "collectives": list(_collectives(runner)),
     }
 
@@ -168,7 +168,7 @@ def as_quantized(size: int, case: str) -> list[Any]:
     jobs = [Job([(7 * i + length) % 90 + 3 for i in range(length)], params) for length in (3, 17, 30)]
     changes = {"tensor_parallel_size": size, "skip_tokenizer_init": True, "dtype": "float32"}
     with tiny_llm(str(QUANTIZED_DATA / case), **(ARGUMENTS | changes)) as (llm, _):
-        kept = sum(isinstance(leaf, Quantized) for leaf in _leaves(_runner(llm)._params))
+        kept = sum(isinstance(leaf, Quantized) for leaf in _leaves(_runner(llm).launcher.params))
         return [kept, *(_shown(output) for output in run_together(llm, jobs))]
 
 
@@ -192,7 +192,7 @@ def alone_and_together(size: int, model: str, quantization: str | None = None) -
 def _params(runner: ModelRunner) -> dict[str, Any]:
     """Return the bytes of parameters: per device, in all, and of those that are not in equal parts on all devices."""
     mesh, specs = runner.compiler.mesh, runner.compiler.model.param_specs()
-    shards = [shard for array in jax.tree.leaves(runner._params) for shard in array.addressable_shards]
+    shards = [shard for array in jax.tree.leaves(runner.launcher.params) for shard in array.addressable_shards]
     by_device = [sum(each.data.nbytes for each in shards if each.device == device) for device in mesh.devices.tolist()]
     repeated = {path: spec for path, spec in specs.items() if spec.repeats > 1}
     return {

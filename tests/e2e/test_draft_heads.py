@@ -85,7 +85,7 @@ def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
     runner = core_of(llm)._runner
     assert isinstance(runner, ModelRunner)
     assert runner._draft is not None
-    params, own = runner._params, runner._draft._params
+    params, own = runner.launcher.params, runner._draft.launcher.params
     lent = {name for name in ("embed", "lm_head") if own[name]["table"] is params.get(name, params["embed"])["table"]}
     assert lent == {"eagle3": {"embed"}, "eagle3_speculators": set[str]()}.get(case, {"embed", "lm_head"})
     assert set(own) >= {"embed", "lm_head", "fuse", "layers"}
@@ -166,7 +166,7 @@ def test_a_quantized_model_of_several_groups_lends_its_table() -> None:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)
         assert runner._draft is not None
-        assert isinstance(runner._draft._params["embed"]["table"], Quantized)
+        assert isinstance(runner._draft.launcher.params["embed"]["table"], Quantized)
         group = runner.compiler.config.features
         assert group is not None
         assert group.group == 1

@@ -23,7 +23,7 @@ def run(kv_cache_dtype: str) -> tuple[list[np.ndarray], int]:
         outputs = run_together(llm, [Job(golden.prompt.tolist(), params) for golden in read_goldens(CASE)])
         runner = core_of(llm)._runner
         assert runner is not None
-        num_bytes = sum(array.nbytes for array in jax.tree.leaves(runner._pools))
+        num_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.launcher.pools))
     found = []
     for output in outputs:
         [logprobs] = output.outputs[0].logprobs or []

@@ -56,7 +56,7 @@ def perplexity(outputs: list[RequestOutput]) -> float:
 def num_bytes(llm: LLM) -> int:
     runner = core_of(llm)._runner
     assert runner is not None
-    return sum(array.nbytes for array in jax.tree.leaves(runner._params))
+    return sum(array.nbytes for array in jax.tree.leaves(runner.launcher.params))
 
 
 def test_is_nearly_the_same_model_in_half_the_memory(smollm2_path: str, quantized: LLM) -> None:

@@ -107,12 +107,14 @@ def test_a_step_copies_no_state(engine: Engine) -> None:
     llm, _ = engine
     runner = core_of(llm)._runner
     assert runner is not None
-    compiler, pool_bytes = runner.compiler, sum(x.nbytes for x in jax.tree.leaves(runner._pools))
+    num_blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+    assert num_blocks is not None
+    compiler, pool_bytes = runner.compiler, sum(x.nbytes for x in jax.tree.leaves(runner.launcher.pools))
     layout = compiler.config.kv_layout
     assert layout.num_slots == 1 + 8 + math.ceil(8 * SPARE_PART) + 1
-    assert layout.bytes(runner.num_blocks) == pool_bytes
+    assert layout.bytes(num_blocks) == pool_bytes
     shape = compiler.step_shape(compiler.buckets[0], is_full=False)
-    memory = compiler.compile(shape, runner.num_blocks).memory_analysis()
+    memory = compiler.compile(shape, num_blocks).memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes >= pool_bytes
     assert memory.temp_size_in_bytes < layout.state_bytes / 2

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.kv_pool import KVGroup
+from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
@@ -97,4 +98,4 @@ def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
     """Return a runner with dummy weights that compiles nothing ahead."""
     compiler = make_compiler(**changes)
     programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=False)
-    return ModelRunner(compiler, programs, num_blocks, lambda: init_dummy(compiler.model.param_specs(), 0))
+    return ModelRunner(Launcher(compiler, programs, lambda: init_dummy(compiler.model.param_specs(), 0)))

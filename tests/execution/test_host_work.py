@@ -52,7 +52,7 @@ class FakePrograms(Programs[ProgramKey]):
     """Stands in for the programs of steps: computes nothing and keeps what it is given."""
 
     def __init__(self, others: Programs[ProgramKey], num_rows: int) -> None:
-        super().__init__(lambda shape: None, (), ahead=False)
+        super().__init__(lambda shape: None, others.keys, ahead=False)
         self._others = others
         self.arguments: tuple[Any, ...] = ()
         row_s, row_sk = jnp.zeros(num_rows), jnp.zeros((num_rows, 5))
@@ -72,14 +72,14 @@ class FakePrograms(Programs[ProgramKey]):
 
 def make_ready(runner: ModelRunner, plan: StepPlan) -> None:
     """Let a step make what every later one finds on the device."""
-    runner.programs = cast(Any, FakePrograms(runner.programs, runner.compiler.max_rows))
+    runner.launcher.programs = cast(Any, FakePrograms(runner.programs, runner.compiler.max_rows))
     runner.run(plan, [None] * len(plan.chunks)).result()
 
 
 def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tuple[Any, ...]:
     """Return what a step gives to its program besides parameters and state, having sent nothing on its own."""
     programs = FakePrograms(runner.programs, runner.compiler.max_rows)
-    runner.programs = cast(Any, programs)
+    runner.launcher.programs = cast(Any, programs)
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         runner.run(plan, masks or [None] * len(plan.chunks))
     return programs.arguments

@@ -26,7 +26,7 @@ class CutOff:
     """Stands in for programs: each is interrupted once it has taken its arguments."""
 
     def __init__(self, programs: Programs) -> None:
-        self._programs = programs
+        self._programs, self.keys = programs, programs.keys
 
     def get(self, key: Any) -> Callable[..., None]:
         program = self._programs.get(key)
@@ -59,14 +59,15 @@ def test_blocks_are_copied_in_every_layer_and_nothing_else_changes() -> None:
 def test_more_copies_than_one_program_takes() -> None:
     runner = make_runner(num_blocks=4 * COPIES)
     pool = random_pool(2, 4 * COPIES)
-    runner._pools = (pool,)
+    runner.launcher.pools = (pool,)
     before = [np.array(x) for x in pool]
     pairs = [(1 + i, 2 * COPIES + i) for i in range(COPIES + 3)]
-    runner._copy_blocks((pairs,))
-    for old, new in zip(before, runner._pools[0], strict=True):
+    chunk = make_chunk("a", 0, [5], [4 * COPIES - 1])
+    runner.run(StepPlan(0, (chunk,), 0, copies=(tuple(pairs),)), [None]).result()
+    for old, new in zip(before, runner.launcher.pools[0], strict=True):
         for source, target in pairs:
             np.testing.assert_array_equal(np.asarray(new)[target], old[source])
-        np.testing.assert_array_equal(np.asarray(new)[: 2 * COPIES], old[: 2 * COPIES])
+        np.testing.assert_array_equal(np.asarray(new)[1 : 2 * COPIES], old[1 : 2 * COPIES])
 
 
 def test_a_step_copies_before_it_runs() -> None:
@@ -95,7 +96,7 @@ def test_pool_and_counts_are_aliased() -> None:
 def test_counts_follow_a_request_through_its_row() -> None:
     runner = make_runner()
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
-    counts = lambda row: {int(i): int(c) for i, c in enumerate(np.asarray(runner._counts)[row]) if c}  # noqa: E731
+    counts = lambda row: {int(i): int(c) for i, c in enumerate(np.asarray(runner.launcher._counts)[row]) if c}  # noqa: E731
     history = array("i", [5, 9, 5, 200])
     chunk = make_chunk("a", 0, [5, 9, 5, 200], [3], params=params, count_row=2, history=history, num_prompt_tokens=3)
     token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0][0]
@@ -118,7 +119,7 @@ def test_the_state_is_made_anew_after_a_step_that_was_cut_off(monkeypatch: pytes
     plan = StepPlan(0, (chunk,), 0)
     expected = runner.run(plan, [None]).result()
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "programs", CutOff(runner.programs))
+        patch.setattr(runner.launcher, "programs", CutOff(runner.programs))
         with pytest.raises(KeyboardInterrupt):
             runner.run(plan, [None])
     with pytest.raises(RuntimeError, match="deleted"):

@@ -18,5 +18,5 @@ def test_a_replayed_step_gives_what_was_recorded() -> None:
     step = runner.run(plan, [None])
     assert isinstance(step, RunningStep)
     recorded = jax.device_get(step._output)
-    runner.programs = cast(Any, Replay([recorded], Stopwatch()))
+    runner.launcher.programs = cast(Any, Replay([recorded], Stopwatch(), runner.programs.keys))
     assert runner.run(plan, [None]).result() == step.result()

@@ -13,7 +13,8 @@ import msgspec
 from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.row_masks import rows_masks
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.engine.hosts.host_group import Hosts, OneHost
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import (
     BlockEviction,
     EngineCoreOutput,
@@ -54,12 +55,13 @@ class EngineCore(HoldsAdapters):
         validators: Sequence[Callable[[SamplingParams], None]] = (),
         profiler: StepProfiler | None = None,
         adapters: AdapterStore | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        """Let `validators`, which raise for params that they refuse, look at each request."""
+        """Let `validators`, which raise for params that they refuse, look at each request. `hosts` run the steps."""
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """It is None once the core is shut down."""
-        self._masks, self._adapters = masks, adapters
+        self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
@@ -127,7 +129,8 @@ class EngineCore(HoldsAdapters):
         """
         self._profiler.before_step()
         try:
-            return self._step()
+            with self._hosts.guard():
+                return self._step()
         except BaseException as error:
             self._begin_anew(error)
             raise
@@ -232,6 +235,7 @@ class EngineCore(HoldsAdapters):
             self._profiler.close()
         finally:
             self._runner.begin_shutdown()
+            self._hosts.close()
             if self._adapters is not None:
                 self._adapters.close()
             self._runner = self._in_flight = None
@@ -371,7 +375,7 @@ class EngineCore(HoldsAdapters):
         """End all requests after a failure that may have come anywhere in a step."""
         self._in_flight = None
         self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
-        if self._runner is not None:
+        if self._runner is not None and not isinstance(cause, EngineDeadError):
             self._runner.reset()
 
     def _abandon(self, error: RequestError) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import jax
+
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import real_memory_limit
@@ -53,7 +55,9 @@ def memory_limit(config: EngineConfig) -> int | None:
     """Return the bytes of one device that an engine may use, None on a CPU; VLLMValidationError if nobody knows."""
     if config.platform == "cpu":
         return None
-    device = config.mesh.devices[0]
+    devices = config.mesh.devices.flat
+    # Another host's device does not say how much it has.
+    device = next((each for each in devices if each.process_index == jax.process_index()), devices[0])
     reported = (device.memory_stats() or {}).get("bytes_limit")
     return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,12 +35,15 @@ from jaxllm.engine.core.kv_cache_size import (
 )
 from jaxllm.engine.core.model import checked_draft, checked_model, lent_arrays
 from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.hosts.host_group import Hosts, OneHost, meet_hosts
+from jaxllm.engine.hosts.wire import Agreement
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
+from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled import NO_ACTIVATION, Activation
-from jaxllm.execution.program_cache import Folders, ProgramCache, use_cache
+from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.adapter import load_adapter
 from jaxllm.loading.load import init_dummy, load_params
@@ -79,10 +83,22 @@ def start_core(
     `on_tokenizer` gets the tokenizer as soon as it is there, before the weights are. Raises VLLMValidationError.
     """
     log_phase(logger, "imports")
+    hosts = meet_hosts(engine_args)
+    try:
+        return _start_core(engine_args, hosts, on_tokenizer)
+    except BaseException as error:
+        hosts.fail(error)
+        raise
+
+
+def _start_core(
+    engine_args: EngineArgs, hosts: Hosts, on_tokenizer: Callable[[Tokenizer | None], None]
+) -> tuple[EngineCore, EngineReady]:
     config = resolve(engine_args)
     log_phase(logger, "configuration")
     engines_home().check()  # now that JAX has its devices, which a child forked later would share
     prepared = prepare(config)
+    hosts.agree(agreement(prepared))
     log_phase(logger, "shapes")
     try:  # meanwhile the first program is compiled
         tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)
@@ -94,7 +110,7 @@ def start_core(
         markers = None if group is None else (group.reasoning_start_str, group.reasoning_end_str)
         thinking = thinking_tokens(markers, tokenizer)
         log_phase(logger, "tokenizer")
-        core = make_core(prepared, grammars, thinking)
+        core = make_core(prepared, grammars, thinking, hosts)
     except BaseException:
         prepared.stop()
         raise
@@ -116,6 +132,20 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         has_thinking_tokens=has_thinking_tokens,
         pooling=config.pooling,
     )
+
+
+def agreement(prepared: Prepared) -> Agreement:
+    """Return what the hosts of a model have to agree on: sizes, and what their programs come from."""
+    config, compiler = prepared.config, prepared.compiler
+    come_from = {
+        "the versions of jaxllm, jax, jaxlib, flax and numpy": code_digest(),
+        "the model": compiler.model.facts,
+        "the engine's arguments": (compiler.config, compiler.options, compiler.buckets, compiler.mesh.size),
+    }
+    # A function's text has its address, which is another one in each process.
+    texts = {name: re.sub(" at 0x[0-9a-f]+", "", str(value)) for name, value in come_from.items()}
+    facts = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return Agreement(prepared.num_blocks, config.max_model_len, config.max_num_seqs, facts)
 
 
 @dataclass(frozen=True)
@@ -201,14 +231,20 @@ def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
 
 
 def make_core(
-    prepared: Prepared, grammars: GrammarCompiler | None = None, thinking: ThinkingTokens | None = None
+    prepared: Prepared,
+    grammars: GrammarCompiler | None = None,
+    thinking: ThinkingTokens | None = None,
+    hosts: Hosts | None = None,
 ) -> EngineCore:
     """Load the weights and return the core. Log one line that says what runs where.
 
-    Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
+    Without `grammars` there are no structured outputs, without `thinking` no thinking budgets. With `hosts` the model
+    is spread over several.
     """
     config, compiler, num_blocks = prepared.config, prepared.compiler, prepared.num_blocks
-    runner = _make_runner(prepared)
+    hosts = hosts or OneHost()
+    runner = _make_runner(prepared, hosts)
+    hosts.wait_ready()
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows, prepared.draft)
@@ -240,19 +276,28 @@ def make_core(
         validators=validators(config.logits_processors),
         profiler=StepProfiler(config.profiler_config),
         adapters=_make_store(prepared) if config.enable_lora else None,
+        hosts=hosts,
     )
 
 
-def _make_runner(prepared: Prepared, params: Mapping[str, Any] = MappingProxyType({})) -> ModelRunner:
-    """Make the runner of a model, and that of its draft model, for which `params` are the model's parameters."""
-    config, compiler = prepared.config, prepared.compiler
+def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:
+    """Load the weights and return the launchers of a model and of its draft model, if there is one."""
+    model = Launcher(prepared.compiler, prepared.programs, partial(_load, prepared.config, prepared.specs))
+    draft = prepared.draft
+    if draft is None:
+        return model, None
 
-    def load() -> Any:
-        return _load(config, prepared.specs) | lent_arrays(compiler.model, params)
+    def load_draft() -> Any:
+        return _load(draft.config, draft.specs) | lent_arrays(draft.compiler.model, model.params)
 
-    make_draft = None if prepared.draft is None else partial(_make_runner, prepared.draft)
-    activation = _activation(config.pooling)
-    return ModelRunner(compiler, prepared.programs, prepared.num_blocks, load, activation, make_draft)
+    return model, Launcher(draft.compiler, draft.programs, load_draft, features_of=model)
+
+
+def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
+    """Make the runner of a model, which has that of its draft model."""
+    model, draft = make_launchers(prepared)
+    runs_draft = None if draft is None else ModelRunner(draft, broadcast=hosts.broadcast, is_draft=True)
+    return ModelRunner(model, _activation(prepared.config.pooling), runs_draft, hosts.broadcast)
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:

@@ -123,8 +123,11 @@ class Changes:
             await asyncio.wait([change])
 
 
-def check_level(level: int) -> None:
-    """Raise VLLMValidationError for a level of sleep that is not there."""
+def check_level(level: int, num_hosts: int) -> None:
+    """Raise VLLMValidationError for a level of sleep that is not there, or a model over several hosts."""
+    if num_hosts > 1:
+        message = f"an engine over {num_hosts} hosts cannot sleep: the others could not be woken. Shut it down."
+        raise VLLMValidationError(message, parameter="nnodes", value=num_hosts)
     if level not in (1, 2):
         message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
         raise VLLMValidationError(message, parameter="level", value=level)

@@ -1,0 +1,53 @@
+"""What the hosts of one model say to each other, encoded by msgspec."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxllm.execution.launches import AdapterLaunch, ResetLaunch, StepLaunch, decode_array, encode_array
+
+
+class Agreement(msgspec.Struct, frozen=True, tag=True):
+    """The first host has settled the sizes that depend on its memory; the others take them."""
+
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    facts: dict[str, str]
+    """What programs come from, as digests by name, which must be the same on all hosts."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A host has its parameters and waits for launches."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """The engine is shut down: this is the last message."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The sender cannot go on, or has lost a host; all end."""
+
+    message: str
+
+
+type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | ResetLaunch
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_decoder = msgspec.msgpack.Decoder(
+    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | ResetLaunch, dec_hook=decode_array
+)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's bytes."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Return the message of some bytes. Raises msgspec.DecodeError for those of none."""
+    return _decoder.decode(data)

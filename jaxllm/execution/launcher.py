@@ -1,0 +1,125 @@
+"""A launcher owns what a model has on the devices, and launches programs on it in the order in which it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxllm.sampling.inputs import RareRules
+
+from .caches import Pools
+from .compiler import ProgramKey, StepCompiler, Upkeep
+from .jax_settings import running, tracing
+from .launches import AdapterLaunch, Launch, ResetLaunch, StepLaunch
+from .mesh import place_replicated
+from .packing import rare_specs
+from .pooled_step import PoolShape
+from .programs import Programs
+from .step import DeviceState, StepOutput
+
+
+class Launcher:
+    """Parameters, pools, token counts and the last step's tokens: what one model has on this process's devices.
+
+    No launch waits for the device: each begins when the one before has ended there.
+    """
+
+    def __init__(
+        self,
+        compiler: StepCompiler,
+        programs: Programs[ProgramKey],
+        load_params: Callable[[], Any],
+        features_of: Launcher | None = None,
+    ) -> None:
+        """Make the pools and load the parameters, which takes about as long, and goes on at the same time.
+
+        A draft head reads the features in the pools of `features_of`, the launcher of the model it guesses for.
+        """
+        self.compiler, self.programs = compiler, programs
+        self._features_of = features_of if compiler.config.reads is not None else None
+        with ThreadPoolExecutor(1) as executor:
+            state = executor.submit(running()(self._make_state))
+            with tracing():
+                self.params = load_params()
+        if compiler.model.adapter_shape is not None:
+            self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
+        self.pools, self._previous_tokens, self._hidden = state.result()
+        self._counts: Array | None = None
+        """The token counts are made by the first step that needs them."""
+        self._neutral: dict[int, RareRules] = {}
+        """Rare inputs that nobody uses, by the number of rows: the same arrays each step, so that nothing is sent."""
+
+    @running()
+    def launch(self, launch: Launch) -> StepOutput | Array | None:
+        """Do what is said and return at once, unless a program has yet to be compiled.
+
+        A step returns its output, a step that pools the pooled rows.
+        """
+        match launch:
+            case StepLaunch():
+                return self._step(launch)
+            case AdapterLaunch():
+                self._set_adapter(launch)
+            case ResetLaunch():
+                self._reset()
+        return None
+
+    def _step(self, launch: StepLaunch) -> StepOutput | Array:
+        for pairs in launch.copies:
+            groups = tuple((sources, targets) for sources, targets in pairs)
+            self.pools = self.programs.get(Upkeep.COPY_BLOCKS)(self.pools, groups)
+        for row, row_v in launch.counts:
+            self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), np.int32(row), row_v)
+        key = self.programs.keys[launch.program]
+        program = self.programs.get(key)
+        assert not isinstance(key, Upkeep)
+        if isinstance(key, PoolShape):
+            self.pools, outputs = program(self.params, self.pools, launch.ints, launch.floats)
+            return outputs
+        rare = None if launch.rare is None else self._rare(launch.rare, key.batch.bucket.num_seqs)
+        state = DeviceState(self.pools, None if rare is None else self._get_counts(), self._hidden)
+        features = [] if self._features_of is None else [self._features_of.pools[-1]]
+        state, output = program(self.params, state, self._previous_tokens, launch.ints, launch.floats, rare, *features)
+        self.pools, self._hidden = state.pools, state.hidden_sd
+        if rare is not None:
+            self._counts = state.counts_cv
+        self._previous_tokens = output.tokens_s
+        return output
+
+    def _set_adapter(self, launch: AdapterLaunch) -> None:
+        assert self.compiler.model.adapter_shape is not None
+        adapter = jax.tree.unflatten(jax.tree.structure(self.params["adapters"]), launch.arrays)
+        program = self.programs.get(Upkeep.SET_ADAPTER)
+        adapters = program(self.params["adapters"], np.int32(launch.slot), adapter)
+        self.params = {**self.params, "adapters": adapters}
+
+    def _reset(self) -> None:
+        for array in jax.tree.leaves(self.pools):
+            array.delete()  # there may be no room for two
+        self.pools, self._previous_tokens, self._hidden = self._make_state()
+        self._counts = None
+
+    def _make_state(self) -> tuple[Pools, Array, Array | None]:
+        """Return new pools, and tokens and hidden states in place of the previous step's."""
+        pools, tokens, hidden = self.programs.get(Upkeep.MAKE_STATE)()
+        self.compiler.caches.settle(pools)
+        return pools, tokens, hidden
+
+    def _get_counts(self) -> Array:
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = self.programs.get(Upkeep.MAKE_COUNTS)()
+        return counts
+
+    def _rare(self, arrays: list[np.ndarray | None], num_rows: int) -> RareRules:
+        if num_rows not in self._neutral:
+            compiler = self.compiler
+            specs = rare_specs(num_rows, compiler.model.config.vocab_size, compiler.config.max_drafts)
+            self._neutral[num_rows] = RareRules(*(place_replicated(compiler.mesh, spec.neutral()) for spec in specs))
+        each = zip(arrays, self._neutral[num_rows], strict=True)
+        return RareRules(*(unused if used is None else used for used, unused in each))
