@@ -3,8 +3,8 @@
 
     scripts/bench_hosts.py [--hosts 1 2 4 8 16 32 64] [--seqs 256] [--steps 300] [--json OUT]
 
-The engine is the real one, front end, scheduler, batches and broadcast, of a tiny model's sizes but with the vocabulary
-and the tables of a large one; no device computes: steps answer at once. The other hosts are processes of this machine
+The core is the real one, scheduler, batches and broadcast, with the block tables of 8,192 tokens; no device computes:
+steps answer at once. The other hosts are processes of this machine
 that receive each launch over TCP, decode it and do nothing, so sending takes no less than between machines. With more
 processes than cores they take turns, and wall time is more than it would be; so the leader's own processor time is
 given beside it. Steps decode one token of each sequence; every 16th sequence asks for penalties and 5 log-probabilities
@@ -136,12 +136,14 @@ def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[
     for _ in range(WARM_UP):
         engine.step()
     start, wall, own = len(recorder.wall), [], []
-    for _ in range(num_steps):
+    core = engine._core._core
+    for _ in range(num_steps):  # of the core alone: a server's front end has a process of its own
         began, thread = time.perf_counter(), time.thread_time()
-        engine.step()
+        core.step()
         wall.append(time.perf_counter() - began)
         own.append(time.thread_time() - thread)
     engine.abort_request(ids)
+    core.abort_requests(list(core._live))
     while engine.has_unfinished_requests():
         engine.step()
     if group is not None:

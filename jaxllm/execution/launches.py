@@ -55,7 +55,7 @@ def encode_array(value: Any) -> Any:
 
 
 def decode_array(kind: type, value: Any) -> Any:
-    """Return the array that `encode_array` has encoded; it shares the message's memory. JAX has told numpy of bfloat16."""
+    """Return the array that `encode_array` has encoded; it shares the memory of the message."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind.__name__} is not part of a launch")
     dtype, shape, data = value

@@ -204,9 +204,7 @@ class HostGroup:
         if self._has_lost.is_set() or self._is_closed.is_set():
             return
         num_hosts = len(self._links) + 1
-        self._lost = (
-            f"{link} of {num_hosts} is lost: {why.rstrip('.')}. The model spans all of them, so all have ended."
-        )
+        self._lost = f"{link} of {num_hosts} is lost: {why.rstrip('.')}. The model spans all hosts, so all have ended."
         self._has_lost.set()
         logger.critical(self._lost)
         end_soon()
