@@ -4,11 +4,10 @@
     scripts/bench_hosts.py [--hosts 1 2 4 8 16 32 64] [--seqs 256] [--steps 300] [--json OUT]
 
 The core is the real one, scheduler, batches and broadcast, with the block tables of 8,192 tokens; no device computes:
-steps answer at once. The other hosts are processes of this machine
-that receive each launch over TCP, decode it and do nothing, so sending takes no less than between machines. With more
-processes than cores they take turns, and wall time is more than it would be; so the leader's own processor time is
-given beside it. Steps decode one token of each sequence; every 16th sequence asks for penalties and 5 log-probabilities
-if --full is given.
+steps answer at once. The other hosts are processes of this machine that receive each launch over TCP, decode it and do
+nothing, so sending takes no less than between machines. With more processes than cores they take turns, and wall time
+is more than it would be; so the leader's own processor time is given beside it. Steps decode one token of each
+sequence.
 """
 
 from __future__ import annotations
@@ -16,14 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -56,7 +57,7 @@ class Answers:
     """Stands in for an array of tokens that a device has sampled."""
 
     def __init__(self, count: int) -> None:
-        self._tokens = __import__("numpy").full(count, 7, "int32")
+        self._tokens = np.full(count, 7, np.int32)
 
     def copy_to_host_async(self) -> None:
         """Copy nothing."""
@@ -119,16 +120,17 @@ def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[
 
     key, processes, group = secrets.token_bytes(16), [], None
     if num_hosts > 1:
-        with Listener(("127.0.0.1", 0), backlog=num_hosts, authkey=key) as listener:
-            _, port = listener.address
+        with socket.create_server(("127.0.0.1", 0), backlog=num_hosts) as server:
+            port = server.getsockname()[1]
             for rank in range(1, num_hosts):
                 command = [sys.executable, __file__, "--receive", "127.0.0.1", str(port), key.hex(), str(rank)]
                 processes.append(subprocess.Popen(command))
-            group = HostGroup(accept(listener, num_hosts - 1))
+            group = HostGroup(accept(server, key, num_hosts - 1, 120))
     runner, recorder = engine._core._core._runner, Recorder(group)
     runner._broadcast = recorder.broadcast
     count = runner.compiler.max_rows
-    runner.launcher.launch = lambda _: StepOutput(Answers(count), None)
+    tokens: Any = Answers(count)
+    runner.launcher.launch = lambda _: StepOutput(tokens, None)
     params = SamplingParams(temperature=0.7, max_tokens=num_steps + 2 * WARM_UP, ignore_eos=True, detokenize=False)
     ids = [f"{num_hosts}-{index}" for index in range(num_seqs)]
     for each in ids:

@@ -179,6 +179,15 @@ class EngineArguments(UnsupportedArguments):
     data_parallel_size: int = argument(
         1, Integer(1, 1024), "ParallelConfig", "replicas of the model, each with devices of its own", "-dp"
     )
+    data_parallel_backend: str = argument(
+        "mp", Choice(("mp", "ray")), "ParallelConfig", "where replicas run: in processes, or as Ray actors", "-dpb"
+    )
+    distributed_executor_backend: str | None = argument(
+        None,
+        Choice((None, "uni", "mp", "ray")),
+        "ParallelConfig",
+        "ray: the engine's core is an actor of a Ray cluster",
+    )
     nnodes: int = argument(1, Integer(1, 4096), "ParallelConfig", "hosts to spread the model over", "-n")
     node_rank: int = argument(
         0, Integer(0, 4095), "ParallelConfig", "this host's number; host 0 has the requests, the others follow it", "-r"

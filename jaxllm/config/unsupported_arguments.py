@@ -97,7 +97,6 @@ class UnsupportedArguments:
     ec_transfer_config: Any = unsupported(None, _MEDIA)
 
     # Processes and devices
-    distributed_executor_backend: Any = unsupported(None, _ONE_ENGINE, also=("uni", "mp"))
     pipeline_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-pp",))
     prefill_context_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-pcp",))
     decode_context_parallel_size: int = unsupported(1, _ONE_ENGINE, aliases=("-dcp",))
@@ -110,7 +109,6 @@ class UnsupportedArguments:
     data_parallel_size_local: int | None = unsupported(None, _ONE_ENGINE, aliases=("-dpl",))
     data_parallel_address: str | None = unsupported(None, _ONE_ENGINE, aliases=("-dpa",))
     data_parallel_rpc_port: int | None = unsupported(None, _ONE_ENGINE, aliases=("-dpp",))
-    data_parallel_backend: str = unsupported("mp", _ONE_ENGINE, aliases=("-dpb",))
     data_parallel_hybrid_lb: bool = unsupported(False, _ONE_ENGINE, aliases=("-dph",))
     data_parallel_external_lb: bool = unsupported(False, _ONE_ENGINE, aliases=("-dpe",))
     data_parallel_multi_port_external_lb: bool = unsupported(False, _ONE_ENGINE, aliases=("-dpm",))

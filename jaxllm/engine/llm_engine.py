@@ -13,7 +13,7 @@ from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front_end.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ENGINE_REFUSES, RefusesMethods
-from jaxllm.engine.start import start_in_place, start_in_process
+from jaxllm.engine.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
@@ -49,15 +49,15 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @classmethod
     @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1
-        or there are replicas, which have processes of their own.
+        """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1,
+        or there are replicas, which have processes of their own, or it is a Ray actor.
         """
         if engine_args.reasoning_parser:
             message = "reasoning_parser is not supported here: outputs are not split, but by `jaxllm serve`."
             raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
         check_home()
         show_log()
-        has_processes = uses_core_process() or engine_args.data_parallel_size > 1
+        has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
         return cls(*(start_in_process if has_processes else start_in_place)(engine_args))
 
     @property

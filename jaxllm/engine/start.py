@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
+
+import zmq
 
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
@@ -34,8 +37,9 @@ def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
 def start_in_process(
     engine_args: EngineArgs, *, asks_core: bool = True, command: Sequence[str] = ()
 ) -> tuple[RemoteClient, FrontEnd]:
-    """Start a core in a process of its own, or data_parallel_size of them. This process loads neither JAX nor
-    transformers.
+    """Start a core in a process of its own, or as a Ray actor, or data_parallel_size of them.
+
+    This process loads neither JAX nor transformers.
 
     With `asks_core` the front end waits until the core has said that a request with a grammar is good. `command` is
     another program for a core, as `CoreProcess` says.
@@ -44,13 +48,35 @@ def start_in_process(
     from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 
     _follow_if_not_first(engine_args)
+
+    def start(replica: int | None = None) -> RemoteCore:
+        if uses_ray(engine_args):
+            from jaxllm.engine.remote.core_actor import CoreActor  # which loads Ray
+
+            return RemoteCore(CoreActor(engine_args, replica), zmq.Context())
+        return RemoteCore.in_process(engine_args, command, replica=replica)
+
     count = engine_args.data_parallel_size
-    core: RemoteClient
-    if count == 1:
-        core = RemoteCore.in_process(engine_args, command)
-    else:
-        core = ReplicatedCore(lambda index: RemoteCore.in_process(engine_args, command, replica=index), count)
+    core: RemoteClient = start() if count == 1 else ReplicatedCore(start, count)
     return meet(core, engine_args, asks_core=asks_core)
+
+
+def uses_ray(engine_args: EngineArgs) -> bool:
+    """Say whether cores are to be actors of a Ray cluster. Raises VLLMValidationError if Ray is not there, or the model
+    is over several hosts.
+    """
+    names = ("distributed_executor_backend", "data_parallel_backend")
+    name = next((each for each in names if getattr(engine_args, each) == "ray"), None)
+    if name is None:
+        return False
+    message = None
+    if importlib.util.find_spec("ray") is None:
+        message = "Ray is a package of its own: pip install 'jaxllm[ray]'."
+    elif engine_args.nnodes > 1:
+        message = "a model over several hosts is started on each of them, not by Ray: leave nnodes out."
+    if message is not None:
+        raise VLLMValidationError(message, parameter=name, value="ray")
+    return True
 
 
 def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:

@@ -15,7 +15,7 @@ from jaxllm.sampling.inputs import RareRules
 from .caches import Pools
 from .compiler import ProgramKey, StepCompiler, Upkeep
 from .jax_settings import running, tracing
-from .launches import AdapterLaunch, Launch, ResetLaunch, StepLaunch
+from .launches import AdapterLaunch, Launch, StepLaunch
 from .mesh import place_replicated
 from .packing import rare_specs
 from .pooled_step import PoolShape
@@ -44,6 +44,8 @@ class Launcher:
         self._features_of = features_of if compiler.config.reads is not None else None
         with ThreadPoolExecutor(1) as executor:
             state = executor.submit(running()(self._make_state))
+            if jax.process_count() > 1:  # all hosts launch in one order
+                state.result()
             with tracing():
                 self.params = load_params()
         if compiler.model.adapter_shape is not None:
@@ -60,13 +62,9 @@ class Launcher:
 
         A step returns its output, a step that pools the pooled rows.
         """
-        match launch:
-            case StepLaunch():
-                return self._step(launch)
-            case AdapterLaunch():
-                self._set_adapter(launch)
-            case ResetLaunch():
-                self._reset()
+        if isinstance(launch, StepLaunch):
+            return self._step(launch)
+        self._set_adapter(launch)
         return None
 
     def _step(self, launch: StepLaunch) -> StepOutput | Array:
@@ -98,7 +96,9 @@ class Launcher:
         adapters = program(self.params["adapters"], np.int32(launch.slot), adapter)
         self.params = {**self.params, "adapters": adapters}
 
-    def _reset(self) -> None:
+    @running()
+    def reset(self) -> None:
+        """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self.pools):
             array.delete()  # there may be no room for two
         self.pools, self._previous_tokens, self._hidden = self._make_state()

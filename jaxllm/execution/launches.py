@@ -35,16 +35,9 @@ class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
     slot: int
     arrays: list[np.ndarray]
     """The leaves of the arrays of one slot."""
-    is_draft: bool = False
 
 
-class ResetLaunch(msgspec.Struct, frozen=True, tag=True):
-    """The caches and all that steps leave for the next are made anew."""
-
-    is_draft: bool = False
-
-
-type Launch = StepLaunch | AdapterLaunch | ResetLaunch
+type Launch = StepLaunch | AdapterLaunch
 
 
 def encode_array(value: Any) -> Any:

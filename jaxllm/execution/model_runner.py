@@ -19,7 +19,7 @@ from .host_logprobs import read_logprobs
 from .host_processors import HostProcessors
 from .jax_settings import running
 from .launcher import Launcher
-from .launches import AdapterLaunch, Launch, ResetLaunch, StepLaunch
+from .launches import AdapterLaunch, Launch, StepLaunch
 from .packing import BatchShape
 from .pooled import NO_ACTIVATION, Activation, read_pooled
 from .pooled_step import PoolShape
@@ -168,7 +168,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
-        self._launch(ResetLaunch(is_draft=self._is_draft))
+        self.launcher.reset()
         if self._draft is not None:
             self._draft.reset()
 

@@ -200,8 +200,8 @@ IMPORTED_AS = {
     "pyzmq": "zmq",
 }
 NOT_IMPORTED = {"httptools"}  # uvicorn does
-TRACING = "jaxllm.engine.front_end.tracing"
-"""The one module that imports what the extra `otel` has."""
+OPTIONAL = {"jaxllm.engine.front_end.tracing": "otel", "jaxllm.engine.remote.core_actor": "ray"}
+"""The modules that import what an extra has, each with its extra."""
 FRONTENDS = ("jaxllm.server", "jaxllm.entrypoints", "jaxllm.cli")
 
 
@@ -216,10 +216,11 @@ def test_third_party_imports_are_declared_dependencies():
     core = declared(project["dependencies"])
     served = declared([line for name in ("serve", "grpc") for line in extras[name]]) - NOT_IMPORTED
     ours = {"jaxllm", "pallas_kernels"} | sys.stdlib_module_names
-    files = [source for source in product() if source.module != TRACING]
+    files = [source for source in product() if source.module not in OPTIONAL]
     imports = {(imported.top, room(source.module) in FRONTENDS) for source in files for imported in source.imports}
-    (tracing,) = (source for source in product() if source.module == TRACING)
-    assert {imported.top for imported in tracing.imports} - ours == declared(extras["otel"])
+    for optional in (source for source in product() if source.module in OPTIONAL):
+        own = {imported.top for imported in optional.imports} - ours - core
+        assert own == declared(extras[OPTIONAL[optional.module]])
     assert {name for name, in_front in imports if not in_front} - ours <= core
     assert core <= {name for name, _ in imports}, "declared, but nothing imports it"
     # Starlette comes with FastAPI, protobuf with grpcio's packages.

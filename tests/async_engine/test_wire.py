@@ -7,12 +7,13 @@ import random
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from fuzz_wire import fuzz
 
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting, SocketInbox, SocketOutbox
-from jaxllm.engine.transport.wire import MAX_FRAME_BYTES
+from jaxllm.engine.transport.wire import MAX_FRAME_BYTES, Heartbeat, Shutdown
 from jaxllm.exceptions import EngineGenerateError
 from tests.async_engine.support import greedy, mock_llm, nothing_left, read, remote_of, tiny_args, tokens_of
 
@@ -105,10 +106,32 @@ def test_r19_sockets_lie_where_nobody_else_comes_and_only_until_ready(tokenizer:
 
 def test_r19_frames_are_bounded_on_every_socket() -> None:
     with zmq.Context() as context:
-        addresses = Meeting.in_process().addresses
-        front = FrontSockets(context, addresses)
-        inbox, outbox = SocketInbox(context, addresses), SocketOutbox(context, addresses)
+        meeting = Meeting.in_process()
+        front = FrontSockets(context, meeting)
+        inbox, outbox = SocketInbox(context, meeting.addresses), SocketOutbox(context, meeting.addresses)
         for socket in (front._in, front._out, inbox._socket, outbox._socket):
             assert MAX_FRAME_BYTES < socket.getsockopt(zmq.MAXMSGSIZE) <= 2 * MAX_FRAME_BYTES  # type: ignore[operator]
         for each in (front, inbox, outbox):
+            each.close()
+
+
+def test_on_a_network_only_who_has_the_key_is_heard() -> None:
+    """Strangers, who may know the addresses, are neither heard nor told anything."""
+    meeting = Meeting.on_network("127.0.0.1")
+    wrong, _ = zmq.curve_keypair()
+    with zmq.Context() as context:
+        front = FrontSockets(context, meeting)
+        strangers = [msgspec.structs.replace(meeting.addresses, public_key=key) for key in (None, wrong)]
+        others = [(SocketInbox(context, each), SocketOutbox(context, each)) for each in strangers]
+        for _, outbox in others:
+            outbox.send(Heartbeat(1.0, False, False))
+        assert not front.poll(0.5)
+        inbox, outbox = SocketInbox(context, meeting.addresses), SocketOutbox(context, meeting.addresses)
+        outbox.send(Heartbeat(2.0, False, False))
+        assert front.poll(5)
+        assert front.receive() == Heartbeat(2.0, False, False)
+        front.wait_writable(5)
+        front.send(Shutdown())
+        assert inbox.receive(wait=True) == [Shutdown()]
+        for each in (front, inbox, outbox, *(end for pair in others for end in pair)):
             each.close()

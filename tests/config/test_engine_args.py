@@ -74,6 +74,8 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (0, -1, 2**31, 1.0, "x", True, None),
     "mesh": (3, "x", [1]),
     "data_parallel_size": (0, -1, 1025, 1.0, "x", True, None),
+    "data_parallel_backend": ("rays", None, 1),
+    "distributed_executor_backend": ("external_launcher", "rays", 1),
     "nnodes": (0, -1, 4097, 2.0, "x", True, None),
     "node_rank": (-1, 4096, 1.0, "x", True, None),
     "master_addr": ("", 3, None),

@@ -23,6 +23,8 @@ from tests.quick import QUICK_FLAGS
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
 END_SECONDS = 10
+STATUSES = (1, -signal.SIGABRT)
+"""The exit statuses of a process that has lost a host; JAX aborts one whose first host is gone, if it is quicker."""
 
 
 def free_port() -> int:
@@ -99,7 +101,7 @@ def test_when_a_host_is_lost_all_end_and_say_which(tmp_path: Path, repository: P
         other, began = processes[1 - killed], time.monotonic()
         said, _ = other.communicate(timeout=END_SECONDS)
         assert time.monotonic() - began < END_SECONDS
-        assert other.returncode not in (0, None)
+        assert other.returncode in STATUSES
         assert name in said
         assert "lost" in said
 

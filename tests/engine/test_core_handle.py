@@ -95,7 +95,7 @@ def test_a_temporary_folder_that_sockets_cannot_be_in_is_not_used(
     assert meeting.folder is not None
     assert meeting.folder.parent == Path("/tmp")
     with zmq.Context() as context:
-        FrontSockets(context, meeting.addresses).close()
+        FrontSockets(context, meeting).close()
     meeting.close()
     assert not meeting.folder.exists()
 

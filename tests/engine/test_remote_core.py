@@ -24,6 +24,7 @@ class Host:
     """A place where nothing runs, until it is told to end."""
 
     name = "the engine core (of a test)"
+    pid = None
     fds: list[int] = []  # noqa: RUF012 - there are none
     poll_seconds = 0.01
 

@@ -27,7 +27,8 @@ from jaxllm.utils.log import configure_log, show_log
 logger = logging.getLogger(__name__)
 
 type OnTokenizer = Callable[[Tokenizer | None], None]
-type StartCore = Callable[[OnTokenizer], tuple[RunnableCore, EngineReady]]
+type Made = tuple[RunnableCore, EngineReady]
+type StartCore = Callable[[OnTokenizer], Made]
 """A function that makes a core; it gives the tokenizer to its argument as soon as it is there."""
 
 
@@ -41,8 +42,8 @@ class StartOrder(msgspec.Struct, frozen=True):
     log_level: int
     front_pid: int
     """The front end's process, with which the core's ends."""
-    replica: int
-    """The number of the replica, which decides its devices; 0 for a core alone."""
+    replica: int | None
+    """The number of the replica, which decides its devices; None where the process sees no others."""
     folder: str | None
     """The folder of the addresses, which the core deletes when the front end has not lived to do so."""
 
@@ -82,21 +83,27 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
     return 0
 
 
-def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, EngineReady]]) -> int:
+def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], Made]) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=StartOrder)
     end_with(order.front_pid, order.clear)
     sys.path[:] = order.sys_path
+    return carry_out(order, start)
+
+
+def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, OnTokenizer], Made] | None = None) -> int:
+    """Run the core that an order asks for, made by `start`; return the exit status."""
+    begin = start or _start
     logging.getLogger("jaxllm").setLevel(order.log_level)
     show_log()
 
-    def start_and_freeze(on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:
+    def start_and_freeze(on_tokenizer: OnTokenizer) -> Made:
         engine_args = AsyncEngineArgs(**order.engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
-        if engine_args.data_parallel_size > 1:
+        if engine_args.data_parallel_size > 1 and order.replica is not None:
             _take_share(order.replica, engine_args)
-        made = start(engine_args, on_tokenizer)
+        made = begin(engine_args, on_tokenizer)
         # Modules and programs are a quarter of a million objects: a look through them would hold a step up for 0.2 s.
         gc.freeze()
         return made
@@ -111,7 +118,7 @@ def _take_share(replica: int, engine_args: AsyncEngineArgs) -> None:
     take_share(replica, engine_args.data_parallel_size, engine_args.tensor_parallel_size)
 
 
-def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:
+def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> Made:
     from jaxllm.engine.core.startup import start_core  # which loads JAX
 
     return start_core(engine_args, on_tokenizer)

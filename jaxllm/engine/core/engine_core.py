@@ -14,7 +14,7 @@ from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.row_masks import rows_masks
 from jaxllm.engine.hosts.host_group import Hosts, OneHost
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
     BlockEviction,
     EngineCoreOutput,
@@ -201,7 +201,8 @@ class EngineCore(HoldsAdapters):
         in_flight, self._in_flight = self._in_flight, None
         try:
             if in_flight is not None:
-                self._reports += self._commit(in_flight)
+                with self._hosts.guard():
+                    self._reports += self._commit(in_flight)
             return self._scheduler.reset_prefix_cache(preempt=True)
         except BaseException as error:
             self._begin_anew(error)
@@ -235,11 +236,11 @@ class EngineCore(HoldsAdapters):
             self._profiler.close()
         finally:
             self._runner.begin_shutdown()
-            self._hosts.close()
             if self._adapters is not None:
                 self._adapters.close()
             self._runner = self._in_flight = None
             self._abandon(RequestError("internal", "The engine was shut down."))
+            self._hosts.close()
 
     def _validate(self, params: SamplingParams) -> None:
         for validate in self._validators:
@@ -375,7 +376,7 @@ class EngineCore(HoldsAdapters):
         """End all requests after a failure that may have come anywhere in a step."""
         self._in_flight = None
         self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
-        if self._runner is not None and not isinstance(cause, EngineDeadError):
+        if self._runner is not None and self._hosts.can_go_on:
             self._runner.reset()
 
     def _abandon(self, error: RequestError) -> None:

@@ -7,21 +7,23 @@ import dataclasses
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
 import jax
+import msgspec
 
 from jaxllm.config.resolve import resolve
 from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prepare
-from jaxllm.engine.hosts.host_group import BEAT_SECONDS, SILENCE_SECONDS, WORD_SECONDS, end_soon
+from jaxllm.engine.hosts.host_group import BEAT_SECONDS, REASON_SECONDS, SILENCE_SECONDS
 from jaxllm.engine.hosts.join import join
 from jaxllm.engine.hosts.link import Link
 from jaxllm.engine.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.launches import StepLaunch
+from jaxllm.execution.launches import AdapterLaunch, StepLaunch
 from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
@@ -33,17 +35,20 @@ logger = logging.getLogger(__name__)
 def follow(engine_args: EngineArgs) -> NoReturn:
     """Join the hosts of a model, do what the first one says until it is shut down, and end this process.
 
-    The exit status is 0 after a shutdown, and 1 if this host or another one has failed.
+    The exit status is 0 after a shutdown, and 1 if this host or another one has failed. A SIGTERM is not heeded: the
+    first host may have requests that it lets end first.
     """
     show_log()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: logger.info("SIGTERM: this host ends when host 0 does"))
     [link] = join(engine_args)
     follower = _Follower(link)
     try:
         follower.run(engine_args)
+        logger.info("host %d of %d ends with the engine", engine_args.node_rank, engine_args.nnodes)
+        jax.distributed.shutdown()  # host 0 does the same
     except BaseException as error:  # noqa: BLE001 (the process ends)
         follower.give_up(error)
-    logger.info("host %d of %d ends with the engine", engine_args.node_rank, engine_args.nnodes)
-    jax.distributed.shutdown()
     sys.exit(0)
 
 
@@ -51,8 +56,6 @@ class _Follower:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._failure: str | None = None
-        self._has_failed = threading.Event()
         self._heard = time.monotonic()
         self._is_over = threading.Event()
         for run in (self._listen, self._beat):
@@ -72,32 +75,26 @@ class _Follower:
             max_model_len_can_shrink=False,
             max_num_seqs_can_shrink=False,
         )
-        prepared = prepare(config)
-        try:
-            self._serve(prepared, first)
-        finally:
-            prepared.stop()
+        self._serve(prepare(config), first)
 
     def _serve(self, prepared: Prepared, first: Agreement) -> None:
         _check(agreement(prepared).facts, first.facts)
         model, draft = make_launchers(prepared)
         self._link.send(Ready())
         while not isinstance(message := self._inbox.get(), End):
-            assert not isinstance(message, (Agreement, Ready, Beat, Failed))
-            if isinstance(message, StepLaunch) and message.is_draft:
-                assert draft is not None
-                draft.launch(message)
-            else:
-                model.launch(message)
+            assert isinstance(message, (StepLaunch, AdapterLaunch))
+            is_draft = isinstance(message, StepLaunch) and message.is_draft
+            launcher = draft if is_draft else model
+            assert launcher is not None
+            launcher.launch(message)
 
     def give_up(self, error: BaseException) -> NoReturn:
-        """End this process after an error, which may be that of another host."""
-        self._has_failed.wait(WORD_SECONDS)
-        if self._failure is None:
-            logger.critical("this host has failed", exc_info=error)
-            with contextlib.suppress(OSError):
-                self._link.send(Failed(f"{type(error).__name__}: {error}"))
-        self._exit()
+        """End this process after an error; if it came of the loss of another host, that is what is said."""
+        time.sleep(REASON_SECONDS)  # whoever listens may end the process meanwhile
+        logger.critical("this host has failed", exc_info=error)
+        with contextlib.suppress(OSError):
+            self._link.send(Failed(f"{type(error).__name__}: {error}"))
+        _exit()
 
     def _listen(self) -> None:
         """Receive in a thread of its own: a launch may wait for a host that is gone."""
@@ -107,16 +104,18 @@ class _Follower:
                 self._heard = time.monotonic()
                 match message:
                     case Failed(why):
-                        return self._fail(why)
+                        self._fail(why)
                     case Beat():
                         pass
                     case _:
                         self._inbox.put(message)
                         if isinstance(message, End):
                             self._is_over.set()
-                            return None
+                            return
         except (EOFError, OSError):
-            return self._fail(f"{self._link}, which schedules, is lost: its process has ended.")
+            self._fail(f"{self._link}, which schedules, is lost: its process has ended.")
+        except msgspec.MsgspecError as error:
+            self._fail(f"what {self._link} says cannot be read ({error}): does it have another version?")
 
     def _beat(self) -> None:
         while not self._is_over.wait(BEAT_SECONDS):
@@ -125,22 +124,18 @@ class _Follower:
             if time.monotonic() - self._heard > SILENCE_SECONDS:
                 self._fail(f"{self._link}, which schedules, is lost: it has said nothing for {SILENCE_SECONDS:.0f} s.")
 
-    def _fail(self, why: str) -> None:
-        if self._has_failed.is_set():
-            return
-        self._failure = why
-        self._has_failed.set()
-        self._is_over.set()
+    def _fail(self, why: str) -> NoReturn:
         logger.critical("%s", why)
-        end_soon()
+        _exit()
 
-    def _exit(self) -> NoReturn:
-        """End without the exit hooks, of which JAX's would wait for hosts that are gone."""
-        logging.shutdown()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(1)
+
+def _exit() -> NoReturn:
+    """End at once: the main thread may wait for a device for ever, and JAX's exit hook for hosts that are gone."""
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1)
 
 
 def _check(own: dict[str, str], first: dict[str, str]) -> None:

@@ -135,17 +135,26 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
 
 
 def agreement(prepared: Prepared) -> Agreement:
-    """Return what the hosts of a model have to agree on: sizes, and what their programs come from."""
+    """Return what the hosts of a model have to have in common: sizes, and what their programs come from."""
+    config = prepared.config
+    return Agreement(prepared.num_blocks, config.max_model_len, config.max_num_seqs, _facts(prepared))
+
+
+def _facts(prepared: Prepared) -> dict[str, str]:
     config, compiler = prepared.config, prepared.compiler
+    settings = compiler.config, compiler.options, compiler.buckets, compiler.mesh.size, config.seed
+    tensors = sorted((name, info.shape, info.dtype) for name, info in config.checkpoint.tensors.items())
     come_from = {
         "the versions of jaxllm, jax, jaxlib, flax and numpy": code_digest(),
-        "the model": compiler.model.facts,
-        "the engine's arguments": (compiler.config, compiler.options, compiler.buckets, compiler.mesh.size),
+        "the model": (compiler.model.facts, tensors, config.load_format),
+        "the engine's arguments": settings,
     }
     # A function's text has its address, which is another one in each process.
     texts = {name: re.sub(" at 0x[0-9a-f]+", "", str(value)) for name, value in come_from.items()}
     facts = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    return Agreement(prepared.num_blocks, config.max_model_len, config.max_num_seqs, facts)
+    if prepared.draft is None:
+        return facts
+    return facts | {f"{name}, of the draft model": digest for name, digest in _facts(prepared.draft).items()}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The hosts of one model, as the first one sees them: it tells them what to launch, and hears whether they live.
 
 A program that spans hosts waits for all of them, so one that is lost would leave the others waiting for ever: whoever
-learns of a loss tells the first host, that one tells all, and every process ends.
+learns of a loss tells the first host, that one tells all, and every process ends. A step that fails on one host alone
+leaves the others where it is not, so that is a loss too.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import jax
+import msgspec
 
 from jaxllm.engine.hosts.join import join
 from jaxllm.engine.hosts.link import Link
@@ -31,33 +34,39 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 6.0
 """A host that has said nothing for so long is lost."""
-WORD_SECONDS = 2.0
-"""A collective fails at once when a host is gone; so long at most does the word of which one it was take."""
+REASON_SECONDS = 2.0
+"""A collective fails at once when a host is gone; so long at most does it take until it is known which one it was."""
 GRACE_SECONDS = 3.0
 """After a loss this process ends by itself within so long, or else it is ended."""
+CLOSE_SECONDS = 2.0
 
 
 class Hosts(Protocol):
     """What an engine core asks of its hosts; a model on one host has `OneHost`."""
 
-    def broadcast(self, launch: Launch) -> None:
-        """Send a launch to the others. Raises EngineDeadError if one is lost."""
+    @property
+    def can_go_on(self) -> bool:
+        """Say whether steps can follow one that has failed."""
         ...
 
     def agree(self, agreement: Agreement) -> None:
-        """Tell the others the sizes."""
+        """Tell the others what all have to have in common."""
         ...
 
     def wait_ready(self) -> None:
         """Wait until all others have their parameters. Raises EngineDeadError if one is lost."""
         ...
 
+    def broadcast(self, launch: Launch) -> None:
+        """Send a launch to the others. Raises EngineDeadError if one is lost."""
+        ...
+
     def guard(self) -> contextlib.AbstractContextManager[None]:
-        """Raise EngineDeadError in place of what fails because a host is lost."""
+        """End the others with whatever fails in a step; raise EngineDeadError in its place if a host is lost."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End all hosts, since this one cannot go on."""
+        """End the others, and soon this process, since this host cannot go on."""
         ...
 
     def close(self) -> None:
@@ -68,14 +77,16 @@ class Hosts(Protocol):
 class OneHost:
     """A model on this host alone."""
 
-    def broadcast(self, launch: Launch) -> None:
-        """Send nothing."""
+    can_go_on = True
 
     def agree(self, agreement: Agreement) -> None:
         """Tell nobody."""
 
     def wait_ready(self) -> None:
         """Wait for nobody."""
+
+    def broadcast(self, launch: Launch) -> None:
+        """Send nothing."""
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Guard nothing."""
@@ -94,12 +105,21 @@ class HostGroup:
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
         self._lost: str | None = None
+        """What every call raises, once a host is lost or this one has failed."""
         self._has_lost, self._are_ready, self._is_closed = threading.Event(), threading.Event(), threading.Event()
-        for run in (self._listen, self._beat):
-            threading.Thread(target=run, name=f"jaxllm-hosts{run.__name__}", daemon=True).start()
+        self._beating = threading.Thread(target=self._beat, name="jaxllm-hosts-beat", daemon=True)
+        self._beating.start()
+        threading.Thread(target=self._listen, name="jaxllm-hosts-listen", daemon=True).start()
+        # JAX's own exit hook, which waits for the others, was registered before and comes after.
+        atexit.register(self.close)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Say no: the others are where a step that failed is not."""
+        return False
 
     def agree(self, agreement: Agreement) -> None:
-        """Tell the others the sizes."""
+        """Tell the others what all have to have in common."""
         self._send(encode(agreement))
 
     def wait_ready(self) -> None:
@@ -114,28 +134,29 @@ class HostGroup:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Raise EngineDeadError in place of what fails because a host is lost."""
+        """End the others with whatever fails in a step; raise EngineDeadError in its place if a host is lost."""
         try:
             yield
-        except Exception as error:
-            self._has_lost.wait(WORD_SECONDS)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._has_lost.wait(REASON_SECONDS)
             if self._lost is None:
+                self.fail(error)
                 raise
             raise EngineDeadError(self._lost) from error
+
+    def fail(self, error: BaseException) -> None:
+        """End the others, and soon this process, since this host cannot go on."""
+        if not self._is_closed.is_set():
+            self._give_up(f"host 0 of {len(self._links) + 1} has failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Let the others end. May be called twice."""
         if self._is_closed.is_set() or self._lost is not None:
             return
         self._is_closed.set()
-        self._tell(End())
-        jax.distributed.shutdown()  # which waits for the others to do the same
-
-    def fail(self, error: BaseException) -> None:
-        """End all hosts, since this one cannot go on."""
-        if not self._is_closed.is_set() and self._lost is None:
-            self._is_closed.set()
-            self._tell(Failed(f"host 0 has failed: {type(error).__name__}: {error}"))
+        self._beating.join(CLOSE_SECONDS)  # which sends the last message
+        jax.distributed.shutdown()  # the others do the same
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -149,10 +170,11 @@ class HostGroup:
                 self._lose(link, f"its connection has failed ({error})")
                 self._check()
 
-    def _tell(self, message: End | Failed) -> None:
+    def _tell(self, message: End | Failed, but: Link | None = None) -> None:
         for link in self._links:
-            with contextlib.suppress(OSError):
-                link.send(message)
+            if link is not but:
+                with contextlib.suppress(OSError):
+                    link.send(message)
 
     def _listen(self) -> None:
         heard = dict.fromkeys(self._links, time.monotonic())
@@ -160,7 +182,7 @@ class HostGroup:
         with selectors.DefaultSelector() as selector:
             for link in self._links:
                 selector.register(link, selectors.EVENT_READ)
-            while not self._has_lost.is_set():
+            while heard and not self._has_lost.is_set():
                 for key, _ in selector.select(BEAT_SECONDS):
                     link = key.fileobj
                     assert isinstance(link, Link)
@@ -168,8 +190,6 @@ class HostGroup:
                     if not self._hear(link, waits_for):
                         selector.unregister(link)
                         heard.pop(link)
-                if not heard:
-                    return
                 for link, last in heard.items():
                     if time.monotonic() - last > SILENCE_SECONDS:
                         self._lose(link, f"it has said nothing for {SILENCE_SECONDS:.0f} s")
@@ -179,8 +199,10 @@ class HostGroup:
         try:
             message = link.receive()
         except (EOFError, OSError):
-            if not self._is_closed.is_set():
-                self._lose(link, "its process has ended")
+            self._lose(link, "its process has ended")
+            return False
+        except msgspec.MsgspecError as error:
+            self._lose(link, f"what it says cannot be read ({error}): does it have another version?")
             return False
         match message:
             case Ready():
@@ -195,20 +217,27 @@ class HostGroup:
         return True
 
     def _beat(self) -> None:
-        while not self._is_closed.wait(BEAT_SECONDS) and self._lost is None:
+        while not self._is_closed.wait(BEAT_SECONDS):
+            if self._lost is not None:
+                return
             for link in self._links:
                 with contextlib.suppress(OSError):  # whoever listens learns of it too
                     link.send(Beat())
+        self._tell(End())
 
     def _lose(self, link: Link, why: str) -> None:
-        if self._has_lost.is_set() or self._is_closed.is_set():
+        message = f"{link} of {len(self._links) + 1} is lost: {why.rstrip('.')}"
+        if not self._is_closed.is_set():
+            self._give_up(f"{message}. The model spans all hosts, so all have ended.", link)
+
+    def _give_up(self, message: str, lost: Link | None = None) -> None:
+        if self._has_lost.is_set():
             return
-        num_hosts = len(self._links) + 1
-        self._lost = f"{link} of {num_hosts} is lost: {why.rstrip('.')}. The model spans all hosts, so all have ended."
+        self._lost = message
         self._has_lost.set()
-        logger.critical(self._lost)
+        logger.critical("%s", message)
         end_soon()
-        self._tell(Failed(self._lost))
+        self._tell(Failed(message), lost)
 
 
 def meet_hosts(args: EngineArguments) -> Hosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jaxllm.execution.launches import AdapterLaunch, ResetLaunch, StepLaunch, decode_array, encode_array
+from jaxllm.execution.launches import AdapterLaunch, StepLaunch, decode_array, encode_array
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
@@ -35,11 +35,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | ResetLaunch
+type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _decoder = msgspec.msgpack.Decoder(
-    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | ResetLaunch, dec_hook=decode_array
+    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch, dec_hook=decode_array
 )
 
 
@@ -49,5 +49,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message of some bytes. Raises msgspec.DecodeError for those of none."""
+    """Return the message of some bytes. Raises msgspec.MsgspecError for those of no message."""
     return _decoder.decode(data)

@@ -32,6 +32,11 @@ class CoreHandle(Protocol):
     """How messages call it."""
 
     @property
+    def pid(self) -> int | None:
+        """Return the id of its process, if it has one of its own on this machine."""
+        ...
+
+    @property
     def fds(self) -> list[int]:
         """Return file descriptors that become readable when it ends."""
         ...
@@ -180,6 +185,7 @@ def _signal_name(number: int) -> str:
 class CoreThread:
     """A core in a thread of this process, as `disable_frontend_multiprocessing` asks for."""
 
+    pid = None
     fds: list[int] = []  # noqa: RUF012 - there are none
     poll_seconds = 0.02
 

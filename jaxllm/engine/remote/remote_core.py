@@ -65,7 +65,7 @@ class RemoteCore(RemoteAdapters):
         self._handle, self._context = handle, context
         try:
             self._watch = CoreWatch(*core_timeouts())
-            self._sockets = FrontSockets(context, handle.meeting.addresses)
+            self._sockets = FrontSockets(context, handle.meeting)
         except BaseException:
             handle.kill()
             handle.stop(KILL_SECONDS)
@@ -103,9 +103,9 @@ class RemoteCore(RemoteAdapters):
 
     @property
     def process_ids(self) -> dict[int, int]:
-        """Return the id of the core's process by the number 0; nothing for a core in a thread, or that has ended."""
-        handle = self._handle
-        return {0: handle.pid} if isinstance(handle, CoreProcess) and self._end_message is None else {}
+        """Return the id of the core's process by the number 0; nothing for one that has none here, or has ended."""
+        pid = self._handle.pid
+        return {} if pid is None or self._end_message is not None else {0: pid}
 
     @property
     def is_ready(self) -> bool:

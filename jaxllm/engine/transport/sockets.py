@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import tempfile
 import threading
 import uuid
@@ -36,6 +37,8 @@ class Addresses(msgspec.Struct, frozen=True):
 
     to_core: str
     from_core: str
+    public_key: bytes | None = None
+    """The front end's key on a network, where nobody else may know it: who does not, cannot connect."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,31 @@ class Meeting:
     """A place where a front end waits for its core: addresses, and the folder of those that are files."""
 
     addresses: Addresses
-    folder: Path | None
+    folder: Path | None = None
+    secret_key: bytes | None = None
+    """The front end's other key, for what is on a network."""
 
     @classmethod
     def in_process(cls) -> Meeting:
         """Make addresses for two threads of this process."""
         name = uuid.uuid4().hex
-        return cls(Addresses(f"inproc://{name}-to", f"inproc://{name}-from"), None)
+        return cls(Addresses(f"inproc://{name}-to", f"inproc://{name}-from"))
 
     @classmethod
     def on_host(cls) -> Meeting:
         """Make addresses for processes of this user: files in a new folder, which is closed to everybody else."""
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_temporary_folder()))  # mkdtemp's mode is 0700
         return cls(Addresses(f"ipc://{folder}/to", f"ipc://{folder}/from"), folder)
+
+    @classmethod
+    def on_network(cls, host: str) -> Meeting:
+        """Make addresses for machines of a network, which call this one `host`: two free ports, encrypted by CURVE."""
+        public, secret = zmq.curve_keypair()
+        with socket.socket() as one, socket.socket() as other:
+            for each in (one, other):
+                each.bind((host, 0))
+            to_core, from_core = (f"tcp://{host}:{each.getsockname()[1]}" for each in (one, other))
+        return cls(Addresses(to_core, from_core, public), secret_key=secret)
 
     def close(self) -> None:
         """Delete the files: who has connected does not need them any more."""
@@ -74,23 +89,34 @@ def _temporary_folder() -> str:
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_FRAME_BYTES)
-    return socket
+    made = context.socket(kind)
+    made.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_FRAME_BYTES)
+    return made
+
+
+def _core_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, addresses: Addresses) -> zmq.Socket[bytes]:
+    made = _socket(context, kind)
+    if addresses.public_key is not None:
+        made.curve_serverkey = addresses.public_key
+        made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
+    return made
 
 
 class FrontSockets:
     """The front end's ends. For one thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], meeting: Meeting) -> None:
         """Bind both sockets. Raises zmq.ZMQError, neither open, if one cannot be."""
         self._out, self._in = _socket(context, zmq.PUSH), _socket(context, zmq.PULL)
+        for each in (self._out, self._in):
+            if meeting.secret_key is not None:
+                each.curve_server, each.curve_secretkey = True, meeting.secret_key
         # Without a bound, so that nothing here waits for a core that compiles: requests are limited elsewhere.
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.LINGER, 0)
         try:
-            self._out.bind(addresses.to_core)
-            self._in.bind(addresses.from_core)
+            self._out.bind(meeting.addresses.to_core)
+            self._in.bind(meeting.addresses.from_core)
         except BaseException:
             self.close()
             raise
@@ -142,7 +168,7 @@ class SocketInbox:
     """The core's end of the way to it. For one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
-        self._socket = _socket(context, zmq.PULL)
+        self._socket = _core_socket(context, zmq.PULL, addresses)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(addresses.to_core)
 
@@ -173,7 +199,7 @@ class SocketOutbox:
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, *, can_drop: bool = False
     ) -> None:
         """Connect; while a thousand messages are on their way, with `can_drop` the next ones are dropped."""
-        self._socket = _socket(context, zmq.PUSH)
+        self._socket = _core_socket(context, zmq.PUSH, addresses)
         self._socket.connect(addresses.from_core)
         self._can_drop = can_drop
         self._lock = threading.Lock()
