@@ -25,6 +25,7 @@ from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
     from jaxllm.engine.async_llm import AsyncLLM
+    from jaxllm.server.caller import Caller
 
 QUEUE_LENGTH = 1024
 """So many requests are in the engine at a time, or twice its batch."""
@@ -195,29 +196,29 @@ class Answers:
         return {"id": request_id, "custom_id": _custom_id(job), "response": response, "error": error}, error is None
 
     async def _answer(self, job: Job, request_id: str) -> Any:
+        from jaxllm.server.caller import Caller
         from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
         from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
         from jaxllm.server.protocol.decoding import decode
 
-        line = _parse(job)
+        line, caller = _parse(job), Caller(request_id)
         if line.url == CHAT_URL:
             chat = self._repeatable(decode(bytes(line.body), ChatCompletionRequest, CHAT_REFUSED), job)
-            return await self._when_there_is_room(lambda: self._chat.answer(chat, request_id))
+            return await self._when_there_is_room(lambda: self._chat.answer(chat, caller))
         if line.url == COMPLETION_URL:
             request = self._repeatable(decode(bytes(line.body), CompletionRequest, COMPLETION_REFUSED), job)
-            return await self._when_there_is_room(lambda: self._completion.answer(request, request_id))
-        return await self._when_there_is_room(self._pooled_answer(line, request_id))
+            return await self._when_there_is_room(lambda: self._completion.answer(request, caller))
+        return await self._when_there_is_room(self._pooled_answer(line, caller))
 
-    def _pooled_answer(self, line: BatchLine, request_id: str) -> Callable[[], Any]:
+    def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
         """Return what answers a line for a model that pools. Raises VLLMValidationError for a URL that none has."""
         from jaxllm.server.model_tasks import supported
-        from jaxllm.server.pooled_requests import Caller
         from jaxllm.server.protocol.decoding import decode
         from jaxllm.server.protocol.embedding import EmbeddingRequest
         from jaxllm.server.protocol.pooling import POOLED_REFUSED
         from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
 
-        body, caller = bytes(line.body), Caller(request_id)
+        body = bytes(line.body)
         if line.url == EMBEDDING_URL:
             embedding = supported(self._pooled.embedding, "Embeddings")
             inputs = decode(body, EmbeddingRequest, POOLED_REFUSED)

@@ -21,7 +21,7 @@ from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_
 from jaxllm.engine.online.prefill_progress import PrefillProgress
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
-from jaxllm.engine.online.scaling import Scaling
+from jaxllm.engine.online.scaling import Scaling, placed
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
@@ -184,7 +184,8 @@ class AsyncLLM(
             request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers, lora_request
         )
         try:
-            self._core.remote.add_request(self._place(request.core, data_parallel_rank))
+            remote = self._core.remote
+            remote.add_request(placed(request.core, remote, data_parallel_rank))
             if self.log_requests:
                 log_request(request, self.max_log_len)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:

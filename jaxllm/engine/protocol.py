@@ -79,6 +79,8 @@ class EngineClient(ABC):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
+        *,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Run a request of a pooling model and yield its outputs."""
 

@@ -12,6 +12,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from jaxllm.exceptions import EngineBusyError
+from jaxllm.server.caller import Caller
 from jaxllm.server.errors import ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.state import ServerState
@@ -44,6 +45,11 @@ class Call(NamedTuple):
     """The variable parts of the route's path, by their names."""
     query: bytes = b""
     """What follows the path's "?", as it was sent."""
+
+    @property
+    def caller(self) -> Caller:
+        """Return who asks. Raises VLLMValidationError for a header that cannot be."""
+        return Caller.of(self.state.engine_client, self.headers, self.request_id, self.client_request_id)
 
 
 class Reply(NamedTuple):

@@ -5,36 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.server.caller import Caller
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.pooling import InputFields, PooledFields
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
-from jaxllm.server.request_ids import shown_request_id
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.text.prompts import ParsedPrompt, begin_with
 
 MAX_NUMBERS = 2**24
 """The outputs of one request have at most so many numbers; as JSON they take 20 bytes each, and are held at once."""
-
-
-class Caller(NamedTuple):
-    """Who asks: the ids of one request, and the trace that it belongs to."""
-
-    request_id: str
-    """The server's own id."""
-    client_request_id: str | None = None
-    trace_headers: Mapping[str, str] | None = None
-
-    def shown_id(self, prefix: str, given: str | None) -> str:
-        """Return the id that the answer shows; `given` is that of the body."""
-        return f"{prefix}-{shown_request_id(self.client_request_id, given, self.request_id)}"
 
 
 class PooledRequests:
@@ -86,6 +73,7 @@ class PooledRequests:
                         trace_headers=caller.trace_headers,
                         priority=request.priority,
                         tokenization_kwargs=options,
+                        data_parallel_rank=caller.data_parallel_rank,
                     )
                     readers.append(group.create_task(_read(outputs, request, sources[i], size)))
                     await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized

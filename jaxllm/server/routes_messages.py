@@ -10,7 +10,6 @@ from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.messages import MESSAGES_REFUSED, MessagesRequest
 from jaxllm.server.serving_messages import failed
 from jaxllm.server.sse import EventStream
-from jaxllm.server.trace_headers import given_trace
 
 
 def routes() -> list[Route]:
@@ -24,8 +23,7 @@ def routes() -> list[Route]:
 async def answer_message(call: Call) -> Reply:
     """Answer a message in Anthropic's form."""
     request = decode(call.body, MessagesRequest, MESSAGES_REFUSED)
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.anthropic_serving_messages.answer(request, call.request_id, trace)
+    answer = await call.state.anthropic_serving_messages.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 

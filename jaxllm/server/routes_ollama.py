@@ -15,7 +15,6 @@ from jaxllm.server.protocol.ollama import (
     OllamaVersion,
 )
 from jaxllm.server.sse import EventStream
-from jaxllm.server.trace_headers import given_trace
 
 LINES = b"application/x-ndjson"
 API_VERSION = "0.12.0"
@@ -62,16 +61,14 @@ async def show_model(call: Call) -> Reply:
 async def answer_chat(call: Call) -> Reply:
     """Answer a conversation in Ollama's form."""
     request = decode(call.body, OllamaChatRequest, {})
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.ollama_serving.chat(request, call.request_id, trace)
+    answer = await call.state.ollama_serving.chat(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def answer_prompt(call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
     request = decode(call.body, OllamaGenerateRequest, {})
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.ollama_serving.generate(request, call.request_id, trace)
+    answer = await call.state.ollama_serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 

@@ -11,7 +11,6 @@ from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequ
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.tokenization import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
 from jaxllm.server.sse import EventStream
-from jaxllm.server.trace_headers import given_trace
 
 
 def routes(args: ServerArgs) -> list[Route]:
@@ -41,16 +40,14 @@ async def show_model(call: Call) -> Reply:
 async def answer_chat(call: Call) -> Reply:
     """Answer a chat completion."""
     request = decode(call.body, ChatCompletionRequest, CHAT_REFUSED)
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.openai_serving_chat.answer(request, call.request_id, call.client_request_id, trace)
+    answer = await call.state.openai_serving_chat.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def answer_completion(call: Call) -> Reply:
     """Answer a text completion."""
     request = decode(call.body, CompletionRequest, COMPLETION_REFUSED)
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.openai_serving_completion.answer(request, call.request_id, call.client_request_id, trace)
+    answer = await call.state.openai_serving_completion.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 

@@ -6,14 +6,12 @@ from starlette.routing import Route
 
 from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.model_tasks import supported
-from jaxllm.server.pooled_requests import Caller
 from jaxllm.server.protocol.classification import ClassificationRequest
 from jaxllm.server.protocol.cohere import COHERE_REFUSED, CohereEmbedRequest
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.embedding import EmbeddingRequest
 from jaxllm.server.protocol.pooling import POOLED_REFUSED, PoolingRequest
 from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
-from jaxllm.server.trace_headers import given_trace
 
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -35,44 +33,39 @@ async def answer_embedding(call: Call) -> Reply:
     """Make embeddings of inputs."""
     serving = supported(call.state.pooled_serving.embedding, "Embeddings")
     request = decode(call.body, EmbeddingRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, _caller(call)))
+    return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_cohere_embedding(call: Call) -> Reply:
     """Make embeddings of texts, in Cohere's form."""
     serving = supported(call.state.pooled_serving.embedding, "Embeddings")
     request = decode(call.body, CohereEmbedRequest, COHERE_REFUSED)
-    return Reply.json(await serving.answer_cohere(request, _caller(call)))
+    return Reply.json(await serving.answer_cohere(request, call.caller))
 
 
 async def answer_pooling(call: Call) -> Reply:
     """Do one of the model's tasks with inputs."""
     serving = supported(call.state.pooled_serving.pooling, "Pooling")
     request = decode(call.body, PoolingRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, _caller(call)))
+    return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_classification(call: Call) -> Reply:
     """Say which class each input has."""
     serving = supported(call.state.pooled_serving.classification, "Classification")
     request = decode(call.body, ClassificationRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, _caller(call)))
+    return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_score(call: Call) -> Reply:
     """Score pairs of texts."""
     serving = supported(call.state.pooled_serving.scores, "Score")
     request = decode(call.body, ScoreRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, _caller(call)))
+    return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_rerank(call: Call) -> Reply:
     """Order documents by their scores for a query."""
     serving = supported(call.state.pooled_serving.scores, "Rerank (Score)")
     request = decode(call.body, RerankRequest, RERANK_REFUSED)
-    return Reply.json(await serving.answer_rerank(request, _caller(call)))
-
-
-def _caller(call: Call) -> Caller:
-    trace = given_trace(call.state.engine_client, call.headers)
-    return Caller(call.request_id, call.client_request_id, trace)
+    return Reply.json(await serving.answer_rerank(request, call.caller))

@@ -11,7 +11,6 @@ from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.responses import RESPONSES_REFUSED, ResponsesRequest
 from jaxllm.server.sse import EventStream
-from jaxllm.server.trace_headers import given_trace
 
 CREATE, ONE, CANCEL = "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"
 
@@ -29,8 +28,7 @@ def routes() -> list[Route]:
 async def answer_response(call: Call) -> Reply:
     """Answer with a response."""
     request = decode(call.body, ResponsesRequest, RESPONSES_REFUSED)
-    trace = given_trace(call.state.engine_client, call.headers)
-    answer = await call.state.openai_serving_responses.answer(request, call.request_id, trace)
+    answer = await call.state.openai_serving_responses.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 

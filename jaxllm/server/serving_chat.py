@@ -16,6 +16,7 @@ from jaxllm.params.checks import check_int
 from jaxllm.parsers.pieces import gather
 from jaxllm.server.answer_grammar import answer_grammar
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.caller import Caller
 from jaxllm.server.chat_events import ChatEvents
 from jaxllm.server.errors import ErrorResponse, error_response
 from jaxllm.server.model_tasks import check_generates
@@ -30,10 +31,9 @@ from jaxllm.server.protocol.chat import (
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from jaxllm.server.protocol.usage import make_usage
-from jaxllm.server.request_ids import headers_of, new_request_id, shown_request_id
+from jaxllm.server.request_ids import headers_of, new_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
-from jaxllm.server.trace_headers import given_trace
 from jaxllm.server.turns import AnswerReader, Turn
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
@@ -61,30 +61,23 @@ class OpenAIServingChat:
         """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
         headers = headers_of(raw_request)
         try:
-            trace = given_trace(self.engine_client, headers)
-            return await self.answer(request, *new_request_id(headers), trace)
+            return await self.answer(request, Caller.of(self.engine_client, headers, *new_request_id(headers)))
         except Exception as error:  # noqa: BLE001 - each has an answer
             return error_response(error)
 
-    async def answer(
-        self,
-        request: ChatCompletionRequest,
-        request_id: str,
-        client_request_id: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-    ) -> EventStream | ChatCompletionResponse:
-        """Answer a request, which the engine knows by `request_id`; a stream is returned once it is admitted.
+    async def answer(self, request: ChatCompletionRequest, caller: Caller) -> EventStream | ChatCompletionResponse:
+        """Answer a request; a stream is returned once it is admitted.
 
         Raises what `errors.error_response` has answers for.
         """
-        shown_id = shown_request_id(client_request_id, request.request_id, request_id)
-        start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.shown(request.model), self._role(request))
+        shown_id = caller.shown_id("chatcmpl", request.request_id)
+        start = _Start(shown_id, int(time.time()), self.models.shown(request.model), self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:
                 self.check(request)
-                output = await self._search(request, request_id, trace_headers)
+                output = await self._search(request, caller)
                 return self._response(request, start, output, AnswerReader())
-            turn = await self.begin(request, request_id, trace_headers)
+            turn = await self.begin(request, caller)
         if request.stream:
             return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs)
         return self._response(request, start, await turn.whole(), turn.reader)
@@ -96,13 +89,7 @@ class OpenAIServingChat:
         request.check(trusts_template=self.args.trust_request_chat_template)
         self._check_logprobs(request)
 
-    async def begin(
-        self,
-        request: ChatCompletionRequest,
-        request_id: str,
-        trace_headers: Mapping[str, str] | None = None,
-        prompt: ParsedPrompt | None = None,
-    ) -> Turn:
+    async def begin(self, request: ChatCompletionRequest, caller: Caller, prompt: ParsedPrompt | None = None) -> Turn:
         """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for.
 
         A `prompt` takes the place of what the chat template makes of the messages.
@@ -119,12 +106,13 @@ class OpenAIServingChat:
         if not special.isdisjoint(self.parsers.marks(parser)):
             params.skip_special_tokens = False
         stream = await self.engine_client.add_request(
-            request_id,
+            caller.request_id,
             prompt,
             params,
             tokenization_kwargs=request.tokenization_kwargs(),
-            trace_headers=trace_headers,
+            trace_headers=caller.trace_headers,
             priority=request.priority,
+            data_parallel_rank=caller.data_parallel_rank,
             lora_request=self.models.adapter(request.model),
         )
         reader = AnswerReader(
@@ -134,9 +122,7 @@ class OpenAIServingChat:
         )
         return Turn(EngineOutputs(self.engine_client, stream), reader)
 
-    async def _search(
-        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None
-    ) -> RequestOutput:
+    async def _search(self, request: ChatCompletionRequest, caller: Caller) -> RequestOutput:
         """Search for the likeliest answers."""
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
         most = request.most_tokens
@@ -148,7 +134,12 @@ class OpenAIServingChat:
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
         ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
         search = self.engine_client.beam_search(
-            ids, request_id, params, self.models.adapter(request.model), trace_headers=trace_headers
+            ids,
+            caller.request_id,
+            params,
+            self.models.adapter(request.model),
+            trace_headers=caller.trace_headers,
+            data_parallel_rank=caller.data_parallel_rank,
         )
         async with contextlib.aclosing(search) as outputs:
             output = await anext(outputs)

@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.caller import Caller
+from jaxllm.server.pooled_requests import PooledRequests, usage_of
 from jaxllm.server.protocol.classification import ClassificationData, ClassificationRequest, ClassificationResponse
 
 

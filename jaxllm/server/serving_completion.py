@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.caller import Caller
 from jaxllm.server.completion_choices import PromptChoices
 from jaxllm.server.errors import ErrorResponse, error_response
 from jaxllm.server.model_tasks import check_generates
@@ -21,10 +22,9 @@ from jaxllm.server.protocol.completion import (
     CompletionStreamResponse,
 )
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
-from jaxllm.server.request_ids import headers_of, new_request_id, shown_request_id
+from jaxllm.server.request_ids import headers_of, new_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, TextFrame, event
-from jaxllm.server.trace_headers import given_trace
 
 
 class OpenAIServingCompletion:
@@ -41,26 +41,19 @@ class OpenAIServingCompletion:
         """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
         headers = headers_of(raw_request)
         try:
-            trace = given_trace(self.engine_client, headers)
-            return await self.answer(request, *new_request_id(headers), trace)
+            return await self.answer(request, Caller.of(self.engine_client, headers, *new_request_id(headers)))
         except Exception as error:  # noqa: BLE001 - each has an answer
             return error_response(error)
 
-    async def answer(
-        self,
-        request: CompletionRequest,
-        request_id: str,
-        client_request_id: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-    ) -> EventStream | CompletionResponse:
-        """Answer a request, whose prompts the engine knows by `request_id` and a number; a stream is returned once all
-        are admitted.
+    async def answer(self, request: CompletionRequest, caller: Caller) -> EventStream | CompletionResponse:
+        """Answer a request, whose prompts the engine knows by the caller's `request_id` and a number; a stream is
+        returned once all are admitted.
 
         Raises what `admit` does, and what ends a request on its way.
         """
-        outputs = await self.admit(request, request_id, trace_headers)
-        shown_id = shown_request_id(client_request_id, request.request_id, request_id)
-        answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.shown(request.model))
+        outputs = await self.admit(request, caller)
+        shown_id = caller.shown_id("cmpl", request.request_id)
+        answer = _Answer(request, self._args, shown_id, self.models.shown(request.model))
         choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:
             return EventStream(answer.frames(outputs, choices), *outputs)
@@ -68,9 +61,7 @@ class OpenAIServingCompletion:
         shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
         return answer.whole(shown, choices)
 
-    async def admit(
-        self, request: CompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
-    ) -> list[EngineOutputs]:
+    async def admit(self, request: CompletionRequest, caller: Caller) -> list[EngineOutputs]:
         """Check a request and queue all its prompts, or none; return the outputs for each, which must be closed.
 
         Raises what `errors.error_response` has answers for.
@@ -79,7 +70,7 @@ class OpenAIServingCompletion:
         self.models.check(request.model)
         request.check()
         with request.fields_named("prompt"):
-            return await self._begin(request, request.prompts(), request_id, trace_headers)
+            return await self._begin(request, request.prompts(), caller)
 
     def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
         as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
@@ -87,11 +78,7 @@ class OpenAIServingCompletion:
         return PromptChoices(request, prompt * n, self.engine_client.front.tokenizer, as_token_ids=as_ids)
 
     async def _begin(
-        self,
-        request: CompletionRequest,
-        prompts: Sequence[str | list[int]],
-        request_id: str,
-        trace_headers: Mapping[str, str] | None,
+        self, request: CompletionRequest, prompts: Sequence[str | list[int]], caller: Caller
     ) -> list[EngineOutputs]:
         """Queue all prompts, or none."""
         defaults = self.engine_client.front.ready.default_sampling_params
@@ -106,12 +93,13 @@ class OpenAIServingCompletion:
             for i, prompt in enumerate(prompts):
                 given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
                 stream = await self.engine_client.add_request(
-                    f"{request_id}-{i}",
+                    f"{caller.request_id}-{i}",
                     given if request.cache_salt is None else {**given, "cache_salt": request.cache_salt},
                     params,
                     tokenization_kwargs=request.tokenization_kwargs(),
-                    trace_headers=trace_headers,
+                    trace_headers=caller.trace_headers,
                     priority=request.priority,
+                    data_parallel_rank=caller.data_parallel_rank,
                     lora_request=self.models.adapter(request.model),
                 )
                 begun.append(EngineOutputs(self.engine_client, stream))

@@ -11,7 +11,8 @@ from msgspec import UNSET
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.server.aside import aside
-from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.caller import Caller
+from jaxllm.server.pooled_requests import PooledRequests, usage_of
 from jaxllm.server.protocol.cohere import (
     CohereBilledUnits,
     CohereEmbeddings,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.aside import aside
+from jaxllm.server.caller import Caller
 from jaxllm.server.errors import ErrorResponse, error_response
 from jaxllm.server.message_events import MessageBuilder, frames
 from jaxllm.server.messages_input import as_chat
@@ -38,19 +39,17 @@ class AnthropicServingMessages:
         """Answer as `chat` does."""
         self._chat = chat
 
-    async def answer(
-        self, request: MessagesRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
-    ) -> EventStream | MessagesResponse:
+    async def answer(self, request: MessagesRequest, caller: Caller) -> EventStream | MessagesResponse:
         """Answer a request; a stream is returned once it is admitted. Raises what `refusal` has answers for."""
         if request.max_tokens is None:
             raise VLLMValidationError("max_tokens: a number is needed.", parameter="max_tokens")
-        args = self._chat.args
+        args, request_id = self._chat.args, caller.request_id
         builder = MessageBuilder(
             f"msg_{request_id}", self._chat.models.shown(request.model), tells_cached=args.enable_prompt_tokens_details
         )
         chat = self._as_chat(request)
         with self._fields_named(chat):
-            turn = await self._chat.begin(chat, request_id, trace_headers)
+            turn = await self._chat.begin(chat, caller)
         if request.stream:
             events = frames(turn, builder, args.sse_ping_interval)
             return EventStream(

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
+from jaxllm.server.caller import Caller
 from jaxllm.server.errors import error_response
 from jaxllm.server.ollama_answers import AnswerBuilder, encode_line, lines
 from jaxllm.server.protocol.chat import ChatCompletionRequest
@@ -66,18 +67,14 @@ class OllamaServing:
         self._chat.models.check(name)
         return name
 
-    async def chat(
-        self, request: OllamaChatRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
-    ) -> EventStream | OllamaAnswer:
+    async def chat(self, request: OllamaChatRequest, caller: Caller) -> EventStream | OllamaAnswer:
         """Answer a conversation; a stream is returned once it is admitted."""
         if not request.messages:
             return self._loaded(request, is_chat=True)
         chat = self._request(request, messages=messages_in_chat(request.messages), tools=request.tools)
-        return await self._answer(request, chat, request_id, trace_headers, is_chat=True)
+        return await self._answer(request, chat, caller, is_chat=True)
 
-    async def generate(
-        self, request: OllamaGenerateRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
-    ) -> EventStream | OllamaAnswer:
+    async def generate(self, request: OllamaGenerateRequest, caller: Caller) -> EventStream | OllamaAnswer:
         """Answer a prompt: it is the user's only message, or with `raw` the text to go on with."""
         for name, reason in _REFUSED.items():
             if getattr(request, name):
@@ -89,7 +86,7 @@ class OllamaServing:
         system = [{"role": "system", "content": request.system}] if request.system else []
         chat = self._request(request, messages=[*system, {"role": "user", "content": request.prompt}])
         prompt = ParsedPrompt(request.prompt) if request.raw else None
-        return await self._answer(request, chat, request_id, trace_headers, is_chat=False, prompt=prompt)
+        return await self._answer(request, chat, caller, is_chat=False, prompt=prompt)
 
     def show(self, name: str) -> OllamaShow:
         """Return what is known of the model, as `/api/show` tells of it. Raises as `known`."""
@@ -168,15 +165,14 @@ class OllamaServing:
         self,
         request: OllamaFields,
         chat: ChatCompletionRequest,
-        request_id: str,
-        trace_headers: Mapping[str, str] | None,
+        caller: Caller,
         *,
         is_chat: bool,
         prompt: ParsedPrompt | None = None,
     ) -> EventStream | OllamaAnswer:
         builder = AnswerBuilder(request.model, is_chat=is_chat)
         with renamed(_NAMES), chat.fields_named("messages" if is_chat else "prompt"):
-            turn = await self._chat.begin(chat, request_id, trace_headers, prompt=prompt)
+            turn = await self._chat.begin(chat, caller, prompt)
         if chat.stream:
             pieces = lines(turn, builder, self._chat.args.sse_ping_interval)
             return EventStream(pieces, turn.outputs, last=b"", failed=_last_line)

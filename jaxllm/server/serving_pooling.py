@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.aside import aside
-from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.caller import Caller
+from jaxllm.server.pooled_requests import PooledRequests, usage_of
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse, PoolingResponseData
 from jaxllm.server.vectors import encoder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.aside import aside
+from jaxllm.server.caller import Caller
 from jaxllm.server.model_tasks import check_generates
 from jaxllm.server.protocol.prompts import renamed
 from jaxllm.server.protocol.response_objects import DeletedResponse, Response
@@ -50,10 +51,8 @@ class OpenAIServingResponses:
         self._background: dict[str, _Background] = {}
         """By their ids; the engine bounds how many there are."""
 
-    async def answer(
-        self, request: ResponsesRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
-    ) -> EventStream | Response:
-        """Answer a request, which the engine knows by `request_id`; a stream is returned once it is admitted.
+    async def answer(self, request: ResponsesRequest, caller: Caller) -> EventStream | Response:
+        """Answer a request; a stream is returned once it is admitted.
 
         Raises what `errors.error_response` has answers for.
         """
@@ -64,12 +63,12 @@ class OpenAIServingResponses:
         if request.is_stored:
             self.store.check_room((*earlier, msgspec.json.encode(items)))
         past = await aside(size_of(earlier), _decoded, earlier)
-        response = self._response(request, f"resp_{request_id}")
+        response = self._response(request, f"resp_{caller.request_id}")
         chat = request.chat(messages_of(items, request.instructions, past))
         with renamed(_NAMES), chat.fields_named("messages"):
             if request.truncation == "auto":
                 chat.messages = await fitted(self._chat, chat)
-            turn = await self._chat.begin(chat, request_id, trace_headers)
+            turn = await self._chat.begin(chat, caller)
 
         def keep(response: Response) -> None:
             if request.is_stored:

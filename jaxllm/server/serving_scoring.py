@@ -11,7 +11,8 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import ScoringRequestOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.aside import aside
-from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.caller import Caller
+from jaxllm.server.pooled_requests import PooledRequests, usage_of
 from jaxllm.server.protocol.scoring import (
     RerankDocument,
     RerankRequest,

@@ -86,9 +86,11 @@ class PooledEngine:
         trace_headers: Any = None,
         priority: int = 0,
         tokenization_kwargs: Any = None,
+        *,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
         """Run a request and yield its output."""
-        del lora_request, trace_headers
+        del lora_request, trace_headers, data_parallel_rank
         self.front.inputs.check_priority(priority)
         place = Place(self.admission, 1)
         try:

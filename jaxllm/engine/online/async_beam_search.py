@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.gate import Flag
 from jaxllm.engine.online.running_requests import RunningRequests
+from jaxllm.engine.online.scaling import placed
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
 
@@ -97,6 +99,7 @@ async def search_beams(
     params: BeamSearchParams,
     trace_headers: Mapping[str, str] | None = None,
     lora_request: Any = None,
+    data_parallel_rank: int | None = None,
 ) -> RequestOutput:
     """Run one search, after `enter`, and return what it has found, best first; it counts as `beam_width` requests.
 
@@ -115,7 +118,8 @@ async def search_beams(
             request = front.inputs.complete(
                 request_id, encoded, sampling_params, trace_headers=trace_headers, adapter=adapter
             )
-            await search.run(request)
+            own_core = placed(request.core, core().remote, data_parallel_rank)
+            await search.run(dataclasses.replace(request, core=own_core))
     finally:
         place.release()
         search.searcher.abort()

@@ -37,6 +37,7 @@ class BeamSearches(ABC):
         lora_request: Any = None,
         *,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first.
 
@@ -56,4 +57,5 @@ class BeamSearches(ABC):
             params,
             trace_headers,
             lora_request,
+            data_parallel_rank,
         )

@@ -34,6 +34,7 @@ class Encoding(ABC):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> RequestOutputCollector:
         """Queue a request and return its outputs' collector."""
 
@@ -46,6 +47,8 @@ class Encoding(ABC):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
+        *,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool a prompt, for the task that the params name, and yield its output. Texts get no prompt of the
         checkpoint's: `PoolingSettings.prompt` has what goes before them.
@@ -61,6 +64,7 @@ class Encoding(ABC):
             trace_headers=trace_headers,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            data_parallel_rank=data_parallel_rank,
         )
         try:
             output = await stream.get()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.remote.remote_client import RemoteClient
 from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreRequest
@@ -50,12 +51,13 @@ class Scaling(ABC):
         if (error := remote.replicas.take_scale_error()) is not None:
             raise RuntimeError(f"A replica cannot be started: {error}")
 
-    def _place(self, request: EngineCoreRequest, rank: Any) -> EngineCoreRequest:
-        """Return a request for one replica, if a number is given. Raises VLLMValidationError for a number that none can
-        have.
-        """
-        if rank is None:
-            return request
-        is_alone = not isinstance(self._core.remote, ReplicatedCore)
-        check_int("data_parallel_rank", rank, 0, 0 if is_alone else MOST_REPLICAS - 1)
-        return msgspec.structs.replace(request, data_parallel_rank=rank)
+
+def placed(request: EngineCoreRequest, remote: RemoteClient, rank: Any) -> EngineCoreRequest:
+    """Return a request for one replica, if a number is given. Raises VLLMValidationError for a number that none can
+    have.
+    """
+    if rank is None:
+        return request
+    is_alone = not isinstance(remote, ReplicatedCore)
+    check_int("data_parallel_rank", rank, 0, 0 if is_alone else MOST_REPLICAS - 1)
+    return msgspec.structs.replace(request, data_parallel_rank=rank)

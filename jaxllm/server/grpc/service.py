@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from jaxllm.server.caller import Caller
 from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
 from jaxllm.server.grpc.messages import Responses, completion_request
@@ -18,7 +19,6 @@ from jaxllm.server.metrics import HttpMetrics
 from jaxllm.server.request_ids import new_request_id, shown_request_id
 from jaxllm.server.sse import EngineOutputs
 from jaxllm.server.state import ServerState
-from jaxllm.server.trace_headers import given_trace
 
 type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
 
@@ -102,9 +102,9 @@ class InferenceService:
         serving, args = self._state.openai_serving_completion, self._state.server_args
         request = completion_request(data, stream=stream)
         headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
-        own_id, given_id = new_request_id(headers)
-        (outputs,) = await serving.admit(request, own_id, given_trace(serving.engine_client, headers))
-        shown_id = shown_request_id(given_id, request.request_id, own_id)
+        caller = Caller.of(serving.engine_client, headers, *new_request_id(headers))
+        (outputs,) = await serving.admit(request, caller)
+        shown_id = shown_request_id(caller.client_request_id, request.request_id, caller.request_id)
         name, tells_cached = serving.models.shown(request.model), args.enable_prompt_tokens_details
         async with contextlib.aclosing(outputs):
             yield outputs, Responses(request, shown_id, name, tells_cached=tells_cached)
