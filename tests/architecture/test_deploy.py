@@ -47,8 +47,7 @@ def test_an_image_for_each_platform_on_a_base_of_one_version():
     names = [name for _, name in stages]
     assert {"cpu", "cuda", "tpu"} <= set(names)
     assert {base for base, _ in stages} <= {"${PYTHON}", *names}
-    [argument] = values("ARG")
-    assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-\w+", argument)
+    assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-\w+", values("ARG")[0])
 
 
 def test_the_server_gets_signals_and_is_not_root():
@@ -75,7 +74,9 @@ def test_what_is_installed_is_locked_and_there():
     assert len(installs) == 4
     assert all("-c requirements.lock" in each for each in installs)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    extras = [each.split(",") for each in re.findall(r"'\.\[([\w,]+)\]'", " ".join(installs))]
+    [given] = [value.removeprefix("EXTRAS=") for value in values("ARG") if value.startswith("EXTRAS=")]
+    wanted = [each.replace("$EXTRAS", given) for each in re.findall(r'"\.\[([$\w,]+)\]"', " ".join(installs))]
+    extras = [each.split(",") for each in wanted]
     assert {each[-1] for each in extras} == {"otel", "cuda13", "tpu"}
     assert {extra for each in extras for extra in each} <= known.keys()
     copied = [word for value in values("COPY") if "--from" not in value for word in value.split()[:-1]]
@@ -153,10 +154,14 @@ def test_images_have_versions(variant: str):
     assert image["newTag"] == f"{__version__}-{'cpu' if variant == 'base' else variant}"
 
 
+def example(name: str) -> list[dict[str, Any]]:
+    """Return the documents of an example that has a custom resource."""
+    return list(yaml.safe_load_all((DEPLOY / f"kubernetes/{name}/jaxllm.yaml").read_text(encoding="utf-8")))
+
+
 def test_hosts_of_a_model_find_each_other():
     """A LeaderWorkerSet's own variables are the hosts' ranks, and the first host's address."""
-    text = (DEPLOY / "kubernetes/hosts/jaxllm.yaml").read_text(encoding="utf-8")
-    service, leaders = yaml.safe_load_all(text)
+    service, leaders = example("hosts")
     template = leaders["spec"]["leaderWorkerTemplate"]
     spec = template["workerTemplate"]["spec"]
     [container] = spec["containers"]
@@ -167,14 +172,73 @@ def test_hosts_of_a_model_find_each_other():
     args = parsed(words.split())
     assert (args.nnodes, args.node_rank, args.master_addr) == (4, 3, "leader")
     assert args.tensor_parallel_size == args.nnodes * int(container["resources"]["limits"]["google.com/tpu"])
-    ports = [ServerArgs().port, args.master_port]
+    ports = [ServerArgs().port, args.master_port, args.master_port + 1]
     assert [port["containerPort"] for port in container["ports"]] == ports
     assert service["spec"]["ports"][0]["targetPort"] == ports[0]
     labels = template["workerTemplate"]["metadata"]["labels"]
     assert labels.items() <= service["metadata"]["labels"].items()
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    check_pod(spec)
+
+
+def check_pod(spec: dict[str, Any]) -> None:
+    """Check that a pod of an example may do as little as the base's."""
+    [container] = spec["containers"]
     assert container["securityContext"] == pod()["containers"][0]["securityContext"]
+    assert spec["securityContext"].items() <= pod()["securityContext"].items()
+    assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {values("VOLUME")[0], "/tmp"}
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert container["image"].startswith(f"registry.example.com/jaxllm:{__version__}-")
+
+
+def ray_cluster() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the head's pod of the example for Ray, its group of workers, and what the head runs after waiting."""
+    [cluster] = [each for each in example("ray") if each["kind"] == "RayCluster"]
+    assert cluster["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
+    [group] = cluster["spec"]["workerGroupSpecs"]
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    [command] = head["containers"][0]["args"]
+    start, wait, serve = command.split(" && ")
+    assert start.startswith("ray start --head ")
+    assert f"/{group['replicas']}.0 GPU" in wait
+    return head, group, shlex.split(serve)
+
+
+def test_replicas_of_ray_have_a_gpu_each():
+    head, group, (_, program, command, *words) = ray_cluster()
+    args = parsed(words)
+    assert (program, command, args.data_parallel_backend) == ("jaxllm", "serve", "ray")
+    assert args.data_parallel_size == group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    worker = group["template"]["spec"]
+    [container] = worker["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(args.tensor_parallel_size)
+    assert container["image"] == head["containers"][0]["image"]
+    assert container["args"] == ["exec $KUBERAY_GEN_RAY_START_CMD"]
+    drained = head["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] + args.shutdown_timeout
+    assert head["terminationGracePeriodSeconds"] >= drained + SECONDS_TO_END
+    slept = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert worker["terminationGracePeriodSeconds"] > slept >= drained, "workers outlive what drains"
+    for each in (head, worker):
+        check_pod(each)
+
+
+def test_the_head_of_a_ray_cluster_is_found_and_probed():
+    service, policy, cluster = example("ray")
+    head, group, _ = ray_cluster()
+    name = {"ray.io/cluster": cluster["metadata"]["name"]}
+    assert service["spec"]["selector"] == {**name, "ray.io/node-type": "head"}
+    assert policy["spec"]["podSelector"]["matchLabels"] == name
+    [container] = head["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["http"] == ServerArgs().port == policy["spec"]["ingress"][1]["ports"][0]["port"]
+    assert f"--port={ports['gcs-server']} " in container["args"][0]
+    base = pod()["containers"][0]
+    assert all(container[probe] == base[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe"))
+    [worker] = group["template"]["spec"]["containers"]
+    [port] = worker["ports"]
+    assert group["rayStartParams"]["node-manager-port"] == str(port["containerPort"])
+    assert all(worker[probe]["tcpSocket"]["port"] == port["name"] for probe in ("readinessProbe", "livenessProbe"))
 
 
 def unit() -> dict[str, list[str]]:
