@@ -27,6 +27,11 @@ for variant in base cuda tpu; do
   kubectl kustomize "docs/deploy/kubernetes/$variant" >"$work/$variant.yaml" || { failed=1; continue; }
   check "kubernetes/$variant" "$tools/bin/kubernetes-validate" --strict --no-warn "$work/$variant.yaml"
 done
+for example in hosts ray; do # of their custom resources there is no schema, but of the pods in them
+  "$tools/bin/python" scripts/pod_templates.py "docs/deploy/kubernetes/$example/jaxllm.yaml" >"$work/$example.yaml" ||
+    { failed=1; continue; }
+  check "kubernetes/$example" "$tools/bin/kubernetes-validate" --strict --no-warn "$work/$example.yaml"
+done
 if command -v systemd-analyze >/dev/null; then
   sed 's#/opt/jaxllm/bin/jaxllm#/bin/true#' docs/deploy/jaxllm.service >"$work/jaxllm.service" # it need not be installed
   check jaxllm.service systemd-analyze verify "$work/jaxllm.service"

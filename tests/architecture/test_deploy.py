@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -239,6 +241,18 @@ def test_the_head_of_a_ray_cluster_is_found_and_probed():
     [port] = worker["ports"]
     assert group["rayStartParams"]["node-manager-port"] == str(port["containerPort"])
     assert all(worker[probe]["tcpSocket"]["port"] == port["name"] for probe in ("readinessProbe", "livenessProbe"))
+
+
+def test_pods_of_custom_resources_are_linted():
+    """scripts/lint_deploy.sh has no schema of these resources, so their pods have to be found."""
+    for name, count in (("hosts", 1), ("ray", 2)):
+        path = DEPLOY / f"kubernetes/{name}/jaxllm.yaml"
+        command = [sys.executable, ROOT / "scripts/pod_templates.py", path]
+        found = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
+        assert sum(each["kind"] == "Pod" for each in found) == count
+        assert [each for each in found if each["kind"] != "Pod"] == [
+            each for each in example(name) if each["kind"] in ("Service", "NetworkPolicy")
+        ]
 
 
 def unit() -> dict[str, list[str]]:
