@@ -10,6 +10,7 @@ from jaxllm.cli.engine_flags import read_engine_args
 from jaxllm.cli.help import add_help
 from jaxllm.cli.streams import say
 from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.config.discovery import on_this_host
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 
@@ -40,11 +41,14 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_serve_args(args: argparse.Namespace) -> AsyncEngineArgs:
-    """Return the engine's arguments; its MODEL becomes `args.model`. Raises VLLMValidationError for a command line that
-    cannot be served.
+    """Return the engine's arguments; its MODEL becomes `args.model`, and `args` gets the numbers for --nnodes auto.
+
+    Raises VLLMValidationError for a command line that cannot be served.
     """
-    engine_args = read_engine_args(args, AsyncEngineArgs)
+    engine_args = on_this_host(read_engine_args(args, AsyncEngineArgs))
     assert isinstance(engine_args, AsyncEngineArgs)
+    for name in ("nnodes", "node_rank", "master_addr"):
+        setattr(args, name, getattr(engine_args, name))
     if ServerArgs.from_cli_args(args).headless and engine_args.node_rank == 0:
         message = "headless is for the hosts of a model that have a --node-rank above 0: host 0 has the server."
         raise VLLMValidationError(message, parameter="headless", value=True)

@@ -188,7 +188,13 @@ class EngineArguments(UnsupportedArguments):
         "ParallelConfig",
         "ray: the engine's core is an actor of a Ray cluster",
     )
-    nnodes: int = argument(1, Integer(1, 4096), "ParallelConfig", "hosts to spread the model over", "-n")
+    nnodes: int = argument(
+        1,
+        Integer(0, 4096, words={"auto": 0}),
+        "ParallelConfig",
+        "hosts to spread the model over; auto or 0: those of the TPU pod, Slurm step, mpirun or Kubernetes job",
+        "-n",
+    )
     node_rank: int = argument(
         0, Integer(0, 4095), "ParallelConfig", "this host's number; host 0 has the requests, the others follow it", "-r"
     )

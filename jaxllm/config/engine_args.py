@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
+from jaxllm.config.discovery import on_this_host
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.resolve import resolve
 from jaxllm.exceptions import VLLMValidationError
@@ -37,7 +38,7 @@ class EngineArgs(EngineArguments):
         """
         del usage_context
         refuse_headless(headless)
-        return resolve(self, devices, checkpoint)
+        return resolve(on_this_host(self), devices, checkpoint)
 
 
 def refuse_headless(headless: bool) -> None:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.config.discovery import on_this_host
 from jaxllm.config.environment import uses_core_process
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids
@@ -57,6 +58,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
         check_home()
         show_log()
+        engine_args = on_this_host(engine_args)
         has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
         return cls(*(start_in_process if has_processes else start_in_place)(engine_args))
 

@@ -22,6 +22,7 @@ from jaxllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+from tests.slurm import slurm_variables
 
 WORKS = re.findall(
     r"-\S+",
@@ -176,6 +177,18 @@ def test_programs_that_parse_for_themselves():
     assert (args.model, args.max_model_len, args.port) == ("m", 4000, 0)
     with pytest.raises(VLLMValidationError, match="tool_server"):
         validate_parsed_serve_args(parser.parse_args(["m", "--tool-server", "demo"]))
+
+
+def test_one_command_serves_on_all_hosts(parser: FlexibleArgumentParser, monkeypatch: pytest.MonkeyPatch):
+    for rank, words in ((0, ()), (1, ()), (1, ("--headless",))):
+        for name, value in slurm_variables(2, rank, "node1,node2").items():
+            monkeypatch.setenv(name, value)
+        args = parser.parse_args(["m", "--nnodes", "auto", *words])
+        for engine_args in (check_serve_args(args), AsyncEngineArgs.from_cli_args(args)):
+            assert (engine_args.nnodes, engine_args.node_rank, engine_args.master_addr) == (2, rank, "node1")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with pytest.raises(VLLMValidationError, match="host 0 has the server"):
+        check_serve_args(parser.parse_args(["m", "--nnodes", "auto", "--headless"]))
 
 
 def test_the_core_can_be_a_thread_of_the_server(parser: FlexibleArgumentParser, monkeypatch: pytest.MonkeyPatch):

@@ -76,7 +76,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (0, -1, 1025, 1.0, "x", True, None),
     "data_parallel_backend": ("rays", None, 1),
     "distributed_executor_backend": ("external_launcher", "rays", 1),
-    "nnodes": (0, -1, 4097, 2.0, "x", True, None),
+    "nnodes": (-1, 4097, 2.0, "x", True, None),
     "node_rank": (-1, 4096, 1.0, "x", True, None),
     "master_addr": ("", 3, None),
     "master_port": (0, 65536, 1.0, "x", True, None),
@@ -209,6 +209,7 @@ def test_unsupported_numbers_are_not_taken_for_booleans():
     [
         ({"max_model_len": "auto"}, -1),
         ({"max_model_len": "4K"}, 4096),
+        ({"nnodes": "auto"}, 0),
         ({"max_num_batched_tokens": "25.6k"}, 25_600),
         ({"kv_cache_memory_bytes": "2G"}, 2 * 2**30),
         ({"dtype": np.float32}, "float32"),

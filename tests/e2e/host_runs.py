@@ -1,6 +1,7 @@
 """One process of a model over several hosts, for test_hosts.py and scripts/check_hosts.py; or one that has it all.
 
-Arguments: a case, the number of hosts, devices of each, this host's rank, a port, and a file for what comes out.
+Arguments: a case, the number of hosts, devices of each, this host's rank, or auto, a port, and a file for what comes
+out.
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ def main(case: str, num_hosts: str, devices: str, rank: str, port: str, out: str
     jax.config.update("jax_num_cpu_devices", each)
     own: Arguments = {"tensor_parallel_size": hosts * each}
     if hosts > 1:
-        own |= {"nnodes": hosts, "node_rank": int(rank), "master_port": int(port)}
+        own |= {"nnodes": "auto"} if rank == "auto" else {"nnodes": hosts, "node_rank": int(rank)}
+        own["master_port"] = int(port)
     Path(out).write_text(json.dumps(CASES[case](own, *files)))
+    assert jax.config.values["jax_cuda_visible_devices"] == "all", "a process has all devices of its host"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.test_tensor_parallel import LLAMA, write_checkpoint
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.quick import QUICK_FLAGS
+from tests.slurm import slurm_variables
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
@@ -36,7 +37,14 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    case: str, num_hosts: int, devices: int, out: Path, repository: Path, files: Sequence[str] = ()
+    case: str,
+    num_hosts: int,
+    devices: int,
+    out: Path,
+    repository: Path,
+    files: Sequence[str] = (),
+    *,
+    has_slurm: bool = False,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start the processes of a case; those that are left are killed in the end."""
     port = free_port()
@@ -47,10 +55,11 @@ def started(
     processes = []
     try:
         for rank in range(num_hosts):
-            arguments = [case, num_hosts, devices, rank, port, out, *files]
+            own = environment | (slurm_variables(num_hosts, rank, "127.0.0.1") if has_slurm else {})
+            arguments = [case, num_hosts, devices, "auto" if has_slurm else rank, port, out, *files]
             command = [sys.executable, "-m", "tests.e2e.host_runs", *map(str, arguments)]
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            processes.append(subprocess.Popen(command, cwd=repository, env=environment, **streams))
+            processes.append(subprocess.Popen(command, cwd=repository, env=own, **streams))
         yield processes
     finally:
         for process in processes:
@@ -60,9 +69,11 @@ def started(
             process.stdout.close()
 
 
-def run(case: str, num_hosts: int, devices: int, out: Path, repository: Path, files: Sequence[str] = ()) -> Any:
+def run(
+    case: str, num_hosts: int, devices: int, out: Path, repository: Path, files: Sequence[str] = (), **options: bool
+) -> Any:
     """Return what a case gives; all processes have to end well."""
-    with started(case, num_hosts, devices, out, repository, files) as processes:
+    with started(case, num_hosts, devices, out, repository, files, **options) as processes:
         said = [process.communicate()[0] for process in processes]
         statuses = [process.returncode for process in processes]
         assert statuses == [0] * num_hosts, "\n".join(each[-3000:] for each in said)
@@ -87,6 +98,11 @@ def test_every_sampling_feature_gives_what_one_process_gives(
 def test_other_steps_give_what_one_process_gives(tmp_path: Path, repository: Path, case: str) -> None:
     expected = run(case, 1, 2, tmp_path / "one.json", repository)
     assert run(case, 2, 1, tmp_path / "two.json", repository) == expected
+
+
+def test_hosts_that_slurm_has_started_find_each_other(tmp_path: Path, repository: Path) -> None:
+    expected = run("adapters", 1, 2, tmp_path / "one.json", repository)
+    assert run("adapters", 2, 1, tmp_path / "two.json", repository, has_slurm=True) == expected
 
 
 @pytest.mark.parametrize(("killed", "name"), [(1, "host 1"), (0, "host 0")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from jaxllm.exceptions import VLLMValidationError
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
 
+logger = logging.getLogger(__name__)
+
 JOIN_SECONDS = 300
 SHUTDOWN_SECONDS = 5
 KEY_BYTES = 32
@@ -29,6 +32,7 @@ def join(args: EngineArguments) -> list[Link]:
     VLLMValidationError if this process cannot join, RuntimeError if the others do not come within `JOIN_SECONDS`.
     """
     _check(args)
+    logger.info("host %d of %d; host 0 is at %s:%d", args.node_rank, args.nnodes, args.master_addr, args.master_port)
     compile_alone()
     # A SIGTERM is for whoever runs the engine, not for JAX.
     jax.config.update("jax_enable_preemption_service", False)
@@ -37,6 +41,8 @@ def join(args: EngineArguments) -> list[Link]:
             f"{args.master_addr}:{args.master_port}",
             args.nnodes,
             args.node_rank,
+            # Each process has all devices of its host: with Slurm and Open MPI, JAX would give it one.
+            cluster_detection_method="deactivate",
             initialization_timeout=JOIN_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )

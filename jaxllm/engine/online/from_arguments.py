@@ -9,6 +9,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.config.discovery import on_this_host
 from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.start import start_in_process, start_in_thread
@@ -73,6 +74,7 @@ class FromArguments(ABC):
         engine_args = AsyncEngineArgs.of(engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
+        engine_args = on_this_host(engine_args)
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
         engine = cls(
             lambda: begin(engine_args, asks_core=False),
