@@ -343,6 +343,8 @@ class ModelConfig:
     """How a pooling model's hidden states become outputs; None for a model that only generates."""
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
+    num_expert_shards: int = 1
+    """The number of devices that experts are dealt out among: so many times fewer share the width of each."""
     draft_head: DraftHead | None = None
     """What sets a draft head apart; None for a model of its own."""
 

@@ -204,6 +204,7 @@ class Model:
             rounded_to=METHODS.get(self.quantization or ""),
             is_packed=self.loop is LayerLoop.IN_PLACE,
             num_shards=self.config.num_shards,
+            num_expert_shards=self.config.num_expert_shards,
         )
         tensor_names = tensor_names or self.formats
         prefixes = self.family.find_prefixes(tensor_names)

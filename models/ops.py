@@ -24,7 +24,7 @@ class Ops(NamedTuple):
     grouped_matmul: GroupedMatmul = GroupedMatmul()
     """The op of one device, for the weights of experts."""
     mesh: Mesh | None = None
-    """The devices that the widths of experts and quantized weights are sharded over; None for one device."""
+    """The devices that experts and quantized weights are spread over; None for one device."""
     by_head: GroupedMatmul = GroupedMatmul()
     """The op for weights that each head has its own of; plain XLA's is one matmul with a batch of heads."""
     lora: Lora = Lora()

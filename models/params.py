@@ -23,6 +23,9 @@ HEAD_DIM = "head_dim"
 """The logical axis of a head's dimensions, which RoPE may need in another order."""
 SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "channels", "shards")
 """The logical axes that are cut where a model is spread over devices, if their size divides."""
+EXPERT_AXIS, MODEL_AXIS = "expert", "model"
+MESH_AXES = (EXPERT_AXIS, MODEL_AXIS)
+"""The axes of a mesh of devices, over both of which all is spread but experts."""
 APART = "#"
 """It comes before the number of an array, in the name of one that is held apart."""
 PART_AXIS = "part"

@@ -75,6 +75,7 @@ class Reading(NamedTuple):
     """The format that all other weights are rounded to, if any."""
     is_packed: bool = False
     num_shards: int = 1
+    num_expert_shards: int = 1
     kv_repeats: int = 1
     head_order: tuple[int, ...] | None = None
 
@@ -121,10 +122,11 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
     if spec.sources[0] in reading.formats and outputs_of(spec) is None:
         return "it has only some of the inputs of the checkpoint's tensor"
-    is_cut = cut_of(spec.axes, spec.shape, count, reading.num_shards) is Cut.INPUTS
+    num_shards = reading.num_shards // (1 if spec.num_experts is None else reading.num_expert_shards)
+    is_cut = cut_of(spec.axes, spec.shape, count, num_shards) is Cut.INPUTS
     if form.is_ordered and (is_cut or spec.num_experts is not None):
         return "its inputs are in another order, and cut where a model is spread over devices"
-    num_inputs = prod(inputs) // (reading.num_shards if is_cut else 1)
+    num_inputs = prod(inputs) // (num_shards if is_cut else 1)
     try:
         for part in form.parts:
             form.width(part, num_inputs, packed=reading.is_packed)

@@ -55,14 +55,14 @@ from jaxllm.engine.core.model import make_model
 from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
-from jaxllm.execution.mesh import MODEL_AXIS, make_mesh
+from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.models import get_family
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
-from jaxllm.models.params import array_specs
+from jaxllm.models.params import MESH_AXES, array_specs
 from jaxllm.sampling.shards import VocabShards
 
 STEPS = ("decode", "largest", "full")
@@ -194,7 +194,7 @@ def make_compiler(
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf))
-        engine = arguments.create_engine_config(devices=mesh.devices.tolist(), checkpoint=open_config(folder))
+        engine = arguments.create_engine_config(devices=list(mesh.devices.flat), checkpoint=open_config(folder))
     return StepCompiler(step_config(engine), make_model(engine), mesh)
 
 
@@ -279,7 +279,7 @@ def most_nodes(model: Model) -> int:
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
     """Return how many collectives of each kind a step should need at most."""
-    vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MODEL_AXIS)
+    vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MESH_AXES)
     if vocab.num_devices == 1:
         return {}
     is_spread = vocab.vocab_size % vocab.num_devices == 0

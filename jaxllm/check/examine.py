@@ -233,12 +233,10 @@ def _figures(hardware: Hardware) -> Figures:
 
 def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> Iterator[str]:
     named = [config.mesh.size, *(change.settings.get("tensor_parallel_size", 1) for change in changes)]
-    if max(named) > hardware.devices_per_host:
-        yield (
-            f"{max(named)} devices of {hardware.name} are on more than one host; "
-            "an engine drives the devices of one host so far."
-        )
-    architecture = detect_architecture(config.mesh.devices.tolist())
+    if (most := max(named)) > hardware.devices_per_host:
+        num_hosts = -(-most // hardware.devices_per_host)
+        yield f"{most} devices of {hardware.name} are on {num_hosts} hosts: run it on each, with --nnodes {num_hosts}."
+    architecture = detect_architecture(list(config.mesh.devices.flat))
     for attention in [group.attention for group in config.kv_groups]:
         reason = attention.missing_kernels(config.platform, architecture)
         if attention.implementation == "xla" and reason is not None:

@@ -175,6 +175,9 @@ class EngineArguments(UnsupportedArguments):
     tensor_parallel_size: int = argument(
         1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"
     )
+    enable_expert_parallel: bool = argument(
+        False, Switch(), "ParallelConfig", "give each device whole experts, as far as their number divides", "-ep"
+    )
     mesh: Any = argument(None, DeviceMesh(), "ParallelConfig", argparse.SUPPRESS)
     data_parallel_size: int = argument(
         1, Integer(1, 1024), "ParallelConfig", "replicas of the model, each with devices of its own", "-dp"

@@ -155,7 +155,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of neither are looked at
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
-        return _settle(args, config.mesh.devices.tolist(), checkpoint)
+        return _settle(args, list(config.mesh.devices.flat), checkpoint)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 
@@ -222,14 +222,17 @@ def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
     """Settle which devices run the model, what they are, and the model as it is spread over them."""
-    from jaxllm.execution.mesh import resolve_mesh, spread
+    from jaxllm.execution.mesh import EXPERT_AXIS, deal_experts, resolve_mesh, spread
 
     limit_cpu()
     if devices is None:
         is_sized = args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None
         reserve_gpu_memory(args.gpu_memory_utilization if is_sized else 1.0)
     mesh = resolve_mesh(args.tensor_parallel_size, args.mesh, devices)
-    return mesh, detect_platform(mesh.devices.tolist()), spread(model_config, mesh.size)
+    if args.enable_expert_parallel:
+        mesh = deal_experts(mesh, model_config)
+    platform = detect_platform(list(mesh.devices.flat))
+    return mesh, platform, spread(model_config, mesh.size, mesh.shape[EXPERT_AXIS])
 
 
 def _resolve_numerics(
@@ -290,7 +293,7 @@ def resolve_states(
     from jaxllm.models.recurrence import pick_state_ops
 
     groups, plan = [], LayerPlan(model_config.layers)
-    architecture = detect_architecture(mesh.devices.tolist())
+    architecture = detect_architecture(list(mesh.devices.flat))
     # What is said of attention holds here too: plain XLA where that was asked for.
     backend = None if args.attention_config is None else args.attention_config.backend
     for group in plan.state_groups:
@@ -324,7 +327,7 @@ def _resolve_attention(
 
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
-        architecture = detect_architecture(mesh.devices.tolist())
+        architecture = detect_architecture(list(mesh.devices.flat))
         if isinstance(shape, latent_attention.LatentShape):
             attention, reason = latent_attention.pick(shape, platform, backend, architecture=architecture)
         else:

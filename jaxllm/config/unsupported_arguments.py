@@ -13,7 +13,7 @@ from jaxllm.config.kinds import unsupported
 _ADAPTERS = "an adapter is added to every linear layer that it is for, and shared out over devices as the weights are"
 _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
 _DRAFTS = "metrics of drafts are those of the engine"
-_EXPERTS = "each device holds a share of the width of every expert; see tensor_parallel_size"
+_EXPERTS = "devices share experts or their widths in one way; see enable_expert_parallel"
 _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
 _KERNELS = "kernels are chosen by platform and shape; see attention_config"
 _LOGS = "see Python's logging module and the logger 'jaxllm'"
@@ -130,7 +130,6 @@ class UnsupportedArguments:
     enable_fault_tolerance: bool = unsupported(False, _ONE_ENGINE)
 
     # Experts
-    enable_expert_parallel: bool = unsupported(False, _EXPERTS, aliases=("-ep",))
     enable_ep_weight_filter: bool = unsupported(False, _EXPERTS)
     enable_elastic_ep: bool = unsupported(False, _EXPERTS)
     elastic_ep_max_dp_size: int | None = unsupported(None, _EXPERTS)

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from .mesh import MODEL_AXIS, whole_spec
+from jaxllm.models.params import MESH_AXES
+
+from .mesh import whole_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class FeatureGroup:
     @property
     def cut(self) -> PartitionSpec:
         """Return how the pool is spread over devices."""
-        return PartitionSpec(None, None, MODEL_AXIS if self.num_shards > 1 else None)
+        return PartitionSpec(None, None, MESH_AXES if self.num_shards > 1 else None)
 
     def pool_spec(self, num_blocks: int) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of one device's share of the pool."""

@@ -1,13 +1,14 @@
 """Several devices work as one mesh: this says which part of each array each holds, and which models can be spread.
 
-There is always a mesh, of one axis; one device is a mesh of size 1.
+There is always a mesh, of two axes; one device is a mesh of size 1. Experts are dealt out along the first axis, and
+each is cut along the second; all else is cut along both, as if they were one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -17,41 +18,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import LayerSpec, ModelConfig
-from jaxllm.models.params import SHARDED, ArraySpec, ParamSpec, stored
+from jaxllm.models.params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS, SHARDED, ArraySpec, ParamSpec, stored
 from jaxllm.models.recurrence import StatePools
 from pallas_kernels.weights import num_bytes
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""
 
-MODEL_AXIS = "model"
-RULES: Mapping[str, str | None] = {
-    **dict.fromkeys(SHARDED, MODEL_AXIS),
-    "rows": None,
-    "experts": None,
-    "router": None,
-    "embed": None,
-    "latent": None,
-    "positions": None,
-    "types": None,
-    "outputs": None,
-    "layer_input": None,
-    "head_dim": None,
-    "features": None,
-    "ids": None,
-    "tap": None,
-    "layers": None,
+RULES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(SHARDED, MESH_AXES),
+    "experts": (EXPERT_AXIS,),
+    "rows": (),
+    "router": (),
+    "embed": (),
+    "latent": (),
+    "positions": (),
+    "types": (),
+    "outputs": (),
+    "layer_input": (),
+    "head_dim": (),
+    "features": (),
+    "ids": (),
+    "tap": (),
+    "layers": (),
 }
-"""The mesh axis, if any, over which each logical axis of a parameter is spread."""
+"""The mesh axes, if any, over which each logical axis of a parameter is spread."""
 TABLES = ("vocab", "positions", "types")
 """The first axis of matrices whose rows are looked up."""
 LAID_OUT = ("tpu",)
 """The platforms where tables are laid out by rows on purpose, and not by default."""
 
 
-def make_mesh(devices: Sequence[Device]) -> Mesh:
-    """Return the mesh of these devices, which may be those of a topology."""
-    return Mesh(np.array(devices), (MODEL_AXIS,))
+def make_mesh(devices: Sequence[Device], num_expert_shards: int = 1) -> Mesh:
+    """Return the mesh of these devices, which may be those of a topology; so many of them share the experts out."""
+    return Mesh(np.array(devices).reshape(num_expert_shards, -1), MESH_AXES)
+
+
+def deal_experts(mesh: Mesh, config: ModelConfig) -> Mesh:
+    """Return the mesh for whole experts: it has as many devices along the expert axis as divide the experts.
+
+    Raises VLLMValidationError for a model without experts.
+    """
+    counts = {layer.moe.num_experts for layer in config.layers if layer.moe is not None}
+    if not counts:
+        message = f"enable_expert_parallel: {config.architecture} has no experts; leave it out."
+        raise VLLMValidationError(message, parameter="enable_expert_parallel", value=True)
+    if mesh.shape[EXPERT_AXIS] > 1:  # which the user has asked for
+        return mesh
+    return make_mesh(mesh.devices.reshape(-1).tolist(), gcd(mesh.size, *counts))
 
 
 def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: Sequence[Device] | None = None) -> Mesh:
@@ -88,11 +102,12 @@ def _by_host(devices: Sequence[Device], count: int) -> Sequence[Device]:
 
 
 def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
-    """Return a user's mesh with the model axis alone, whose type is Auto."""
-    others = {name: size for name, size in mesh.shape.items() if name != MODEL_AXIS and size > 1}
+    """Return a user's mesh with the expert axis and the model axis alone, whose type is Auto."""
+    others = {name: size for name, size in mesh.shape.items() if name not in MESH_AXES and size > 1}
     if MODEL_AXIS not in mesh.shape or others:
         raise VLLMValidationError(
-            f"mesh must have an axis {MODEL_AXIS!r}, and others of size 1 only, got {dict(mesh.shape)}.",
+            f"mesh must have an axis {MODEL_AXIS!r}, may have {EXPERT_AXIS!r}, and others of size 1 only, got "
+            f"{dict(mesh.shape)}.",
             parameter="mesh",
             value=mesh,
         )
@@ -102,10 +117,13 @@ def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
             parameter="tensor_parallel_size",
             value=tensor_parallel_size,
         )
-    return make_mesh(mesh.devices.reshape(-1).tolist())
+    devices = mesh.devices
+    if EXPERT_AXIS in mesh.shape:
+        devices = np.moveaxis(devices, mesh.axis_names.index(EXPERT_AXIS), 0)
+    return make_mesh(devices.reshape(-1).tolist(), mesh.shape.get(EXPERT_AXIS, 1))
 
 
-def refusal(config: ModelConfig, num_devices: int) -> str | None:
+def refusal(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -> str | None:
     """Return why a model cannot be spread over so many devices, or None if it can."""
     for layer in dict.fromkeys(config.layers):
         reason = None if layer.state is None else layer.state.shard_refusal(num_devices)
@@ -115,21 +133,25 @@ def refusal(config: ModelConfig, num_devices: int) -> str | None:
             return f"its {layer.num_heads} query heads do not divide"
         if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
             return f"its {layer.num_kv_heads} kv heads neither divide nor are divided"
-        widths = (layer.intermediate_size,)
+        widths = {layer.intermediate_size: num_devices}
         if layer.moe is not None:
-            widths = (layer.moe.intermediate_size, layer.moe.shared_size or num_devices)
-        for width in widths:
-            if width % num_devices:
+            if layer.moe.num_experts % num_expert_shards:
+                return f"its {layer.moe.num_experts} experts do not divide by {num_expert_shards}"
+            widths = {layer.moe.intermediate_size: num_devices // num_expert_shards}
+            widths[layer.moe.shared_size or num_devices] = num_devices
+        for width, count in widths.items():
+            if width % count:
                 return f"its MLP width of {width} does not divide"
     return None
 
 
-def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
+def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -> ModelConfig:
     """Return a checkpoint's model as it runs on so many devices: each has a kv head, so fewer heads are repeated.
 
-    Raises VLLMValidationError for a model whose sizes do not divide, with the numbers of devices that would do.
+    Experts are dealt out among `num_expert_shards` of them, and each is cut among the devices that have it. Raises
+    VLLMValidationError for a model whose sizes do not divide, with the numbers of devices that would do.
     """
-    reason = refusal(config, num_devices)
+    reason = refusal(config, num_devices, num_expert_shards)
     if reason is not None:
         most = max(layer.num_heads for layer in config.layers)
         sizes = [str(count) for count in range(1, most + 1) if refusal(config, count) is None]
@@ -140,7 +162,7 @@ def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
             value=num_devices,
         )
     layers = tuple(_repeated(layer, max(1, num_devices // layer.num_kv_heads)) for layer in config.layers)
-    return replace(config, num_shards=num_devices, layers=layers)
+    return replace(config, num_shards=num_devices, num_expert_shards=num_expert_shards, layers=layers)
 
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
@@ -152,9 +174,14 @@ def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
 
 def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:
     """Return which part of a parameter each device holds; an axis that does not divide is whole everywhere."""
-    axes = zip(spec.axes, spec.shape, strict=True)
-    names = (RULES[axis] if axis is not None and size % mesh.size == 0 else None for axis, size in axes)
-    return NamedSharding(mesh, PartitionSpec(*names))
+    within = (MODEL_AXIS,) if spec.num_experts is not None else MESH_AXES
+
+    def part(axis: str | None, size: int) -> tuple[str, ...] | None:
+        names = () if axis is None else RULES[axis]
+        names = within if names == MESH_AXES else names
+        return names if names and size % prod(mesh.shape[name] for name in names) == 0 else None
+
+    return NamedSharding(mesh, PartitionSpec(*map(part, spec.axes, spec.shape)))
 
 
 def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | Format:
@@ -171,13 +198,13 @@ def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | For
 
 def pool_spec(*, is_cut: bool) -> PartitionSpec:
     """Return the spec of a KV pool's sharding: by its kv heads, axis 1, or none of a pool of latents."""
-    return PartitionSpec(None, MODEL_AXIS) if is_cut else PartitionSpec()
+    return PartitionSpec(None, MESH_AXES) if is_cut else PartitionSpec()
 
 
 def state_pool_specs(pools: StatePools) -> StatePools:
     """Return the specs of the shardings of recurrent states: convolutions' by channels, others' by heads."""
-    heads = PartitionSpec(None, MODEL_AXIS)
-    return StatePools(PartitionSpec(None, None, MODEL_AXIS), None if pools.scan is None else heads)
+    heads = PartitionSpec(None, MESH_AXES)
+    return StatePools(PartitionSpec(None, None, MESH_AXES), None if pools.scan is None else heads)
 
 
 def whole_spec(mesh: Mesh, local: jax.ShapeDtypeStruct, cut: PartitionSpec) -> jax.ShapeDtypeStruct:

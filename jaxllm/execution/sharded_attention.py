@@ -9,12 +9,13 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.models.params import MESH_AXES
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, PoolAttention, Rope
 
-from .mesh import MODEL_AXIS, pool_spec
+from .mesh import pool_spec
 
-_HEADS = PartitionSpec(None, MODEL_AXIS)
+_HEADS = PartitionSpec(None, MESH_AXES)
 _EVERYWHERE = PartitionSpec()
 
 
@@ -54,7 +55,7 @@ class ShardedAttention:
         sharded = jax.shard_map(
             attend,
             mesh=self.mesh,
-            in_specs=(_HEADS, PartitionSpec(MODEL_AXIS), pool, _EVERYWHERE, _EVERYWHERE),
+            in_specs=(_HEADS, PartitionSpec(MESH_AXES), pool, _EVERYWHERE, _EVERYWHERE),
             out_specs=(_HEADS, pool),
             check_vma=False,
         )

@@ -10,10 +10,11 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.models.layers.recurrent import StateInputs
+from jaxllm.models.params import MESH_AXES
 from jaxllm.models.recurrence import StateOps, StatePools
 from pallas_kernels.recurrent_state import StateBatch
 
-from .mesh import MODEL_AXIS, state_pool_specs
+from .mesh import state_pool_specs
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ShardedRecurrence:
             return self.ops.run(inputs, pools, batch, layer=layer, **settings)
 
         def spec_of(axis: int | None) -> PartitionSpec:
-            return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MODEL_AXIS)
+            return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MESH_AXES)
 
         # None stands for an input that a layer lacks.
         each, make = zip(inputs, inputs.sharded_axes, strict=True), cast(Any, type(inputs))
@@ -42,7 +43,7 @@ class ShardedRecurrence:
             run,
             mesh=self.mesh,
             in_specs=(shares, places, PartitionSpec(), PartitionSpec()),
-            out_specs=(PartitionSpec(None, MODEL_AXIS), places),
+            out_specs=(PartitionSpec(None, MESH_AXES), places),
             check_vma=False,
         )
         return sharded(inputs, pools, batch, layer)

@@ -12,6 +12,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.models.model import Model
+from jaxllm.models.params import MESH_AXES
 from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules, SamplingBatch
 from jaxllm.sampling.logprobs import Logprobs
@@ -21,7 +22,7 @@ from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
 
 from .caches import Caches, Pools
-from .mesh import MODEL_AXIS, replicated
+from .mesh import replicated
 from .packing import BatchShape, PackedInputs, unpack
 
 
@@ -126,13 +127,13 @@ def draw_plain(
 
 def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:
     """Return `sample_plain` for logits of a vocabulary that lies on several devices."""
-    shards = VocabShards(vocab_size, mesh.size, MODEL_AXIS)
+    shards = VocabShards(vocab_size, mesh.size, MESH_AXES)
     if mesh.size == 1 or not shards.can_sample:
         return lambda logits_sv, batch: sample_plain(_gathered(logits_sv, mesh), batch, skips_unused=skips_unused)
     return jax.shard_map(
         partial(sample_plain_shard, shards=shards, skips_unused=skips_unused),
         mesh=mesh,
-        in_specs=(PartitionSpec(None, MODEL_AXIS), PartitionSpec()),
+        in_specs=(PartitionSpec(None, MESH_AXES), PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
@@ -142,7 +143,7 @@ def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
     """Bring the whole vocabulary to every device, so that nothing after it is computed in parts."""
     if logits_sv.shape[1] % mesh.size == 0:
         # Else the compiler may gather the weights and compute all logits everywhere.
-        parts = NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS))
+        parts = NamedSharding(mesh, PartitionSpec(None, MESH_AXES))
         logits_sv = lax.with_sharding_constraint(logits_sv, parts)
     return lax.with_sharding_constraint(logits_sv, replicated(mesh))
 

@@ -178,7 +178,8 @@ def _by_expert(fill: Fill, num_experts: int) -> Fill:
     def fill_layer(layer: int, pieces: Sequence[Piece]) -> None:
         for expert in range(num_experts):
             own = [_part_of(piece, expert) for piece in pieces if expert in range(*piece.bounds[0])]
-            fill(layer * num_experts + expert, own)
+            if own:  # another host may have it
+                fill(layer * num_experts + expert, own)
 
     return fill_layer
 

@@ -21,7 +21,7 @@ class VocabShards:
 
     vocab_size: int
     num_devices: int
-    axis: str
+    axis: str | tuple[str, ...]
 
     @property
     def size(self) -> int:

@@ -21,6 +21,7 @@ from pallas_kernels.weights.held import Quantized
 
 from ..config import LayerSpec, ModelConfig, MoESpec
 from ..ops import LayerOf, Ops
+from ..params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP
 from .params import Part, declare, declare_merged
@@ -82,75 +83,93 @@ class Experts(nnx.Module):
         d, f, num_experts = _stream_size(spec.moe, cfg), spec.moe.intermediate_size, spec.moe.num_experts
         self.is_gated = spec.gated
         self.parts = (*(Part("gate", "mlp", f),) * spec.gated, Part("up", "mlp", f))
-        self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1, num_experts=num_experts)
+        num_shards = cfg.num_shards // cfg.num_expert_shards
+        self.gate_up = declare_merged(self.parts, (d,), ("embed",), num_shards, dtype, 1, num_experts=num_experts)
         self.down = declare((num_experts, d, f), ("experts", "embed", "mlp"), dtype, 1)
         if spec.moe.expert_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
-            self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype, num_experts=num_experts)
+            self.gate_up_bias = declare_merged(biases, (), (), num_shards, dtype, num_experts=num_experts)
             self.down_bias = declare((num_experts, d), ("experts", "embed"), dtype)
 
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
         place: LayerOf = jax.tree.leaves(self.gate_up.get_raw_value())[0]
-        alignment = place.ops.grouped_matmul.row_alignment
-        grouping = group_rows(choices.experts_tj, spec.num_experts, alignment, place.num_rows)
-        x_rd, weights_tj = x_td[grouping.tokens_r], choices.weights_tj
-        if spec.scales_inputs:
-            x_rd = x_rd * weights_tj[grouping.tokens_r].astype(x_rd.dtype)
-            weights_tj = jnp.ones_like(weights_tj)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
-        total_td = self._spread(place.ops, x_rd, grouping, weights_tj, place.layer, stacks)
+        total_td = self._spread(place.ops, x_td, choices, place.num_rows, place.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
-            total_td = total_td + _weighted_sum(weights_tj, bias_tjd)
+            total_td = total_td + _weighted_sum(choices.weights_tj, bias_tjd)
         return total_td
 
     def _spread(
-        self, ops: Ops, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any
+        self, ops: Ops, x_td: Array, choices: Choices, num_rows: Array | int, layer: Array | int, stacks: Any
     ) -> Array:
-        """Return float32 [t, d]: on a mesh the sum over devices, each of which has a share of every expert's width.
+        """Return float32 [t, d]: on a mesh the sum over devices, each of which has some of the experts, or a share of
+        each one's width, or both.
 
         Devices exchange tokens' sums, of which there are fewer than rows.
         """
-
-        def give(x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any) -> Array:
-            y_rd = self._multiply(ops.grouped_matmul, x_rd, grouping, layer, stacks)
-            return _weighted_sum(weights_tj, y_rd[grouping.rows_tj])
-
         if ops.mesh is None or ops.mesh.size == 1:
-            return give(x_rd, grouping, weights_tj, layer, stacks)
-        [axis] = ops.mesh.axis_names
-        everywhere = PartitionSpec()
+            return self._give(ops.grouped_matmul, self.spec.num_experts, x_td, choices, num_rows, layer, stacks)
+        num_experts, everywhere = self.spec.num_experts // ops.mesh.shape[EXPERT_AXIS], PartitionSpec()
+
+        def give(x_td: Array, choices: Choices, *arguments: Any) -> Array:
+            first = jax.lax.axis_index(EXPERT_AXIS) * num_experts
+            own = choices._replace(experts_tj=choices.experts_tj - first)
+            return jax.lax.psum(self._give(ops.grouped_matmul, num_experts, x_td, own, *arguments), MESH_AXES)
 
         def spec(path: Any, array: Array) -> PartitionSpec:
-            """Shard the width, which the scales of a quantized `down` have once for all of it."""
+            """Shard experts and widths; the scales of a quantized `down` are there once for all of a width."""
             width = 3 if path[0].key == "down" else 2
             is_whole = array.ndim <= width or array.shape[width] == 1
-            return everywhere if is_whole else PartitionSpec(*[None] * width, axis)
+            return PartitionSpec(None, EXPERT_AXIS, *([] if is_whole else [*[None] * (width - 2), MODEL_AXIS]))
 
         specs = jax.tree_util.tree_map_with_path(spec, stacks)
         # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
         sharded = jax.shard_map(
-            lambda *arguments: jax.lax.psum(give(*arguments), axis),
+            give,
             mesh=ops.mesh,
             in_specs=(everywhere, everywhere, everywhere, everywhere, specs),
             out_specs=everywhere,
             check_vma=False,
         )
-        return sharded(x_rd, grouping, weights_tj, jnp.asarray(layer, jnp.int32), stacks)
+        return sharded(x_td, choices, *(jnp.asarray(each, jnp.int32) for each in (num_rows, layer)), stacks)
+
+    def _give(
+        self,
+        matmul: GroupedMatmul,
+        num_experts: int,
+        x_td: Array,
+        choices: Choices,
+        num_rows: Array | int,
+        layer: Array | int,
+        stacks: Mapping[str, Any],
+    ) -> Array:
+        """Return float32 [t, d]: what the experts from 0 to `num_experts` - 1 give, whose weights the stacks hold."""
+        weights_tj = choices.weights_tj
+        grouping = group_rows(choices.experts_tj, num_experts, matmul.row_alignment, num_rows)
+        x_rd = x_td[grouping.tokens_r]
+        if self.spec.scales_inputs:
+            x_rd = x_rd * weights_tj[grouping.tokens_r].astype(x_rd.dtype)
+            weights_tj = jnp.ones_like(weights_tj)
+        y_tjd = self._multiply(matmul, x_rd, grouping, layer, stacks)[grouping.rows_tj]
+        if num_experts < self.spec.num_experts:
+            is_own_tj = (choices.experts_tj >= 0) & (choices.experts_tj < num_experts)
+            y_tjd = jnp.where(is_own_tj[:, :, None], y_tjd, 0.0)
+        return _weighted_sum(weights_tj, y_tjd)
 
     def _multiply(
         self, matmul: GroupedMatmul, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]
     ) -> Array:
-        """Return float32 [r, d], computed with the width of the experts that the stacks hold."""
+        """Return float32 [r, d], computed with what the stacks hold of the experts."""
         multiply = partial(_multiply_groups, matmul, groups=grouping.groups, layer=layer)
         h_rf = multiply(x_rd, stacks["gate_up"], activation=self.fused_act)
         if self.fused_act is None:
             if self.spec.expert_bias:
-                bias_ef = stacks["gate_up_bias"][layer].reshape(self.spec.num_experts, -1)
-                h_rf = h_rf + bias_ef[grouping.experts_r]
+                bias_esf = stacks["gate_up_bias"][layer]
+                h_rf = h_rf + bias_esf.reshape(len(bias_esf), -1)[grouping.experts_r]
             h_rf = self._gated(*jnp.split(h_rf, 2, axis=1)) if self.is_gated else ACTIVATIONS[self.act](h_rf)
         return multiply(h_rf, stacks["down"], out_dtype=jnp.float32)
 
@@ -237,8 +256,8 @@ def matmul_shapes(
     """Return one device's grouped matmuls of a layer, whose weights have these formats; none without experts."""
     if spec.moe is None:
         return []
-    d, num_experts = _stream_size(spec.moe, cfg), spec.moe.num_experts
-    f = spec.moe.intermediate_size // cfg.num_shards
+    d, num_experts = _stream_size(spec.moe, cfg), spec.moe.num_experts // cfg.num_expert_shards
+    f = spec.moe.intermediate_size * cfg.num_expert_shards // cfg.num_shards
     return [
         MatmulShape(num_experts, (1 + spec.gated) * f, d, dtype, formats[0], dtype, fused_activation(spec)),
         MatmulShape(num_experts, d, f, dtype, formats[1], jnp.dtype(jnp.float32)),

@@ -12,7 +12,7 @@ from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from ..ops import LayerOf
-from ..params import Cut
+from ..params import MESH_AXES, Cut
 
 EVERYWHERE = PartitionSpec()
 
@@ -35,7 +35,6 @@ def multiply_spread(
     """
     mesh, op = place.ops.mesh, place.ops.linear
     assert mesh is not None
-    [axis] = mesh.axis_names
     out_dtype = jnp.dtype(out_dtype or x_ti.dtype)
     is_finished = plus_to is None and bias_o is None and activation is None
     # Sums that are exchanged are half as many bytes in bfloat16; others are rounded once, at the end.
@@ -43,15 +42,15 @@ def multiply_spread(
 
     def multiply(x_ti: Array, weight: Quantized, layer: Array, num_rows: Array) -> Array:
         y_to = op(x_ti, weight, layer, num_rows=num_rows, out_dtype=dtype)
-        return jax.lax.psum(y_to, axis) if cut is Cut.INPUTS else y_to
+        return jax.lax.psum(y_to, MESH_AXES) if cut is Cut.INPUTS else y_to
 
     def weights(part: Array) -> PartitionSpec:
         """What there is once for all inputs, such as a scale for each output, is whole where those are cut."""
         if cut is Cut.INPUTS:
-            return PartitionSpec(None, None, axis) if part.shape[2] > 1 else EVERYWHERE
-        return EVERYWHERE if cut is None else PartitionSpec(None, axis)
+            return PartitionSpec(None, None, MESH_AXES) if part.shape[2] > 1 else EVERYWHERE
+        return EVERYWHERE if cut is None else PartitionSpec(None, MESH_AXES)
 
-    columns = PartitionSpec(None, axis)
+    columns = PartitionSpec(None, MESH_AXES)
     # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
     sharded = jax.shard_map(
         multiply,

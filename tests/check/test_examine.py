@@ -198,9 +198,7 @@ def test_more_than_one_host_is_noted():
     config = engine_args().create_engine_config()
     change = Change(settings={"tensor_parallel_size": 2}, num_blocks=9, max_model_len=9)
     assert list(_notes(config, TOY, [])) == []
-    assert list(_notes(config, TOY, [change])) == [
-        "2 devices of toy are on more than one host; an engine drives the devices of one host so far."
-    ]
+    assert list(_notes(config, TOY, [change])) == ["2 devices of toy are on 2 hosts: run it on each, with --nnodes 2."]
 
 
 def test_attention_in_plain_xla_is_noted_with_the_reason(monkeypatch: pytest.MonkeyPatch):

@@ -32,6 +32,7 @@ VLLM_ARGUMENTS: dict[str, Any] = json.loads(
 
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "enable_lora": ("yes", 1, None),
+    "enable_expert_parallel": ("yes", 1, None),
     "max_loras": (0, 1.5, "many", None),
     "max_lora_rank": (0, 12, "16", None),
     "max_cpu_loras": (0, "many"),

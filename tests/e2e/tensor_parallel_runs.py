@@ -54,6 +54,14 @@ FAMILIES = {
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
 }
 """Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""
+DEALT = {
+    "kimi_k2": (2, 2),  # a shared expert, groups of experts
+    "llama4": (2, 2),  # routers that scale inputs
+    "gpt_oss": (2, 1),  # biases
+    "gemma4_moe": (2, 1),  # experts beside an MLP
+    "nemotron3": (2, 1),  # experts of latents
+}
+"""Tiny checkpoints whose experts are dealt out, and the sizes of the mesh's expert axis and model axis."""
 QUANTIZED = (
     "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
 )  # fmt: skip
@@ -121,15 +129,23 @@ def _runner(llm: LLM) -> ModelRunner:
     return runner
 
 
-def against_golden(case: str, size: int) -> list[dict[str, list[int]]]:
+def against_golden(case: str, **engine: Any) -> list[dict[str, list[int]]]:
     """Return HF's tokens and ours for each prompt of a tiny checkpoint, with the attention that all platforms have."""
     goldens = read_goldens(case)
     greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, detokenize=False)
     arguments: dict[str, Any] = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
-    with tiny_llm(case, tensor_parallel_size=size, attention_config={"backend": "xla"}, **arguments) as (llm, _):
+    with tiny_llm(case, attention_config={"backend": "xla"}, **arguments, **engine) as (llm, _):
         outputs = run_together(llm, [Job(golden.prompt.tolist(), greedy) for golden in goldens])
     pairs = zip(goldens, outputs, strict=True)
     return [{"expected": golden.tokens.tolist(), "got": list(out.outputs[0].token_ids)} for golden, out in pairs]
+
+
+def with_experts(case: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Return what a checkpoint gives whose experts are dealt out: as it is, and rounded to int8 on one device too."""
+    mesh = _mesh(jax.devices()[: math.prod(sizes)], sizes, ("expert", "model"))
+    flag = {"enable_expert_parallel": True, "tensor_parallel_size": sizes[0]}
+    rounded = [as_quantized(folder(case), quantization="int8", **engine) for engine in ({}, {"mesh": mesh})]
+    return {"golden": against_golden(case, **(flag if sizes[1] == 1 else {"mesh": mesh})), "int8": rounded}
 
 
 def with_adapters(case: str, size: int) -> dict[str, Any]:
@@ -162,12 +178,12 @@ def in_int8(size: int, model: str) -> list[Any]:
         return [_shown(output) for output in run_together(llm, plain_jobs())]
 
 
-def as_quantized(size: int, case: str) -> list[Any]:
-    """Return what requests give with the weights of a checkpoint that is quantized."""
+def as_quantized(checkpoint: Path, **engine: Any) -> list[Any]:
+    """Return what requests give with quantized weights, and first how many there are of them."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=5)
     jobs = [Job([(7 * i + length) % 90 + 3 for i in range(length)], params) for length in (3, 17, 30)]
-    changes = {"tensor_parallel_size": size, "skip_tokenizer_init": True, "dtype": "float32"}
-    with tiny_llm(str(QUANTIZED_DATA / case), **(ARGUMENTS | changes)) as (llm, _):
+    changes = {"skip_tokenizer_init": True, "dtype": "float32"}
+    with tiny_llm(str(checkpoint), **(ARGUMENTS | changes | engine)) as (llm, _):
         kept = sum(isinstance(leaf, Quantized) for leaf in _leaves(_runner(llm).launcher.params))
         return [kept, *(_shown(output) for output in run_together(llm, jobs))]
 
@@ -193,7 +209,7 @@ def _params(runner: ModelRunner) -> dict[str, Any]:
     """Return the bytes of parameters: per device, in all, and of those that are not in equal parts on all devices."""
     mesh, specs = runner.compiler.mesh, runner.compiler.model.param_specs()
     shards = [shard for array in jax.tree.leaves(runner.launcher.params) for shard in array.addressable_shards]
-    by_device = [sum(each.data.nbytes for each in shards if each.device == device) for device in mesh.devices.tolist()]
+    by_device = [sum(each.data.nbytes for each in shards if each.device == device) for device in mesh.devices.flat]
     repeated = {path: spec for path, spec in specs.items() if spec.repeats > 1}
     return {
         "by_device": by_device,
@@ -265,12 +281,16 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     assert jax.device_count() == NUM_DEVICES
     found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
-    found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
+    found["families"] = {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
+    found["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
     found["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
     found["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
     found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
-    found["quantized"] = {case: {size: as_quantized(size, case) for size in (1, 2)} for case in QUANTIZED}
+    found["quantized"] = {
+        case: {size: as_quantized(QUANTIZED_DATA / case, tensor_parallel_size=size) for size in (1, 2)}
+        for case in QUANTIZED
+    }
     found["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
     Path(out).write_text(json.dumps(found))
 

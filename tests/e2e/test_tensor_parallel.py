@@ -17,7 +17,7 @@ from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import Model, get_family
 from tests.e2e.adapter_data import CASES as ADAPTED
-from tests.e2e.tensor_parallel_runs import FAMILIES, HEAD_CASES, QUANTIZED
+from tests.e2e.tensor_parallel_runs import DEALT, FAMILIES, HEAD_CASES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
@@ -116,6 +116,14 @@ def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
         assert pair["got"] == pair["expected"]
 
 
+@pytest.mark.parametrize("case", DEALT)
+def test_whole_experts_on_each_device_equal_hf(found: dict[str, Any], case: str) -> None:
+    assert len(found["experts"][case]["golden"]) == 3
+    for pair in found["experts"][case]["golden"]:
+        assert pair["got"] == pair["expected"]
+    check_quantized(*found["experts"][case]["int8"])
+
+
 @pytest.mark.parametrize("case", HEAD_CASES)
 def test_draft_heads_guess_as_hf_does(found: dict[str, Any], case: str) -> None:
     assert len(found["heads"][case]) == 3
@@ -141,7 +149,11 @@ def test_tokens_in_int8_equal_those_of_one_device(found: dict[str, Any], runs: d
 
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_quantized_checkpoints_equal_those_of_one_device(found: dict[str, Any], case: str) -> None:
-    (kept, *expected), (kept_apart, *got) = (found["quantized"][case][size] for size in ("1", "2"))
+    check_quantized(*(found["quantized"][case][size] for size in ("1", "2")))
+
+
+def check_quantized(alone: list[Any], spread: list[Any]) -> None:
+    (kept, *expected), (kept_apart, *got) = alone, spread
     assert min(kept, kept_apart) > 0, "weights were widened"
     for left, right in zip(expected, got, strict=True):
         assert [each["token_ids"] for each in right["outputs"]] == [each["token_ids"] for each in left["outputs"]]

@@ -12,8 +12,18 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.mesh import RULES, make_mesh, param_format, param_sharding, refusal, resolve_mesh, spread
+from jaxllm.execution.mesh import (
+    RULES,
+    deal_experts,
+    make_mesh,
+    param_format,
+    param_sharding,
+    refusal,
+    resolve_mesh,
+    spread,
+)
 from jaxllm.models import Model, ModelConfig
+from jaxllm.models.params import MESH_AXES, array_specs
 from jaxllm.models.registry import get_family, supported_architectures
 from tests.execution.support import model_config
 from tests.models.tiny import CASES, read_hf_config
@@ -40,9 +50,9 @@ def test_latents_are_not_repeated() -> None:
     found = spread(latents, 2)
     assert found.num_shards == 2
     assert found.layers == latents.layers
-    specs, mesh = Model(found, "float32").param_specs(), cast(Mesh, AbstractMesh((2,), ("model",)))
+    specs, mesh = Model(found, "float32").param_specs(), cast(Mesh, AbstractMesh((1, 2), MESH_AXES))
     heads = {name: param_sharding(mesh, specs[f"layers.0.attn.{name}"]).spec for name in ("q_b", "up_k", "up_v")}
-    assert heads == dict.fromkeys(heads, PartitionSpec(None, "model", None, None))
+    assert heads == dict.fromkeys(heads, PartitionSpec(None, MESH_AXES, None, None))
     assert param_sharding(mesh, specs["layers.0.attn.kv_a"]).is_fully_replicated
 
 
@@ -79,13 +89,35 @@ def test_every_logical_axis_has_a_rule(case: str) -> None:
 
 
 def test_parts_of_parameters() -> None:
-    mesh = AbstractMesh((4,), ("model",))
+    mesh = AbstractMesh((1, 4), MESH_AXES)
     specs = Model(spread(replace(config(), vocab_size=302), 4), "float32").param_specs()
     parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
-    assert parts["layers.0.attn.k"] == PartitionSpec(None, "model", None, None)
-    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, "model")
-    assert parts["layers.0.mlp.down"] == PartitionSpec(None, None, "model")
+    assert parts["layers.0.attn.k"] == PartitionSpec(None, MESH_AXES, None, None)
+    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, MESH_AXES)
+    assert parts["layers.0.mlp.down"] == PartitionSpec(None, None, MESH_AXES)
     assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
+
+
+def test_experts_are_dealt_out_and_each_is_cut() -> None:
+    experts = get_family("Qwen3MoeForCausalLM").read_config(read_hf_config("qwen3_moe"))
+    sizes = experts.with_layers(num_heads=8, num_kv_heads=8)
+    specs, mesh = Model(spread(sizes, 8, 4), "float32").param_specs(), cast(Mesh, AbstractMesh((4, 2), MESH_AXES))
+    parts = {path: param_sharding(mesh, array).spec for path, array in array_specs(specs).items()}
+    assert parts["layers.0.mlp.experts.gate_up"] == PartitionSpec(None, ("expert",), ("model",), None, None)
+    assert parts["layers.0.mlp.experts.down"] == PartitionSpec(None, ("expert",), None, ("model",))
+    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, MESH_AXES)
+    assert refusal(sizes, 8, 4) is None
+    assert refusal(sizes.with_layers(num_heads=96, num_kv_heads=96), 96, 96) == "its 16 experts do not divide by 96"
+
+
+def test_whole_experts_as_far_as_their_number_divides() -> None:
+    devices = [jax.devices()[0]] * 12
+    of_16 = get_family("Qwen3MoeForCausalLM").read_config(read_hf_config("qwen3_moe"))
+    assert deal_experts(make_mesh(devices), of_16).shape == {"expert": 4, "model": 3}
+    assert deal_experts(make_mesh(devices, 2), of_16).shape == {"expert": 2, "model": 6}, "a user's mesh stays"
+    with pytest.raises(VLLMValidationError, match="has no experts") as caught:
+        deal_experts(make_mesh(devices), config())
+    assert caught.value.parameter == "enable_expert_parallel"
 
 
 def test_tpus_hold_tables_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:

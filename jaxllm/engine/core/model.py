@@ -139,7 +139,7 @@ def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
 
 def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
-    architecture = detect_architecture(mesh.devices.tolist())
+    architecture = detect_architecture(list(mesh.devices.flat))
     linear = _choose_linear(model, platform, architecture)
     grouped, shapes = GroupedMatmul(), model.grouped_shapes()
     if shapes:

@@ -258,7 +258,7 @@ def make_core(
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows, prepared.draft)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
-    device = config.mesh.devices[0]
+    device = config.mesh.devices.flat[0]
     logger.info(
         "jaxllm %s: %s (%s) on %d %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
         "loaded in %.1f s",

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Kill one of two replicas under load, again and again: only its own requests may end, and another must serve soon.
+
+    scripts/check_replicas.py [MODEL] [--backend mp ray] [--times 10] [--requests 24]
+
+MODEL is SmolLM2, unless you give another. Half of the requests ask for one replica, half for the other. One of the two
+is killed (kill -9) at a random moment. What fails must be its own and say so, all else must be what one engine says,
+token for token; a request for the new replica must end within 15 s of the kill. As Ray actors they need the extra:
+pip install 'jaxllm[ray]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from evidence import Evidence
+from machine import describe_machine
+
+MODEL = Path.home() / ".cache/jaxllm/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+SECONDS = 15.0
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 256,
+    "kv_cache_memory_bytes": 2**28,
+    "disable_log_stats": True,
+}
+WORDS = ("river", "stone", "cloud", "engine", "paper", "garden", "winter", "signal", "copper", "window", "bread")
+
+
+def main() -> int:
+    """Kill replicas; return 0 if everything was as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, default=MODEL)
+    parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
+    parser.add_argument("--times", type=int, default=10, help="kills; default: 10")
+    parser.add_argument("--requests", type=int, default=24, help="requests that run at a kill; default: 24")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    evidence = Evidence(args.json, describe_machine() | {"model": args.model.stem, "seconds": SECONDS})
+    asyncio.run(check(args, evidence))
+    return evidence.finish()
+
+
+async def check(args: argparse.Namespace, evidence: Evidence) -> None:
+    """Kill replicas of each backend."""
+    rng = random.Random(args.seed)
+    prompts = [" ".join(rng.choices(WORDS, k=rng.randint(4, 40))) for _ in range(args.requests)]
+    async with engine(args.model) as llm:
+        expected = await asyncio.gather(*(run(llm, prompt, number) for number, prompt in enumerate(prompts)))
+    for backend in args.backend:
+        async with engine(args.model, data_parallel_size=2, data_parallel_backend=backend) as llm:
+            for _ in range(args.times):
+                await llm.warm_up()
+                evidence.add({"backend": backend} | await kill_one(llm, prompts, expected, rng))
+
+
+@asynccontextmanager
+async def engine(model: Path, **settings: Any) -> AsyncIterator[Any]:
+    """Run an engine, and end it."""
+    from jaxllm import AsyncEngineArgs, AsyncLLM
+
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **SETTINGS, **settings))
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+async def run(llm: Any, prompt: str, number: int, replica: int | None = None) -> Any:
+    """Return a request's last output."""
+    from jaxllm import SamplingParams
+    from jaxllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=0.8, seed=number, max_tokens=48, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    name = f"{number}-{time.monotonic_ns()}"
+    outputs = [output async for output in llm.generate(prompt, params, name, data_parallel_rank=replica)]
+    return outputs[-1]
+
+
+async def kill_one(llm: Any, prompts: list[str], expected: list[Any], rng: random.Random) -> dict[str, Any]:
+    """Kill a replica under load; return what came of it."""
+    victim = rng.randrange(2)
+    replicas = [number % 2 for number in range(len(prompts))]
+    tasks = [
+        asyncio.create_task(run(llm, prompt, number, replica))
+        for number, (prompt, replica) in enumerate(zip(prompts, replicas, strict=True))
+    ]
+    await asyncio.sleep(rng.uniform(0.05, 1.0))
+    os.kill(llm.core_pids[victim], signal.SIGKILL)
+    killed = time.perf_counter()
+    again = asyncio.create_task(run(llm, prompts[0], 0, victim))
+    outputs = await asyncio.gather(*tasks)
+    missed, num_failed = [], 0
+    for replica, output, reference in zip(replicas, outputs, expected, strict=True):
+        [sequence], [right] = output.outputs, reference.outputs
+        if sequence.finish_reason == "error":
+            num_failed += 1
+            if replica != victim or not sequence.stop_reason:
+                missed.append(f"a request of replica {replica} failed: {sequence.stop_reason}")
+        elif sequence.token_ids != right.token_ids:
+            missed.append("tokens differ from one engine's")
+    served = (await again).outputs[0]
+    seconds = time.perf_counter() - killed
+    if served.token_ids != expected[0].outputs[0].token_ids:
+        missed.append(f"the new replica's tokens differ: {served.finish_reason}, {served.stop_reason}")
+    if seconds > SECONDS:
+        missed.append("the new replica was late")
+    return {"killed": victim, "failed": num_failed, "serves_again_s": round(seconds, 1), "missed": missed}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
