@@ -102,10 +102,12 @@ def main() -> int:
     parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="whole experts on each device")
     args = parser.parse_args()
     mesh = find_target(args.target, args.tensor_parallel_size)
     check = compile_all if args.start else partial(check_model, steps=args.steps)
     make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
+    make = partial(make, deals_experts=args.enable_expert_parallel)
     if args.adapters is not None:
         make = partial(make, adapters=AdapterShape(*args.adapters))
     for row in ({"model": model} | row for model in args.models for row in check(make(model))):
@@ -171,7 +173,13 @@ def states_of(compiler: StepCompiler) -> list[str]:
 
 
 def make_compiler(
-    name: str, *, mesh: Mesh, num_layers: int | None, is_quantized: bool, adapters: AdapterShape | None = None
+    name: str,
+    *,
+    mesh: Mesh,
+    num_layers: int | None,
+    is_quantized: bool,
+    deals_experts: bool = False,
+    adapters: AdapterShape | None = None,
 ) -> StepCompiler:
     """Return the compiler of a model's steps as an engine has it; its weights are bfloat16 or the checkpoint's own."""
     hf = with_layers(MODELS[name], num_layers)
@@ -183,6 +191,7 @@ def make_compiler(
         model=name,
         dtype="bfloat16",
         tensor_parallel_size=mesh.size,
+        enable_expert_parallel=deals_experts,
         max_num_seqs=SEQS,
         # Texts go through an encoder in one step.
         max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
@@ -195,7 +204,7 @@ def make_compiler(
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf))
         engine = arguments.create_engine_config(devices=list(mesh.devices.flat), checkpoint=open_config(folder))
-    return StepCompiler(step_config(engine), make_model(engine), mesh)
+    return StepCompiler(step_config(engine), make_model(engine), engine.mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:

@@ -53,6 +53,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 128, "tie_word_embeddings": False, "max_position_embeddings": 131_072,
         "rope_scaling": LONG | {"factor": 8.0},
     },
+    "llama-3.1-405b": LLAMA | {
+        "hidden_size": 16_384, "intermediate_size": 53_248, "num_hidden_layers": 126, "num_attention_heads": 128,
+        "head_dim": 128, "tie_word_embeddings": False, "max_position_embeddings": 131_072,
+        "rope_scaling": LONG | {"factor": 8.0},
+    },
     "smollm2-135m": LLAMA | {
         "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "rope_theta": 100_000.0,
@@ -197,6 +202,7 @@ TOY: dict[str, Any] = {
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "llama-3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-32b": "Qwen/Qwen3-32B",
     "qwen3-32b-awq": "Qwen/Qwen3-32B-AWQ",

@@ -62,11 +62,12 @@ def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Seq
         return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     from pallas_kernels.targets import gpu_target
 
+    num_hosts = hardware.num_hosts(num_devices)
     described = topologies.get_topology_desc(
         platform="cuda",
         topology_name=hardware.name,
         target_config=gpu_target(hardware.name),
-        topology=f"1x1x{num_devices}",
+        topology=f"1x{num_hosts}x{num_devices // num_hosts}",
     )
     return described.devices
 

@@ -13,6 +13,7 @@ from jax.errors import JaxRuntimeError
 from jaxllm.config.checkpoint_settings import checkpoint_quantization
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.engine.core.kv_cache_size import step_config
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import Hardware, find_topology
@@ -47,6 +48,10 @@ def examine(args: EngineArgs, topology: str) -> Report:
     Raises VLLMValidationError for what cannot run there at all, and JAX's error for a program that does not compile.
     """
     hardware, num_devices = find_topology(topology)
+    if args.data_parallel_size * args.tensor_parallel_size > num_devices:
+        message = f"{topology} has {num_devices} devices, too few for {args.data_parallel_size} replicas"
+        message += f" of {args.tensor_parallel_size} each."
+        raise VLLMValidationError(message, parameter="data_parallel_size", value=args.data_parallel_size)
     checkpoint = open_config(args.model, revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
     devices = compilers.describe_devices(hardware, topology, num_devices)
     logger.info("compiling the largest step for %s", topology)
@@ -71,7 +76,7 @@ def examine(args: EngineArgs, topology: str) -> Report:
         programs=programs,
         bounds=list(_bounds(sized, hardware, concurrency)),
         changes=changes,
-        notes=list(_notes(config, hardware, changes)),
+        notes=[*_replica_notes(args.data_parallel_size), *_notes(config, hardware, changes)],
     )
 
 
@@ -231,10 +236,15 @@ def _figures(hardware: Hardware) -> Figures:
     )
 
 
+def _replica_notes(count: int) -> list[str]:
+    if count == 1:
+        return []
+    return [f"These are the figures of one of {count} replicas: together they hold {count} times as many requests."]
+
+
 def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> Iterator[str]:
     named = [config.mesh.size, *(change.settings.get("tensor_parallel_size", 1) for change in changes)]
-    if (most := max(named)) > hardware.devices_per_host:
-        num_hosts = -(-most // hardware.devices_per_host)
+    if (num_hosts := hardware.num_hosts(most := max(named))) > 1:
         yield f"{most} devices of {hardware.name} are on {num_hosts} hosts: run it on each, with --nnodes {num_hosts}."
     architecture = detect_architecture(list(config.mesh.devices.flat))
     for attention in [group.attention for group in config.kv_groups]:

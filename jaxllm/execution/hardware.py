@@ -38,6 +38,8 @@ class Hardware:
     """The most devices that one host drives."""
     layouts: tuple[str, ...]
     """Topologies that can be rented; for GPUs, numbers of them."""
+    devices_per_joined_host: int | None = None
+    """The devices of each host of several, where they are fewer than a host by itself may have."""
     devices_per_chip: int = 1
     chip_config: str | None = None
     """How libtpu makes devices of a chip's cores, where runtimes do it otherwise than libtpu by default."""
@@ -50,6 +52,12 @@ class Hardware:
             f"{self.name}:{layout}": prod(map(int, layout.split("x"))) * self.devices_per_chip
             for layout in self.layouts
         }
+
+    def num_hosts(self, num_devices: int) -> int:
+        """Return how many hosts drive so many devices."""
+        if num_devices <= self.devices_per_host:
+            return 1
+        return -(-num_devices // (self.devices_per_joined_host or self.devices_per_host))
 
     def memory_limit(self, utilization: float) -> int:
         """Return the bytes of one device that an engine may use."""
@@ -66,9 +74,12 @@ def _gpu(
     memory_bytes: int,
     bytes_per_second: float,
     flops_per_second: float,
-    layouts: tuple[str, ...] = ("1", "2", "4", "8"),
+    devices_per_host: int = 8,
+    *,
+    is_joined: bool = False,
 ) -> Hardware:
-    """Return a kind of GPU, of which one host has as many as the last layout."""
+    """Return a kind of GPU, of which one host has so many, and where it `is_joined` up to four hosts."""
+    counts = [2**power for power in range(6) if 2**power <= devices_per_host * (4 if is_joined else 1)]
     return Hardware(
         name=name,
         platform="gpu",
@@ -77,8 +88,8 @@ def _gpu(
         usable_bytes=int(memory_bytes * 0.95),  # the driver keeps about 1 %, and a runtime some for code
         bytes_per_second=bytes_per_second,
         flops_per_second=flops_per_second,
-        devices_per_host=int(layouts[-1]),
-        layouts=layouts,
+        devices_per_host=devices_per_host,
+        layouts=tuple(map(str, counts)),
     )
 
 
@@ -115,6 +126,7 @@ HARDWARE: Mapping[str, Hardware] = {
             bytes_per_second=819e9,
             flops_per_second=197e12,
             devices_per_host=8,
+            devices_per_joined_host=4,
             layouts=_FLAT,
         ),
         Hardware(
@@ -137,6 +149,7 @@ HARDWARE: Mapping[str, Hardware] = {
             bytes_per_second=1638e9,
             flops_per_second=918e12,
             devices_per_host=8,
+            devices_per_joined_host=4,
             layouts=_FLAT,
         ),
         Hardware(
@@ -151,11 +164,11 @@ HARDWARE: Mapping[str, Hardware] = {
             layouts=("1x1x1", *_CUBES),
             devices_per_chip=2,
         ),
-        _gpu("a100", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 2039.04e9, 312e12),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", 84_942_979_072, 3352.32e9, 989.4e12),
-        _gpu("h200", "NVIDIA H200", 151_397_597_184, 4800e9, 989.4e12),
-        _gpu("b200", "NVIDIA B200", 191_514_411_008, 7672.32e9, 2250e12),
-        _gpu("gb300", "NVIDIA GB300", 297_021_079_552, 7928.064e9, 2500e12, layouts=("1", "2", "4")),
+        _gpu("a100", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 2039.04e9, 312e12, is_joined=True),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 84_942_979_072, 3352.32e9, 989.4e12, is_joined=True),
+        _gpu("h200", "NVIDIA H200", 151_397_597_184, 4800e9, 989.4e12, is_joined=True),
+        _gpu("b200", "NVIDIA B200", 191_514_411_008, 7672.32e9, 2250e12, is_joined=True),
+        _gpu("gb300", "NVIDIA GB300", 297_021_079_552, 7928.064e9, 2500e12, devices_per_host=4),
         _gpu("l4", "NVIDIA L4", 23_583_784_960, 300.048e9, 121e12),
         _gpu("l40s", "NVIDIA L40S", 47_576_711_168, 864.096e9, 362.05e12),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 25_250_627_584, 1008.096e9, 165.2e12),

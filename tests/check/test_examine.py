@@ -193,6 +193,20 @@ def test_a_cache_that_the_user_made_too_large(monkeypatch: pytest.MonkeyPatch, r
     assert re.match(r"num_gpu_blocks_override=10000 blocks take .* lower it to \d+ or less", found.reason or "")
 
 
+def test_replicas_need_devices_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    add_toy(monkeypatch)
+    with pytest.raises(VLLMValidationError, match="1 devices, too few for 2 replicas of 1 each") as caught:
+        examine(engine_args(data_parallel_size=2), "toy:1x1")
+    assert caught.value.parameter == "data_parallel_size"
+
+
+def test_figures_are_one_replicas(report: Report, monkeypatch: pytest.MonkeyPatch):
+    add_toy(monkeypatch)
+    found = examine(engine_args(data_parallel_size=4), "toy:2x2")
+    assert found.notes[0].startswith("These are the figures of one of 4 replicas")
+    assert found.memory == report.memory
+
+
 @pytest.mark.usefixtures("any_processor")
 def test_more_than_one_host_is_noted():
     config = engine_args().create_engine_config()

@@ -23,6 +23,7 @@ V5E, H100 = HARDWARE["v5e"], HARDWARE["h100"]
         ("tpu7x:2x2x1", "tpu7x", 8),  # a chip is two devices
         ("h100", "h100", 1),
         ("h100:8", "h100", 8),
+        ("h100:32", "h100", 32),
         ("v4:2x2x1", "v4", 4),
         ("h200", "h200", 1),
         ("gb300:4", "gb300", 4),
@@ -38,6 +39,15 @@ def test_an_unknown_topology_is_refused_with_the_known_ones(name: str):
     with pytest.raises(VLLMValidationError, match=r"Known are v4:2x2x1, .*tpu7x:2x2x1.*; h100, h100:2") as error:
         find_topology(name)
     assert (error.value.parameter, error.value.value) == ("topology", name)
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_hosts"),
+    [("v6e:2x4", 1), ("v6e:4x4", 4), ("v5p:2x4x4", 8), ("tpu7x:2x2x2", 2), ("h100:8", 1), ("h100:32", 4)],
+)
+def test_hosts_of_a_topology(topology: str, num_hosts: int):
+    hardware, num_devices = find_topology(topology)
+    assert hardware.num_hosts(num_devices) == num_hosts
 
 
 def test_topologies_ascend():
