@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
     parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
     parser.add_argument("--prefixes", type=int, default=16, help="default: 16")
-    parser.add_argument("--requests", type=int, default=256, help="default: 256")
+    parser.add_argument("--requests", type=int, default=128, help="default: 128")
     parser.add_argument("--times", type=int, default=3, help="rounds; default: 3")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run `jaxllm check` for the shapes of well-known models on several topologies, and keep its output.
 
-Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN[-QUANTIZATION].txt and .json. Needs the compilers:
+Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN[-QUANTIZATION][-ep].txt and .json. Needs the compilers:
 pip install 'jaxllm[check]'.
 """
 
@@ -55,7 +55,14 @@ CASES = (
     ("deepseek-v2-lite", "h100", 1),
     ("deepseek-v3", "tpu7x:2x2x2", 16),
     ("deepseek-v3", "h200:8", 8),
+    ("deepseek-v3", "v5p:2x4x4", 32, "--enable-expert-parallel"),
+    ("deepseek-v3", "h100:32", 32, "--enable-expert-parallel"),
+    ("llama-3.1-405b", "v5p:2x2x4", 16),
+    ("llama-3.1-405b", "v6e:4x8", 32),
+    ("llama-3.1-405b", "h100:16", 16),
 )
+SHORT = {"--enable-expert-parallel": "ep"}
+"""Flags, and what stands for them in the names of files; what else a case has is its quantization."""
 
 
 def main() -> int:
@@ -66,24 +73,22 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        for model, topology, num_devices, *quantization in CASES:
-            own = [each for each in quantization if not model.endswith(each)]  # else the model is named after it
+        for model, topology, num_devices, *option in CASES:
+            own = [SHORT.get(each, each) for each in option if not model.endswith(each)]  # some are named after it
             name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *own])
             if chosen in name:
-                failed |= not check(Path(folder), name, model, topology, num_devices, *quantization)
+                flags = [f"--quantization={each}" if each not in SHORT else each for each in option]
+                failed |= not check(Path(folder), name, model, topology, num_devices, flags)
     return int(failed)
 
 
-def check(
-    folder: Path, name: str, model: str, topology: str, num_devices: int, quantization: str | None = None
-) -> bool:
+def check(folder: Path, name: str, model: str, topology: str, num_devices: int, flags: list[str]) -> bool:
     """Check one case; the model's folder is named as on the hub."""
     started = time.monotonic()
     (folder / HUB_IDS[model]).mkdir(parents=True, exist_ok=True)
     (folder / HUB_IDS[model] / "config.json").write_text(json.dumps(MODELS[model]))
     command = [sys.executable, "-m", "jaxllm.cli", "check", HUB_IDS[model], "--topology", topology]
-    command += ["--tensor-parallel-size", str(num_devices), "--json"]
-    command += ["--quantization", quantization] if quantization else []
+    command += ["--tensor-parallel-size", str(num_devices), "--json", *flags]
     modules = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(modules)}
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
