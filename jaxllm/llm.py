@@ -347,7 +347,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return how many devices run the model."""
-        del include_dp  # there are no replicas
+        del include_dp  # replicas are no part of a mesh
         return self.llm_engine.vllm_config.parallel_config.world_size
 
     @in_turn

@@ -62,7 +62,7 @@ async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefi
         rng.choice(prefixes) + [rng.randrange(1000, 40_000) for _ in range(OWN_TOKENS)] for _ in range(args.requests)
     ]
     of_prefixes = args.prefixes // 2 * PREFIX_TOKENS
-    running = IN_FLIGHT // 2 * (PREFIX_TOKENS + OWN_TOKENS + MAX_TOKENS)
+    running = IN_FLIGHT // 2 * (OWN_TOKENS + MAX_TOKENS + BLOCK_SIZE)  # beside their prefixes
     settings = {
         "data_parallel_size": 2,
         "data_parallel_backend": backend,

@@ -20,7 +20,7 @@ from jaxllm.engine.core.kv_cache_size import (
 )
 from jaxllm.engine.core.model import checked_draft, make_model
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.mesh import refusal
+from jaxllm.execution.mesh import most_expert_shards, refusal
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.sampling.processors import on_host
@@ -155,12 +155,13 @@ def _more_devices(
     args: EngineArgs, failed: Fit, hardware: Hardware, topology: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings and topology for more devices: of the same topology, then of larger ones, the fewest first."""
-    most = 0
+    most, model_config = 0, failed.config.model_config
     for name, num_devices in hardware.topologies().items():
         if num_devices < hardware.topologies()[topology] or (num_devices <= most and name != topology):
             continue
         for count in range(max(most, args.tensor_parallel_size) + 1, num_devices + 1):
-            if refusal(failed.config.model_config, count) is None:
+            shards = most_expert_shards(model_config, count) if args.enable_expert_parallel else 1
+            if refusal(model_config, count, shards) is None:
                 larger = {} if name == topology else {"topology": name}
                 yield larger | {"tensor_parallel_size": count}, name
         most = num_devices

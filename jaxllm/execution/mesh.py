@@ -59,13 +59,17 @@ def deal_experts(mesh: Mesh, config: ModelConfig) -> Mesh:
 
     Raises VLLMValidationError for a model without experts.
     """
-    counts = {layer.moe.num_experts for layer in config.layers if layer.moe is not None}
-    if not counts:
+    if all(layer.moe is None for layer in config.layers):
         message = f"enable_expert_parallel: {config.architecture} has no experts; leave it out."
         raise VLLMValidationError(message, parameter="enable_expert_parallel", value=True)
     if mesh.shape[EXPERT_AXIS] > 1:  # which the user has asked for
         return mesh
-    return make_mesh(mesh.devices.reshape(-1).tolist(), gcd(mesh.size, *counts))
+    return make_mesh(mesh.devices.reshape(-1).tolist(), most_expert_shards(config, mesh.size))
+
+
+def most_expert_shards(config: ModelConfig, num_devices: int) -> int:
+    """Return among how many of the devices, at most, the experts of all layers can be dealt out."""
+    return gcd(num_devices, *(layer.moe.num_experts for layer in config.layers if layer.moe is not None))
 
 
 def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: Sequence[Device] | None = None) -> Mesh:
@@ -133,13 +137,11 @@ def refusal(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -
             return f"its {layer.num_heads} query heads do not divide"
         if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
             return f"its {layer.num_kv_heads} kv heads neither divide nor are divided"
-        widths = {layer.intermediate_size: num_devices}
+        widths = [(layer.intermediate_size, num_devices)]
         if layer.moe is not None:
-            if layer.moe.num_experts % num_expert_shards:
-                return f"its {layer.moe.num_experts} experts do not divide by {num_expert_shards}"
-            widths = {layer.moe.intermediate_size: num_devices // num_expert_shards}
-            widths[layer.moe.shared_size or num_devices] = num_devices
-        for width, count in widths.items():
+            widths = [(layer.moe.intermediate_size, num_devices // num_expert_shards)]
+            widths += [(layer.moe.shared_size, num_devices)] if layer.moe.shared_size else []
+        for width, count in widths:
             if width % count:
                 return f"its MLP width of {width} does not divide"
     return None
@@ -151,10 +153,18 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
     Experts are dealt out among `num_expert_shards` of them, and each is cut among the devices that have it. Raises
     VLLMValidationError for a model whose sizes do not divide, with the numbers of devices that would do.
     """
+    for layer in config.layers:
+        if layer.moe is not None and layer.moe.num_experts % num_expert_shards:
+            message = (
+                f"{layer.moe.num_experts} experts are not to be dealt out among the {num_expert_shards} devices of "
+            )
+            message += f"the mesh's axis {EXPERT_AXIS!r}: give one that divides them."
+            raise VLLMValidationError(message, parameter="mesh", value=num_expert_shards)
     reason = refusal(config, num_devices, num_expert_shards)
     if reason is not None:
         most = max(layer.num_heads for layer in config.layers)
-        sizes = [str(count) for count in range(1, most + 1) if refusal(config, count) is None]
+        shards = num_expert_shards
+        sizes = [str(count) for count in range(1, most + 1) if refusal(config, count, gcd(count, shards)) is None]
         raise VLLMValidationError(
             f"tensor_parallel_size={num_devices}: this model cannot be spread over {num_devices} devices: {reason}. "
             f"It runs on {', '.join(sizes)}.",

@@ -31,8 +31,8 @@ def make(name: str, prompt: list[int], n: int = 1, **given: Any) -> EngineCoreRe
     )
 
 
-def router(count: int = 2) -> Router:
-    made = Router(BLOCK)
+def router(count: int = 2, num_seats: int = 1000) -> Router:
+    made = Router(BLOCK, num_seats)
     for replica in range(count):
         made.add(replica, ROOM)
     return made
@@ -85,7 +85,7 @@ def test_requests_go_where_the_fewest_tokens_are() -> None:
     made, placed = router(3), [0, 0, 0]
     rng = random.Random(0)
     for number in range(300):
-        length = rng.randint(1, 400)
+        length = rng.randint(BLOCK, 400)
         placed[made.route(make(f"{number}", [rng.randrange(10**6) for _ in range(length)]), range(3))] += length
     assert placed == [made.num_tokens(replica) for replica in range(3)]
     assert max(placed) - min(placed) <= 400
@@ -103,8 +103,31 @@ def test_a_prefix_draws_requests_until_it_saves_less_than_the_imbalance() -> Non
     lone = router()
     lone.route(make("first", shared), [1])
     finish(lone, make("first", []))
-    assert [lone.route(make(f"{number}", shared[:64]), range(2)) for number in range(2)] == [1, 0]
+    # Each costs a block where it is cached, and 64 tokens elsewhere: as much as four of them.
+    assert [lone.route(make(f"{number}", shared[:64]), range(2)) for number in range(6)] == [1, 1, 1, 0, 1, 0]
     assert lone.route(make("skips", shared, skips=True), range(2)) in (0, 1)
+
+
+def test_a_prefix_draws_no_more_than_can_run_at_once_while_others_have_seats() -> None:
+    made, shared = router(num_seats=3), list(range(100 * BLOCK))
+    made.route(make("first", shared), [1])
+    finish(made, make("first", []))
+    where = [made.route(make(f"{number}", shared), range(2)) for number in range(8)]
+    assert where[:4] == [1, 1, 1, 0]
+    assert where[4:6] == [0, 0], "which has the prefix now, too"
+    finish(made, make("2", []))
+    assert made.route(make("again", shared), range(2)) == 1
+
+
+def test_a_replica_is_needed_for_sequences_and_for_blocks_that_are_kept() -> None:
+    made = router()
+    made.route(make("beam", [1, 2], keeps_blocks=True), [0])
+    assert [made.is_needed(replica) for replica in range(2)] == [True, False]
+    made.end(["beam"])
+    assert made.owner("beam") == 0, "until it is released, even if it was aborted"
+    assert made.is_needed(0)
+    made.release(["beam"])
+    assert not made.is_needed(0)
 
 
 def test_forks_go_to_their_donor_as_long_as_it_has_blocks() -> None:

@@ -107,7 +107,9 @@ def test_experts_are_dealt_out_and_each_is_cut() -> None:
     assert parts["layers.0.mlp.experts.down"] == PartitionSpec(None, ("expert",), None, ("model",))
     assert parts["layers.0.attn.o"] == PartitionSpec(None, None, MESH_AXES)
     assert refusal(sizes, 8, 4) is None
-    assert refusal(sizes.with_layers(num_heads=96, num_kv_heads=96), 96, 96) == "its 16 experts do not divide by 96"
+    with pytest.raises(VLLMValidationError, match="16 experts are not to be dealt out among the 3 devices") as caught:
+        spread(sizes.with_layers(num_heads=6, num_kv_heads=6), 6, 3)
+    assert caught.value.parameter == "mesh"
 
 
 def test_whole_experts_as_far_as_their_number_divides() -> None:

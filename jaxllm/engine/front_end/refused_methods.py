@@ -32,7 +32,7 @@ LLM_REFUSES: Mapping[str, str] = _BOTH | {
 ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
     "do_log_stats_with_interval": "is not needed: a line is logged every ten seconds; do_log_stats() logs one at once",
     "from_vllm_config": "is not supported; call from_engine_args(EngineArgs(...)), which makes the configuration",
-    "has_unfinished_requests_dp": "is not supported yet; there are no replicas, has_unfinished_requests() says it all",
+    "has_unfinished_requests_dp": "is not supported: has_unfinished_requests() speaks for all replicas",
     "set_weight_version": _NEW_WEIGHTS,
 }
 """The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +53,7 @@ class CoreActor:
             sys_path=[],
             log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
             front_pid=os.getpid(),
-            replica=None,
+            replica=None,  # Ray gives the actor its devices, which it need not share out
             folder=None,
         )
         options = _resources(engine_args.tensor_parallel_size)
@@ -62,6 +63,7 @@ class CoreActor:
         self._place = self._actor.place.remote()
         self._run = self._actor.run.remote(msgspec.json.encode(order))
         self._reason: str | None = None
+        self._look_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -74,7 +76,8 @@ class CoreActor:
 
     def end_reason(self) -> str | None:
         """Say how the actor has ended; None while it runs."""
-        if self._reason is None:
+        if self._reason is None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + self.poll_seconds  # each look asks Ray
             self._look(0)
         return self._reason
 

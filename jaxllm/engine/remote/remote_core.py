@@ -375,7 +375,7 @@ class RemoteCore(RemoteAdapters):
                 self._ready = message
             case Failure(error):
                 if error.kind == "invalid" and self._ready is None:
-                    self.shutdown()
+                    self._end_message = error.message  # whoever has started it shuts it down
                     raise VLLMValidationError(error.message, parameter=error.parameter)
                 self._die(error.message)
 

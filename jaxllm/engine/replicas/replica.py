@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from jaxllm.engine.remote.remote_core import RemoteCore
-from jaxllm.messages import EngineCoreRequest, sequence_ids
+from jaxllm.messages import EngineCoreRequest, SchedulerStats, sequence_ids
 
 STEADY_SECONDS = 60.0
 """A core that has served so long is replaced at once when it fails; otherwise each wait is twice the one before."""
@@ -28,6 +28,8 @@ class Replica:
         """The core that is there; None while a failed one is not replaced."""
         self.backlog: list[EngineCoreRequest] = []
         """The requests that wait for a core that starts."""
+        self.stats: SchedulerStats | None = None
+        """What the core has said last of itself; None before that."""
         self.restart_at = 0.0
         """When a failed core is replaced, in time.monotonic()."""
         self.has_served = False
@@ -48,15 +50,17 @@ class Replica:
         return self.drain_until is None
 
     def poll_start(self) -> bool:
-        """Say, once, that a core that was starting is ready; send it what has waited."""
+        """Say, once, that a core that was starting is ready."""
         if self.core is None or self.is_running or not self.core.is_ready:
             return False
         self.core.wait_ready()
         self._ready_at, self.has_served = time.monotonic(), True
-        backlog, self.backlog = self.backlog, []
-        for request in backlog:
-            self.core.add_request(request)
         return True
+
+    def take_backlog(self) -> list[EngineCoreRequest]:
+        """Return the requests that wait for a core, which are no longer this replica's."""
+        backlog, self.backlog = self.backlog, []
+        return backlog
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request, with the core or until it has started.
@@ -76,8 +80,7 @@ class Replica:
 
     def bury(self) -> threading.Thread | None:
         """Give up the core; return the thread in which its process is waited for."""
-        core, self.core, self._ready_at = self.core, None, None
-        self.backlog.clear()
+        core, self.core, self._ready_at, self.stats = self.core, None, None, None
         if core is None or core.is_closed:
             return None
         core.begin_shutdown()

@@ -9,7 +9,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -19,7 +19,7 @@ from jaxllm.engine.replicas.replica import Replica, StartReplica
 from jaxllm.engine.replicas.router import Router
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError, sequence_ids
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class ReplicaSet:
         self._endings: list[threading.Thread] = []
         self._ready: EngineReady | None = None
         self._scale_error: str | None = None
+        self._tend_at = 0.0
         self.router = Router(None)
         self.outputs: deque[EngineCoreOutputs] = deque()
         """The outcomes of steps that nobody has taken yet, oldest first."""
@@ -73,7 +74,8 @@ class ReplicaSet:
             answers = [core.wait_ready() for core in self.cores().values()]
             self._ready = min(answers, key=lambda ready: ready.max_model_len)
             cache = self._ready.vllm_config.cache_config
-            self.router = Router(cache.block_size if cache.enable_prefix_caching else None)
+            num_seats = self._ready.vllm_config.scheduler_config.max_num_seqs
+            self.router = Router(cache.block_size if cache.enable_prefix_caching else None, num_seats)
             for replica in self._replicas:
                 self._meet(replica)
                 replica.poll_start()
@@ -82,14 +84,21 @@ class ReplicaSet:
     def choose(self, request: EngineCoreRequest) -> Replica:
         """Return the replica for a request: one that runs, or if there is none, one that will.
 
-        Raises VLLMValidationError if it asks for one that there is not.
+        One that drains takes forks of what it has. Raises VLLMValidationError if the request asks for a replica that
+        there is not.
         """
         asked = request.data_parallel_rank
-        open_ones = {each.index: each for each in self._replicas if each.is_open and asked in (None, each.index)}
+        donor = None if request.fork_of is None else self.router.owner(request.fork_of)
+        open_ones = {
+            each.index: each
+            for each in self._replicas
+            if (each.is_open or each.index == donor) and asked in (None, each.index)
+        }
         if not open_ones:
             message = f"there is no replica {asked}: there are {sorted(self._numbers())}."
             raise VLLMValidationError(message, parameter="data_parallel_rank", value=asked)
-        chosen = {index: each for index, each in open_ones.items() if each.is_running} or open_ones
+        starting = {index: each for index, each in open_ones.items() if each.core is not None}
+        chosen = {index: each for index, each in open_ones.items() if each.is_running} or starting or open_ones
         return chosen[self.router.route(request, sorted(chosen))]
 
     @contextlib.contextmanager
@@ -102,7 +111,12 @@ class ReplicaSet:
             self.lose(replica, str(error))
 
     def receive(self) -> bool:
-        """Take in one message, of each core in turn; return False if none has come."""
+        """Take in one message, of each core in turn; return False if none has come.
+
+        A core that has ended is seen here too: while others have messages, nobody waits or looks.
+        """
+        if time.monotonic() >= self._tend_at:
+            self._tend()
         for _ in range(len(self._replicas)):
             replica = self._replicas[0]
             self._replicas.rotate(-1)
@@ -110,6 +124,8 @@ class ReplicaSet:
                 continue
             try:
                 if not replica.core.receive():
+                    if replica.core.has_ended:
+                        replica.core.look()
                     continue
                 self._collect(replica, replica.core)
             except (EngineDeadError, VLLMValidationError) as error:  # or it refuses arguments that it took before
@@ -122,19 +138,15 @@ class ReplicaSet:
         for replica in list(self._replicas):
             if replica.core is None:
                 continue
-            problem = None
+            problem, core = None, replica.core
             try:
-                replica.core.look()
+                core.look()
             except (EngineDeadError, VLLMValidationError) as error:
                 problem = str(error)
-            self._collect(replica, replica.core)
-            if problem is not None:
+            self._collect(replica, core)
+            if problem is not None and replica.core is core:  # else it was lost while its messages were taken in
                 self.lose(replica, problem)
-        self.retire()
-        for replica in self._replicas:
-            if replica.core is None and time.monotonic() >= replica.restart_at:
-                replica.restart()
-                self._watch(replica)
+        self._tend()
 
     def wait(self) -> None:
         """Wait for a message, for a core's end or for the time to start one."""
@@ -143,9 +155,10 @@ class ReplicaSet:
 
     def lose(self, replica: Replica, problem: str) -> None:
         """End a failed core's requests, and plan for another core. Nothing is planned for one that drains, or that has
-        never been ready.
+        never been ready. Requests that it has not been sent yet are given to another, if there is one.
         """
-        self._fail_requests(replica, problem)
+        backlog = self._withdraw_backlog(replica)
+        self._fail_requests(replica, problem, self.router.lose(replica.index))
         seconds = replica.rest()
         self._bury(replica)
         if not replica.is_open or not replica.has_served:
@@ -154,10 +167,46 @@ class ReplicaSet:
         else:
             logger.error("replica %d is started again in %.0f s: %s", replica.index, seconds, problem)
             if seconds == 0:
-                replica.restart()
-                self._watch(replica)
+                self._restart(replica)
         if not self.cores():
             self.end_message = problem
+        self._place(backlog, problem)
+
+    def _place(self, backlog: Iterable[EngineCoreRequest], problem: str) -> None:
+        """Give requests that no core has had to replicas, or end them where none will take them."""
+        for request in backlog:
+            try:
+                if self.end_message is not None:
+                    raise EngineDeadError(self.end_message)
+                self.choose(request).add_request(request)
+            except (EngineDeadError, VLLMValidationError):
+                self.router.withdraw(request)
+                self._fail_requests(None, problem, sequence_ids(request))
+
+    def _withdraw_backlog(self, replica: Replica) -> list[EngineCoreRequest]:
+        """Take from a replica the requests that wait for its core."""
+        backlog = replica.take_backlog()
+        for request in backlog:
+            self.router.withdraw(request)
+        return backlog
+
+    def _tend(self) -> None:
+        """End replicas that have drained, and start cores whose time it is."""
+        self._tend_at = time.monotonic() + POLL_SECONDS
+        self.retire()
+        for replica in self._replicas:
+            if replica.core is None and time.monotonic() >= replica.restart_at:
+                self._restart(replica)
+
+    def _restart(self, replica: Replica) -> None:
+        """Start another core, or plan for it once more if that cannot even begin."""
+        try:
+            replica.restart()
+        except Exception:  # no room for its files, no process, a cluster that does not answer
+            seconds = replica.rest()
+            logger.exception("replica %d cannot be started; the next attempt is in %.0f s", replica.index, seconds)
+        else:
+            self._watch(replica)
 
     # -- More or fewer of them ------------------------------------------------------------------------------------
 
@@ -165,9 +214,12 @@ class ReplicaSet:
         """Begin to have `count` replicas: others start, or the last ones drain, for so many seconds at most."""
         self._scale_error = None
         taken = {each.index for each in self._replicas}
-        staying = sorted((each for each in self._replicas if each.is_open), key=lambda each: each.index)
-        for replica in staying[count:]:
-            replica.drain_until = time.monotonic() + drain_seconds
+        staying = sorted(self._replicas, key=lambda each: (not each.is_open, each.index))  # then those that drain
+        for place, replica in enumerate(staying):
+            if place < count:
+                replica.drain_until = None
+            elif replica.is_open:
+                replica.drain_until = time.monotonic() + drain_seconds
         free = (index for index in itertools.count() if index not in taken)
         for index in itertools.islice(free, max(0, count - len(staying))):
             self._meet(self._add(index))
@@ -189,8 +241,9 @@ class ReplicaSet:
             if replica.drain_until is None:
                 continue
             if time.monotonic() >= replica.drain_until:
-                self._fail_requests(replica, "its replica was taken away before the request had ended")
-            elif self.router.sequences(replica.index):
+                problem = "its replica was taken away before the request had ended"
+                self._fail_requests(replica, problem, self.router.lose(replica.index))
+            elif self.router.is_needed(replica.index):
                 continue
             self._bury(replica)
             self._replicas.remove(replica)
@@ -240,28 +293,33 @@ class ReplicaSet:
             try:
                 outputs = core.take_outputs()
             except FrameError as error:
+                lost = self.router.sequences(replica.index)
                 with contextlib.suppress(EngineDeadError):  # which is seen when the core is looked at
-                    core.abort_requests(self.router.sequences(replica.index))
-                self._fail_requests(replica, f"an outcome of its engine core cannot be read: {error}")
+                    core.abort_requests(lost)
+                self.router.end(lost)
+                self._fail_requests(replica, f"an outcome of its engine core cannot be read: {error}", lost)
                 continue
             if outputs is None:
                 break
+            replica.stats = outputs.stats
             for output in outputs.outputs:
                 self.router.on_output(output)
             self.outputs.append(msgspec.structs.replace(outputs, engine_index=replica.index))
         with self.losing(replica.index):
             if replica.poll_start():
                 logger.info("replica %d is ready", replica.index)
+                for each in self._replicas:  # others, too, may have requests that none has begun
+                    if not each.is_running or each is replica:
+                        self._place(self._withdraw_backlog(each), "its replica could not be sent the request")
 
-    def _fail_requests(self, replica: Replica, problem: str) -> None:
-        """Say of all sequences of a replica that they have failed, and forget them."""
+    def _fail_requests(self, replica: Replica | None, problem: str, sequences: Iterable[str]) -> None:
+        """Say that sequences have failed, those of a replica or of none."""
         assert self._ready is not None
         error = RequestError("internal", problem)
-        failed = [
-            EngineCoreOutput(request_id=each, finish_reason="error", error=error)
-            for each in self.router.lose(replica.index)
-        ]
-        step = EngineCoreOutputs(outputs=failed, stats=self._ready.stats, timestamp=time.monotonic())
+        failed = [EngineCoreOutput(request_id=each, finish_reason="error", error=error) for each in sequences]
+        replica = replica or min(self._replicas, key=lambda each: each.index)
+        stats = replica.stats or self._ready.stats
+        step = EngineCoreOutputs(outputs=failed, stats=stats, timestamp=time.monotonic())
         self.outputs.append(msgspec.structs.replace(step, engine_index=replica.index))
 
     def _bury(self, replica: Replica) -> None:

@@ -16,7 +16,6 @@ from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.wire import Reply
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
-from jaxllm.messages import sequence_ids as ids_of
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
@@ -94,10 +93,10 @@ class ReplicatedCore(RemoteAdapters):
                 replica.add_request(request)
                 return
             except EngineDeadError as error:  # it has got nothing, so that another may
-                self.replicas.router.end(ids_of(request))
+                self.replicas.router.withdraw(request)
                 self.replicas.lose(replica, str(error))
             except BaseException:
-                self.replicas.router.end(ids_of(request))
+                self.replicas.router.withdraw(request)
                 raise
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:

@@ -10,7 +10,9 @@ from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, sequence_ids
 
 
 class _Sequence:
-    """A sequence that has not ended, its replica, and the tokens that it holds there."""
+    """A sequence that has not ended, its replica, and the tokens that it costs there: those of its prompt that were not
+    cached when it was routed, at least a block's for what it will say, and those that it has said.
+    """
 
     __slots__ = ("num_tokens", "replica")
 
@@ -19,18 +21,22 @@ class _Sequence:
 
 
 class Router:
-    """This counts the tokens that each replica holds, and remembers the prompts that it has been given.
+    """This counts the tokens that each replica's sequences cost, and remembers the prompts that it has been given.
 
-    A request costs a replica's tokens and those of its own prompt that the replica has not cached. So a prefix draws
-    requests to where it is, until that replica holds as many tokens more than another as the prefix saves.
+    A request goes where those and what it would cost itself are the fewest. So a prefix draws requests to where it is
+    cached, until that replica's sequences cost as many tokens more than another's as the prefix saves, or until it has
+    as many as it can run at once and another has fewer.
     """
 
-    def __init__(self, block_size: int | None) -> None:
-        """Look for prefixes of whole blocks of so many tokens; None where nothing is cached."""
-        self._block_size = block_size
+    def __init__(self, block_size: int | None, num_seats: int = 1) -> None:
+        """Look for prefixes of whole blocks of so many tokens; None where nothing is cached. A replica can run
+        `num_seats` sequences at once.
+        """
+        self._block_size, self._num_seats = block_size, num_seats
         self._indices: dict[int, PrefixIndex] = {}
         self._num_tokens: dict[int, int] = {}
-        """The tokens of all sequences that a replica has, those that wait among them."""
+        """What all sequences of a replica cost, those that wait among them."""
+        self._num_sequences: dict[int, int] = {}
         self._turns: dict[int, int] = {}
         """When each replica was last given a request, so that equal ones take turns."""
         self._turn = itertools.count(1)
@@ -41,16 +47,20 @@ class Router:
     def add(self, replica: int, num_tokens: int) -> None:
         """Know a replica whose KV cache has so many tokens, and which has no sequence yet."""
         self._indices[replica] = PrefixIndex(num_tokens)
-        self._num_tokens[replica] = self._turns[replica] = 0
+        self._num_tokens[replica] = self._num_sequences[replica] = self._turns[replica] = 0
 
     def num_tokens(self, replica: int) -> int:
-        """Return how many tokens a replica's sequences hold."""
+        """Return how many tokens a replica's sequences cost."""
         return self._num_tokens[replica]
 
     def owner(self, sequence_id: str) -> int | None:
         """Return the replica of a sequence, or of the blocks that it has left for forks; None if there is none."""
         sequence = self._sequences.get(sequence_id)
         return self._kept.get(sequence_id) if sequence is None else sequence.replica
+
+    def is_needed(self, replica: int) -> bool:
+        """Say whether a replica has sequences, or blocks that are kept for forks."""
+        return self._num_sequences[replica] > 0 or replica in self._kept.values()
 
     def sequences(self, replica: int) -> list[str]:
         """Return the sequences of a replica that have not ended."""
@@ -59,14 +69,14 @@ class Router:
     def route(self, request: EngineCoreRequest, replicas: Collection[int]) -> int:
         """Return the replica that is to compute a request, one of `replicas`: a fork's is that of its donor."""
         prompt = [] if self._block_size is None else prefixes(request, self._block_size)
+        reads = not request.sampling_params.skip_reading_prefix_cache
+        costs = {each: self._cost(request, self._indices[each].num_cached(prompt) if reads else 0) for each in replicas}
         replica = self._owner_among(request.fork_of, replicas)
         if replica is None:
-            reads = not request.sampling_params.skip_reading_prefix_cache
-            saved = {each: self._indices[each].num_cached(prompt) if reads else 0 for each in replicas}
-            replica = min(replicas, key=lambda each: (self._num_tokens[each] - saved[each], self._turns[each]))
+            replica = min(replicas, key=lambda each: self._rank(each, costs[each]))
         self._turns[replica] = next(self._turn)
         self._indices[replica].add(prompt)
-        self._begin(request, replica)
+        self._begin(request, replica, costs[replica])
         return replica
 
     def on_output(self, output: EngineCoreOutput) -> None:
@@ -89,11 +99,16 @@ class Router:
         return parts
 
     def end(self, sequence_ids: Iterable[str]) -> None:
-        """Forget sequences that were aborted or whose blocks are given up; unknown ids are ignored."""
+        """Forget sequences that were aborted; unknown ids are ignored. Blocks are kept until they are released."""
         for each in sequence_ids:
-            self._kept.pop(each, None)
             if each in self._sequences:
                 self._end(each)
+
+    def withdraw(self, request: EngineCoreRequest) -> None:
+        """Forget a request that no core has been sent."""
+        names = sequence_ids(request)
+        self.end(names)
+        self.release(names)
 
     def release(self, sequence_ids: Iterable[str]) -> None:
         """Forget blocks that ended sequences have kept for forks; unknown ids are ignored."""
@@ -103,7 +118,8 @@ class Router:
     def lose(self, replica: int) -> list[str]:
         """Forget what a replica had: it has ended. Return the sequences that have not."""
         lost = self.sequences(replica)
-        self.end([*lost, *(each for each, owner in self._kept.items() if owner == replica)])
+        self.end(lost)
+        self.release([each for each, owner in self._kept.items() if owner == replica])
         self._indices[replica].clear()
         return lost
 
@@ -112,15 +128,22 @@ class Router:
         for each in self._indices.values():
             each.clear()
 
+    def _rank(self, replica: int, cost: int) -> tuple[bool, int, int]:
+        is_full = self._num_sequences[replica] >= self._num_seats
+        return is_full, self._num_tokens[replica] + cost, self._turns[replica]
+
+    def _cost(self, request: EngineCoreRequest, num_cached: int) -> int:
+        return max(len(request.prompt_token_ids) - num_cached, self._block_size or 0)
+
     def _owner_among(self, donor: str | None, replicas: Collection[int]) -> int | None:
         replica = None if donor is None else self.owner(donor)
         return replica if replica in replicas else None
 
-    def _begin(self, request: EngineCoreRequest, replica: int) -> None:
-        num_tokens = len(request.prompt_token_ids)
+    def _begin(self, request: EngineCoreRequest, replica: int, num_tokens: int) -> None:
         for each in sequence_ids(request):  # all but the first are forks, which share its prompt
             self._sequences[each] = _Sequence(replica, num_tokens)
             self._num_tokens[replica] += num_tokens
+            self._num_sequences[replica] += 1
             num_tokens = 0
         if request.keeps_blocks:
             self._kept[request.request_id] = replica
@@ -128,3 +151,4 @@ class Router:
     def _end(self, sequence_id: str) -> None:
         sequence = self._sequences.pop(sequence_id)
         self._num_tokens[sequence.replica] -= sequence.num_tokens
+        self._num_sequences[sequence.replica] -= 1
