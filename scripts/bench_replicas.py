@@ -3,7 +3,7 @@
 
     scripts/bench_replicas.py [MODEL] [--backend mp ray] [--times 3] [--json OUT]
 
-MODEL is SmolLM2, unless you give another. Prompts begin with one of `--prefixes` texts of 512 tokens, in random order,
+MODEL is SmolLM2, unless you give another. Prompts begin with one of `--prefixes` texts of 256 tokens, in random order,
 16 in flight at a time; the KV cache of a replica has room for about half of the prefixes beside what runs. Requests are
 routed by load and prefix, as always, and by load alone, in turns: each time by an engine of its own.
 """
@@ -24,7 +24,7 @@ from check_replicas import MODEL, engine
 from evidence import Evidence
 from machine import describe_machine
 
-PREFIX_TOKENS, OWN_TOKENS, MAX_TOKENS, IN_FLIGHT = 512, 32, 16, 16
+PREFIX_TOKENS, OWN_TOKENS, MAX_TOKENS, IN_FLIGHT = 256, 16, 8, 16
 BLOCK_SIZE = 32
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
     parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
     parser.add_argument("--prefixes", type=int, default=16, help="default: 16")
-    parser.add_argument("--requests", type=int, default=128, help="default: 128")
+    parser.add_argument("--requests", type=int, default=160, help="default: 160")
     parser.add_argument("--times", type=int, default=3, help="rounds; default: 3")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
@@ -71,9 +71,9 @@ async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefi
         "max_model_len": 1024,
     }
 
-    def router(block_size: int | None) -> Router:
+    def router(block_size: int | None, *seats: int) -> Router:
         """Return the router, which without a block size sees no prefixes."""
-        return Router(block_size if by_prefix else None)
+        return Router(block_size if by_prefix else None, *seats)
 
     with mock.patch.object(replica_set, "Router", router):
         async with engine(args.model, **settings) as llm:

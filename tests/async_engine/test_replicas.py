@@ -110,6 +110,39 @@ def test_replicas_are_added_drained_and_named() -> None:
         asyncio.run(run())
 
 
+def test_what_goes_wrong_between_two_cores_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        replicas = replicated(llm).replicas
+        pids = llm.core_pids
+        long = asyncio.create_task(read_on(llm, "long", 1, 2 * NUM_TOKENS))
+        await until(lambda: bool(replicas.router.sequences(1)))
+        drained = asyncio.create_task(llm.scale_elastic_ep(1))
+        await until(lambda: replicas.is_scaling)
+        await llm.scale_elastic_ep(2)
+        await drained
+        assert len(tokens_of(await long)) == 2 * NUM_TOKENS
+        assert llm.core_pids == pids, "the one that drained is taken back"
+
+        second = next(each for each in replicas._replicas if each.index == 1)
+        start, failures = second._start, iter([OSError("no space left on device")])
+
+        def start_at_last(index: int) -> RemoteCore:
+            for error in failures:
+                raise error
+            return start(index)
+
+        monkeypatch.setattr(second, "_start", start_at_last)
+        os.kill(pids[1], signal.SIGKILL)
+        await until(lambda: second.core is None)
+        assert len(await outcome(llm, "1")) == NUM_TOKENS, "the other one serves"
+        waiting = asyncio.create_task(read_on(llm, "waits", 1))
+        await until(lambda: len(replicas.running()) == 2, RESTART_SECONDS)
+        assert len(tokens_of(await waiting)) == 8
+
+    with nothing_left(), mock_llm(tiny_args(data_parallel_size=2), in_process=True, tokens_per_second=60) as llm:
+        asyncio.run(run())
+
+
 async def read_on(llm: AsyncLLM, name: str, rank: int, num_tokens: int = 8) -> list[RequestOutput]:
     stream = llm.generate(ids(), greedy(max_tokens=num_tokens), name, data_parallel_rank=rank)
     return [output async for output in stream]
