@@ -32,7 +32,7 @@ from machine import describe_machine
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "ray_data.py"
 FILES, PADDING, STORE_BYTES = 40, 12_000, 100_000_000
-MAX_TOKENS, SAMPLE = 4, 200
+MAX_TOKENS, SAMPLE = 3, 200
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def write_prompts(folder: Path, num_rows: int, rng: random.Random) -> int:
     folder.mkdir()
     for number in range(FILES):
         ids = [f"row-{index}" for index in range(number, num_rows, FILES)]
-        table = {"id": ids, "prompt": [" ".join(rng.choices(WORDS, k=rng.randint(3, 12))) for _ in ids]}
+        table = {"id": ids, "prompt": [" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in ids]}
         table["padding"] = [rng.randbytes(PADDING) for _ in ids]
         pq.write_table(pa.table(table), folder / f"{number}.parquet")
     return sum(file.stat().st_size for file in folder.iterdir())

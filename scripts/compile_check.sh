@@ -113,8 +113,7 @@ experts steps-v6e-deepseek-v2-lite v6e:1x1 deepseek-v2-lite --layers 6
 experts steps-tpu7x-2x2x2-deepseek-v3 tpu7x:2x2x2 deepseek-v3 --layers 5 --tensor-parallel-size 16 --quantized
 # Slices of several hosts, all layers.
 experts steps-v5p-2x2x4-llama-3.1-405b v5p:2x2x4 llama-3.1-405b --tensor-parallel-size 16
-experts steps-v6e-4x8-llama-3.1-405b v6e:4x8 llama-3.1-405b --tensor-parallel-size 32
-experts steps-v5p-2x2x4-deepseek-v3 v5p:2x2x4 deepseek-v3 --tensor-parallel-size 16 --quantized
+experts steps-v5p-2x4x4-llama-3.1-405b v5p:2x4x4 llama-3.1-405b --tensor-parallel-size 32
 experts steps-v5p-2x4x4-deepseek-v3 v5p:2x4x4 deepseek-v3 --tensor-parallel-size 32 --enable-expert-parallel
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds

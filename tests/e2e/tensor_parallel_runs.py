@@ -56,7 +56,7 @@ FAMILIES = {
 """Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""
 DEALT = {
     "kimi_k2": (2, 2),  # a shared expert, groups of experts
-    "llama4": (2, 2),  # routers that scale inputs
+    "llama4": (2, 1),  # routers that scale inputs
     "gpt_oss": (2, 1),  # biases
     "gemma4_moe": (2, 1),  # experts beside an MLP
     "nemotron3": (2, 1),  # experts of latents
@@ -141,11 +141,14 @@ def against_golden(case: str, **engine: Any) -> list[dict[str, list[int]]]:
 
 
 def with_experts(case: str, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Return what a checkpoint gives whose experts are dealt out: as it is, and rounded to int8 on one device too."""
-    mesh = _mesh(jax.devices()[: math.prod(sizes)], sizes, ("expert", "model"))
-    flag = {"enable_expert_parallel": True, "tensor_parallel_size": sizes[0]}
+    """Return what a checkpoint gives whose experts are dealt out: as it is, and rounded to int8 on one device too, if
+    each expert is also cut.
+    """
+    if sizes[1] == 1:
+        return {"golden": against_golden(case, enable_expert_parallel=True, tensor_parallel_size=sizes[0])}
+    mesh = _mesh(jax.devices()[: math.prod(sizes)], sizes[::-1], ("model", "expert"))
     rounded = [as_quantized(folder(case), quantization="int8", **engine) for engine in ({}, {"mesh": mesh})]
-    return {"golden": against_golden(case, **(flag if sizes[1] == 1 else {"mesh": mesh})), "int8": rounded}
+    return {"golden": against_golden(case, mesh=mesh), "int8": rounded}
 
 
 def with_adapters(case: str, size: int) -> dict[str, Any]:
