@@ -48,7 +48,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         size = write_prompts(folder / "prompts", args.rows, rng)
-        facts = {"rows": args.rows, "dataset_mb": size // 10**6, "memory_of_ray_mb": STORE_BYTES // 10**6}
+        facts = {"num_rows": args.rows, "dataset_mb": size // 10**6, "memory_of_ray_mb": STORE_BYTES // 10**6}
         evidence = Evidence(args.json, describe_machine() | {"model": args.model.stem} | facts)
         ray = [Path(sys.executable).with_name("ray")]
         start = ["start", "--head", "--num-cpus=2", f"--object-store-memory={STORE_BYTES}", "--include-dashboard=false"]

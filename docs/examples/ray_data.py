@@ -61,6 +61,7 @@ def main() -> None:
     elif args.tpus:
         devices = {"resources": {"TPU": args.tpus}}
     rows = ray.data.read_parquet(args.prompts)
+    rows = rows.repartition(target_num_rows_per_block=args.batch)  # a block is written when all of it is done
     rows = rows.map_batches(
         Generate,
         fn_constructor_args=(args.model, max(1, args.gpus, args.tpus), args.max_tokens),
