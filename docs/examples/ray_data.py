@@ -55,11 +55,11 @@ def main() -> None:
     args = parser.parse_args()
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = CheckpointConfig(id_column="id", checkpoint_path=args.progress)
-    devices: dict[str, Any] = {}
+    devices: dict[str, Any] = {"num_cpus": 0}  # a small machine would have none left to read and write with
     if args.gpus:
-        devices = {"num_gpus": args.gpus}
+        devices["num_gpus"] = args.gpus
     elif args.tpus:
-        devices = {"resources": {"TPU": args.tpus}}
+        devices["resources"] = {"TPU": args.tpus}
     rows = ray.data.read_parquet(args.prompts)
     rows = rows.repartition(target_num_rows_per_block=args.batch)  # a block is written when all of it is done
     rows = rows.map_batches(
