@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from jaxllm.engine.remote import core_watch
 from jaxllm.engine.remote.core_watch import CoreWatch
 from jaxllm.engine.transport.wire import Heartbeat
 
@@ -28,14 +25,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(core_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def test_a_step_that_takes_too_long_is_a_hang(clock: Clock) -> None:
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert clock.pass_by(watch, 50, Heartbeat(19.5, False, True)) is None
     assert (
         clock.pass_by(watch, 1, Heartbeat(21.4, False, True))
@@ -45,13 +40,13 @@ def test_a_step_that_takes_too_long_is_a_hang(clock: Clock) -> None:
 
 
 def test_compiling_is_no_hang(clock: Clock) -> None:
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert clock.pass_by(watch, 50, Heartbeat(600.0, True, False)) is None
     assert clock.pass_by(watch, 1, Heartbeat(600.0, False, False)) is not None
 
 
 def test_silence_is_a_hang_of_the_whole_process(clock: Clock) -> None:
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
     assert clock.pass_by(watch, 10) is None
     complaint = clock.pass_by(watch, 1)
@@ -61,7 +56,7 @@ def test_silence_is_a_hang_of_the_whole_process(clock: Clock) -> None:
 
 
 def test_what_imports_for_long_before_it_gives_a_sign_of_life_does_not_hang(clock: Clock) -> None:
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert clock.pass_by(watch, 100) is None
     assert not watch.has_heard
     assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
@@ -71,7 +66,7 @@ def test_what_imports_for_long_before_it_gives_a_sign_of_life_does_not_hang(cloc
 
 def test_a_front_end_that_was_stopped_blames_nobody(clock: Clock) -> None:
     """What the core has sent meanwhile may still be on its way: it gets the whole time anew."""
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert clock.pass_by(watch, 3, Heartbeat(0.0, False, True)) is None
     clock.now += 1000
     assert watch.complaint() is None
@@ -80,7 +75,7 @@ def test_a_front_end_that_was_stopped_blames_nobody(clock: Clock) -> None:
 
 
 def test_it_knows_whether_the_core_is_warm(clock: Clock) -> None:
-    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    watch = CoreWatch(step_seconds=20, silence_seconds=10, clock=lambda: clock.now)
     assert not watch.programs.is_warm
     watch.hear(Heartbeat(0.0, False, True))
     assert watch.programs.is_warm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.wire import Heartbeat
@@ -14,10 +15,12 @@ class CoreWatch:
     It does not judge before the first heartbeat: a process that imports from a cold disk may take minutes to send it.
     """
 
-    def __init__(self, step_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self, step_seconds: float, silence_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Allow a step or a call, compiling not counted, and a silence so many seconds."""
-        self._step_seconds, self._silence_seconds = step_seconds, silence_seconds
-        self._looked = time.monotonic()
+        self._step_seconds, self._silence_seconds, self._clock = step_seconds, silence_seconds, clock
+        self._looked = clock()
         self._heard: float | None = None
         self._last: Heartbeat | None = None
 
@@ -34,11 +37,11 @@ class CoreWatch:
 
     def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""
-        self._heard, self._last = time.monotonic(), beat
+        self._heard, self._last = self._clock(), beat
 
     def complaint(self) -> str | None:
         """Say what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
-        now = time.monotonic()
+        now = self._clock()
         if self._heard is None:
             return None
         if now - self._looked > self._silence_seconds / 2:
