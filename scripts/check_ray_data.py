@@ -21,10 +21,11 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # pyright: ignore[reportMissingImports]
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
 from check_replicas import MODEL, WORDS
 from evidence import Evidence
 from machine import describe_machine
@@ -72,7 +73,7 @@ def write_prompts(folder: Path, num_rows: int, rng: random.Random) -> int:
     folder.mkdir()
     for number in range(FILES):
         ids = [f"row-{index}" for index in range(number, num_rows, FILES)]
-        table = {"id": ids, "prompt": [" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in ids]}
+        table: dict[str, Any] = {"id": ids, "prompt": [" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in ids]}
         table["padding"] = [rng.randbytes(PADDING) for _ in ids]
         pq.write_table(pa.table(table), folder / f"{number}.parquet")
     return sum(file.stat().st_size for file in folder.iterdir())
