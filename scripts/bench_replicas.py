@@ -16,11 +16,10 @@ import random
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from check_replicas import MODEL, engine
+from check_replicas import answer, engine, make_parser
 from evidence import Evidence
 from machine import describe_machine
 
@@ -30,13 +29,10 @@ BLOCK_SIZE = 32
 
 def main() -> int:
     """Measure each backend."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=MODEL)
-    parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
+    parser = make_parser(__doc__)
     parser.add_argument("--prefixes", type=int, default=16, help="default: 16")
     parser.add_argument("--requests", type=int, default=160, help="default: 160")
     parser.add_argument("--times", type=int, default=3, help="rounds; default: 3")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     evidence = Evidence(args.json, describe_machine() | {"model": args.model.stem, "requests": args.requests})
     for backend in args.backend:
@@ -94,20 +90,13 @@ async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefi
 
 async def run_all(llm: Any, prompts: list[list[int]]) -> list[Any]:
     """Return the outputs of all prompts, so many of which are in flight at a time."""
-    from jaxllm import SamplingParams
-    from jaxllm.sampling_params import RequestOutputKind
-
     room = asyncio.Semaphore(IN_FLIGHT)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
-    )
 
-    async def run(number: int, prompt: list[int]) -> Any:
+    async def run(prompt: list[int]) -> Any:
         async with room:
-            outputs = [each async for each in llm.generate({"prompt_token_ids": prompt}, params, str(number))]
-        return outputs[-1]
+            return await answer(llm, {"prompt_token_ids": prompt}, temperature=0.0, max_tokens=MAX_TOKENS)
 
-    return await asyncio.gather(*(run(number, prompt) for number, prompt in enumerate(prompts)))
+    return await asyncio.gather(*map(run, prompts))
 
 
 if __name__ == "__main__":

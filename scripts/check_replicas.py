@@ -39,15 +39,21 @@ SETTINGS: dict[str, Any] = {
 WORDS = ("river", "stone", "cloud", "engine", "paper", "garden", "winter", "signal", "copper", "window", "bread")
 
 
-def main() -> int:
-    """Kill replicas; return 0 if everything was as it must be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the model, where replicas run, and where the evidence goes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
     parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    return parser
+
+
+def main() -> int:
+    """Kill replicas; return 0 if everything was as it must be."""
+    parser = make_parser(__doc__)
     parser.add_argument("--times", type=int, default=5, help="pairs of kills; default: 5")
     parser.add_argument("--requests", type=int, default=24, help="requests that run at a kill; default: 24")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     evidence = Evidence(args.json, describe_machine() | {"model": args.model.stem, "seconds": SECONDS})
     asyncio.run(check(args, evidence))
@@ -80,17 +86,20 @@ async def engine(model: Path, **settings: Any) -> AsyncIterator[Any]:
         llm.shutdown()
 
 
-async def run(llm: Any, prompt: str, number: int, replica: int | None = None) -> Any:
+async def answer(llm: Any, prompt: Any, *, replica: int | None = None, **sampling: Any) -> Any:
     """Return a request's output. Raises EngineGenerateError if its replica has ended."""
     from jaxllm import SamplingParams
     from jaxllm.sampling_params import RequestOutputKind
 
-    params = SamplingParams(
-        temperature=0.8, seed=number, max_tokens=48, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
-    )
-    name = f"{number}-{time.monotonic_ns()}"
+    params = SamplingParams(ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **sampling)
+    name = str(time.monotonic_ns())
     outputs = [output async for output in llm.generate(prompt, params, name, data_parallel_rank=replica)]
     return outputs[-1]
+
+
+async def run(llm: Any, prompt: str, number: int, replica: int | None = None) -> Any:
+    """Return the output of the request with a number, which is its seed."""
+    return await answer(llm, prompt, replica=replica, temperature=0.8, seed=number, max_tokens=48)
 
 
 async def run_until_served(llm: Any, prompt: str, replica: int) -> Any:
