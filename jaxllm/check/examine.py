@@ -48,10 +48,12 @@ def examine(args: EngineArgs, topology: str) -> Report:
     Raises VLLMValidationError for what cannot run there at all, and JAX's error for a program that does not compile.
     """
     hardware, num_devices = find_topology(topology)
-    if args.data_parallel_size * args.tensor_parallel_size > num_devices:
-        message = f"{topology} has {num_devices} devices, too few for {args.data_parallel_size} replicas"
-        message += f" of {args.tensor_parallel_size} each."
-        raise VLLMValidationError(message, parameter="data_parallel_size", value=args.data_parallel_size)
+    count = args.data_parallel_size
+    if count > 1 and count * args.tensor_parallel_size > num_devices:
+        message = (
+            f"{topology} has {num_devices} devices, too few for {count} replicas of {args.tensor_parallel_size} each."
+        )
+        raise VLLMValidationError(message, parameter="data_parallel_size", value=count)
     checkpoint = open_config(args.model, revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
     devices = compilers.describe_devices(hardware, topology, num_devices)
     logger.info("compiling the largest step for %s", topology)
@@ -76,7 +78,7 @@ def examine(args: EngineArgs, topology: str) -> Report:
         programs=programs,
         bounds=list(_bounds(sized, hardware, concurrency)),
         changes=changes,
-        notes=[*_replica_notes(args.data_parallel_size), *_notes(config, hardware, changes)],
+        notes=[*_replica_notes(count), *_notes(config, hardware, changes)],
     )
 
 

@@ -155,16 +155,17 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
     """
     for layer in config.layers:
         if layer.moe is not None and layer.moe.num_experts % num_expert_shards:
-            message = (
-                f"{layer.moe.num_experts} experts are not to be dealt out among the {num_expert_shards} devices of "
-            )
-            message += f"the mesh's axis {EXPERT_AXIS!r}: give one that divides them."
+            message = f"{layer.moe.num_experts} experts are not to be dealt out among the {num_expert_shards} devices"
+            message += f" of the mesh's axis {EXPERT_AXIS!r}: give one that divides them."
             raise VLLMValidationError(message, parameter="mesh", value=num_expert_shards)
-    reason = refusal(config, num_devices, num_expert_shards)
+
+    def reason_for(count: int) -> str | None:
+        return refusal(config, count, gcd(count, num_expert_shards))
+
+    reason = reason_for(num_devices)
     if reason is not None:
         most = max(layer.num_heads for layer in config.layers)
-        shards = num_expert_shards
-        sizes = [str(count) for count in range(1, most + 1) if refusal(config, count, gcd(count, shards)) is None]
+        sizes = [str(count) for count in range(1, most + 1) if reason_for(count) is None]
         raise VLLMValidationError(
             f"tensor_parallel_size={num_devices}: this model cannot be spread over {num_devices} devices: {reason}. "
             f"It runs on {', '.join(sizes)}.",

@@ -100,8 +100,12 @@ class Experts(nnx.Module):
         total_td = self._spread(place.ops, x_td, choices, place.num_rows, place.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
-            total_td = total_td + _weighted_sum(choices.weights_tj, bias_tjd)
+            total_td = total_td + _weighted_sum(self._output_weights(choices), bias_tjd)
         return total_td
+
+    def _output_weights(self, choices: Choices) -> Array:
+        """Return [t, j]: what the experts' outputs are multiplied by, which is nothing where inputs were."""
+        return jnp.ones_like(choices.weights_tj) if self.spec.scales_inputs else choices.weights_tj
 
     def _spread(
         self, ops: Ops, x_td: Array, choices: Choices, num_rows: Array | int, layer: Array | int, stacks: Any
@@ -148,17 +152,15 @@ class Experts(nnx.Module):
         stacks: Mapping[str, Any],
     ) -> Array:
         """Return float32 [t, d]: what the experts from 0 to `num_experts` - 1 give, whose weights the stacks hold."""
-        weights_tj = choices.weights_tj
         grouping = group_rows(choices.experts_tj, num_experts, matmul.row_alignment, num_rows)
         x_rd = x_td[grouping.tokens_r]
         if self.spec.scales_inputs:
-            x_rd = x_rd * weights_tj[grouping.tokens_r].astype(x_rd.dtype)
-            weights_tj = jnp.ones_like(weights_tj)
+            x_rd = x_rd * choices.weights_tj[grouping.tokens_r].astype(x_rd.dtype)
         y_tjd = self._multiply(matmul, x_rd, grouping, layer, stacks)[grouping.rows_tj]
         if num_experts < self.spec.num_experts:
             is_own_tj = (choices.experts_tj >= 0) & (choices.experts_tj < num_experts)
             y_tjd = jnp.where(is_own_tj[:, :, None], y_tjd, 0.0)
-        return _weighted_sum(weights_tj, y_tjd)
+        return _weighted_sum(self._output_weights(choices), y_tjd)
 
     def _multiply(
         self, matmul: GroupedMatmul, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]

@@ -198,6 +198,9 @@ def test_replicas_need_devices_of_their_own(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(VLLMValidationError, match="1 devices, too few for 2 replicas of 1 each") as caught:
         examine(engine_args(data_parallel_size=2), "toy:1x1")
     assert caught.value.parameter == "data_parallel_size"
+    with pytest.raises(VLLMValidationError, match="needs as many devices, but there are 1") as caught:
+        examine(engine_args(tensor_parallel_size=2), "toy:1x1")
+    assert caught.value.parameter == "tensor_parallel_size"
 
 
 def test_figures_are_one_replicas(report: Report, monkeypatch: pytest.MonkeyPatch):

@@ -63,7 +63,7 @@ class CoreActor:
         self._place = self._actor.place.remote()
         self._run = self._actor.run.remote(msgspec.json.encode(order))
         self._reason: str | None = None
-        self._look_at = 0.0
+        self._next_look = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -76,8 +76,8 @@ class CoreActor:
 
     def end_reason(self) -> str | None:
         """Say how the actor has ended; None while it runs."""
-        if self._reason is None and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + self.poll_seconds  # each look asks Ray
+        if self._reason is None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self.poll_seconds  # each look asks Ray
             self._look(0)
         return self._reason
 

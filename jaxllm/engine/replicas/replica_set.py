@@ -123,11 +123,12 @@ class ReplicaSet:
             if replica.core is None:
                 continue
             try:
-                if not replica.core.receive():
-                    if replica.core.has_ended:
-                        replica.core.look()
+                if replica.core.receive():
+                    self._collect(replica, replica.core)
+                elif replica.core.has_ended:
+                    self._look(replica)
+                else:
                     continue
-                self._collect(replica, replica.core)
             except (EngineDeadError, VLLMValidationError) as error:  # or it refuses arguments that it took before
                 self.lose(replica, str(error))
             return True
@@ -136,17 +137,21 @@ class ReplicaSet:
     def look(self) -> None:
         """Take in what has come, see which cores have ended or hang, and start those whose time it is."""
         for replica in list(self._replicas):
-            if replica.core is None:
-                continue
-            problem, core = None, replica.core
-            try:
-                core.look()
-            except (EngineDeadError, VLLMValidationError) as error:
-                problem = str(error)
-            self._collect(replica, core)
-            if problem is not None and replica.core is core:  # else it was lost while its messages were taken in
-                self.lose(replica, problem)
+            self._look(replica)
         self._tend()
+
+    def _look(self, replica: Replica) -> None:
+        """Take in what has come from a replica, and see whether its core has ended or hangs."""
+        problem, core = None, replica.core
+        if core is None:
+            return
+        try:
+            core.look()
+        except (EngineDeadError, VLLMValidationError) as error:
+            problem = str(error)
+        self._collect(replica, core)
+        if problem is not None and replica.core is core:  # else it was lost while its messages were taken in
+            self.lose(replica, problem)
 
     def wait(self) -> None:
         """Wait for a message, for a core's end or for the time to start one."""
@@ -170,10 +175,10 @@ class ReplicaSet:
                 self._restart(replica)
         if not self.cores():
             self.end_message = problem
-        self._place(backlog, problem)
+        self._place(replica, backlog, problem)
 
-    def _place(self, backlog: Iterable[EngineCoreRequest], problem: str) -> None:
-        """Give requests that no core has had to replicas, or end them where none will take them."""
+    def _place(self, before: Replica, backlog: Iterable[EngineCoreRequest], problem: str) -> None:
+        """Give requests that have waited for a replica's core to others, or end them where none will take them."""
         for request in backlog:
             try:
                 if self.end_message is not None:
@@ -181,7 +186,7 @@ class ReplicaSet:
                 self.choose(request).add_request(request)
             except (EngineDeadError, VLLMValidationError):
                 self.router.withdraw(request)
-                self._fail_requests(None, problem, sequence_ids(request))
+                self._fail_requests(before, problem, sequence_ids(request))
 
     def _withdraw_backlog(self, replica: Replica) -> list[EngineCoreRequest]:
         """Take from a replica the requests that wait for its core."""
@@ -310,16 +315,14 @@ class ReplicaSet:
                 logger.info("replica %d is ready", replica.index)
                 for each in self._replicas:  # others, too, may have requests that none has begun
                     if not each.is_running or each is replica:
-                        self._place(self._withdraw_backlog(each), "its replica could not be sent the request")
+                        self._place(each, self._withdraw_backlog(each), "its replica could not be sent the request")
 
-    def _fail_requests(self, replica: Replica | None, problem: str, sequences: Iterable[str]) -> None:
-        """Say that sequences have failed, those of a replica or of none."""
+    def _fail_requests(self, replica: Replica, problem: str, sequences: Iterable[str]) -> None:
+        """Say that sequences of a replica have failed."""
         assert self._ready is not None
         error = RequestError("internal", problem)
         failed = [EngineCoreOutput(request_id=each, finish_reason="error", error=error) for each in sequences]
-        replica = replica or min(self._replicas, key=lambda each: each.index)
-        stats = replica.stats or self._ready.stats
-        step = EngineCoreOutputs(outputs=failed, stats=stats, timestamp=time.monotonic())
+        step = EngineCoreOutputs(outputs=failed, stats=replica.stats or self._ready.stats, timestamp=time.monotonic())
         self.outputs.append(msgspec.structs.replace(step, engine_index=replica.index))
 
     def _bury(self, replica: Replica) -> None:
