@@ -30,29 +30,36 @@ class Guarded:
     packages: tuple[str, ...]
 
 
+KERNELS = (
+    "pallas_kernels/causal_conv/*.py",
+    "pallas_kernels/gated_delta/*.py",
+    "pallas_kernels/grouped_matmul/*.py",
+    "pallas_kernels/grouped_matmul/gpu/**/*.py",
+    "pallas_kernels/grouped_matmul/tpu/**/*.py",
+    "pallas_kernels/latent_attention/*.py",
+    "pallas_kernels/paged_attention/*.py",
+    "pallas_kernels/paged_attention/gpu/**/*.py",
+    "pallas_kernels/paged_attention/tpu/**/*.py",
+    "pallas_kernels/recurrent_state/*.py",
+    "pallas_kernels/state_space/*.py",
+)
+"""Ops whose kernels of TPUs and GPUs are interpreted, without those of CPUs."""
+
 CHECKS = {
-    # Kernels in their interpreters, and in plain XLA, by themselves and in the engine.
+    # Kernels in their interpreters, and in plain XLA.
     "kernels": Guarded(
+        files=(*KERNELS, "scripts/workloads.py", "tests/pallas_kernels/*.py", "tests/scripts/test_workloads.py"),
+        packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
+    ),
+    # The same in the engine.
+    "engine_kernels": Guarded(
         files=(
-            "pallas_kernels/causal_conv/*.py",
-            "pallas_kernels/gated_delta/*.py",
-            "pallas_kernels/grouped_matmul/*.py",
-            "pallas_kernels/grouped_matmul/gpu/**/*.py",
-            "pallas_kernels/grouped_matmul/tpu/**/*.py",
-            "pallas_kernels/latent_attention/*.py",
-            "pallas_kernels/paged_attention/*.py",
-            "pallas_kernels/paged_attention/gpu/**/*.py",
-            "pallas_kernels/paged_attention/tpu/**/*.py",
-            "pallas_kernels/recurrent_state/*.py",
-            "pallas_kernels/state_space/*.py",
+            *KERNELS,
             "jaxllm/execution/options.py",
             "jaxllm/execution/step.py",
             "models/layers/*.py",
             "models/loop.py",
             "models/model.py",
-            "scripts/workloads.py",
-            "tests/pallas_kernels/*.py",
-            "tests/scripts/test_workloads.py",
             "tests/e2e/test_batch_invariance.py",
             "tests/e2e/test_kernels.py",
             "tests/e2e/kernel_runs.py",

@@ -62,11 +62,12 @@ guarded_tests() { # CHECK RUN FOLDER...: run the tests that are marked with a ch
   fi
 }
 if [ $# = 0 ]; then
-  guarded_tests kernels run_kernels tests/pallas_kernels tests/e2e tests/scripts || failed=1
+  guarded_tests kernels run_kernels tests/pallas_kernels tests/scripts || failed=1
+  guarded_tests engine_kernels run_kernels tests/e2e || failed=1
   guarded_tests device run_pytest tests/e2e tests/execution tests/models tests/scripts || failed=1
   guarded_tests families run_pytest tests/e2e || failed=1
   guarded_tests goldens_notice run_pytest tests/models || failed=1
-  part "pytest" run_pytest -m "not kernels and not device and not families and not goldens_notice" || failed=1
+  part "pytest" run_pytest -m "not kernels and not engine_kernels and not device and not families and not goldens_notice" || failed=1
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" run_kernels "$@" || failed=1
 else

@@ -214,7 +214,7 @@ def test_neighbours_that_use_no_feature(whole: Engine, reference: list[RequestOu
     assert got == [reference[index].outputs[0].token_ids for index in indices]
 
 
-@pytest.mark.kernels
+@pytest.mark.engine_kernels
 def test_would_differ_without(engines: Engines) -> None:
     """This is the negative control: invariance is off, and so are the CPU's kernels, which cannot be otherwise."""
     jobs = [JOBS[index] for index in SHORT]

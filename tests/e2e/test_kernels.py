@@ -15,7 +15,7 @@ import pytest
 from pallas_kernels.paged_attention.gpu.common import INTERPRETER_THREADS
 from tests.e2e.random_checkpoint import save_model
 
-pytestmark = pytest.mark.kernels
+pytestmark = pytest.mark.engine_kernels
 
 NUM_LAYERS = 2
 LLAMA: dict[str, Any] = {
