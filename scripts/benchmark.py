@@ -38,8 +38,8 @@ tokens), a prompt of 512 tokens, 16 streams at once (one batch in llama.cpp too)
 in pieces of 512 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
 
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --speculation what drafts
-bring (beside HF's prompt lookup, if --hf-python is given), --render draws and writes again from the JSON of the last
-run.
+bring (beside HF's prompt lookup, if --hf-python is given), --beside-xla what a CPU's own kernels bring to a whole
+engine, --render draws and writes again from the JSON of the last run.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarking.beside_xla import beside_xla
 from benchmarking.caching import caching
 from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
 from benchmarking.checkpoint import checkpoint
@@ -77,7 +78,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
-INSTEAD = ("sweep", "workloads", "speculation")
+INSTEAD = ("sweep", "workloads", "speculation", "beside_xla")
 """What can be measured of jaxllm in place of the comparison."""
 SETTING = "JAXLLM_CPU"
 """The environment variable that holds jaxllm to a lesser instruction set."""
@@ -150,6 +151,7 @@ def make_parser() -> argparse.ArgumentParser:
     instead.add_argument("--sweep", action="store_true", help="how jaxllm's cost grows")
     instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
     instead.add_argument("--speculation", action="store_true", help="with and without drafts")
+    instead.add_argument("--beside-xla", action="store_true", help="with a CPU's own kernels and in plain XLA")
     parser.add_argument("--draft-model", type=Path, help="with --speculation: a model that guesses, too")
     parser.add_argument("--render", action="store_true", help="measure nothing: from the saved JSON")
     return parser
@@ -169,7 +171,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
     able = OF_TASK[args.task]
     if set(given(args)) - set(able) or (args.task != "generate" and any(getattr(args, name) for name in INSTEAD)):
         options = " and ".join(f"--{peer}-python" for peer in able)
-        parser.error(f"--task {args.task} goes with {options}, and not with --{', --'.join(INSTEAD)}")
+        parser.error(f"--task {args.task} goes with {options}, and not with {', '.join(map(option, INSTEAD))}")
     if args.draft_model and mode != "speculation":
         parser.error("--draft-model goes with --speculation")
     if args.llamacpp_python and args.model and args.model.is_dir():
@@ -201,6 +203,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
             return {mode: rows}
         if mode == "workloads":
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+        if mode == "beside_xla":
+            return {mode: beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         if mode == "speculation":
             pythons = {peer: getattr(args, f"{peer}_python") for peer in PEERS}
             # Those that read safetensors need a folder.
@@ -235,6 +239,11 @@ def measure_gguf(args: argparse.Namespace) -> dict[str, Any]:
     return {"files": found}
 
 
+def option(name: str) -> str:
+    """Return how an argument is written."""
+    return f"--{name.replace('_', '-')}"
+
+
 def given(args: argparse.Namespace) -> list[str]:
     """Return the peers whose Python is given."""
     return [peer for peer in PEERS if getattr(args, f"{peer}_python")]
@@ -248,7 +257,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in found)]
     )
     words = [f"{SETTING}={os.environ[SETTING]}", *words] if os.environ.get(SETTING) else words
-    words += [f"--{name}" for name in ("quick", *INSTEAD, "readme") if getattr(args, name)]
+    words += [option(name) for name in ("quick", *INSTEAD, "readme") if getattr(args, name)]
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
     if args.dtype or args.task == "generate":
