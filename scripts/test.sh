@@ -54,7 +54,9 @@ fi
 run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 run_kernels() { NPROC=8 run_pytest "$@"; }
+checks= # those so far, joined by "or"
 guarded_tests() { # CHECK RUN FOLDER...: run the tests that are marked with a check's name
+  checks+=${checks:+ or }$1
   if must_run "$1"; then
     part "pytest, $1" guarded "$1" "$2" -m "$1" "${@:3}"
   else
@@ -64,10 +66,13 @@ guarded_tests() { # CHECK RUN FOLDER...: run the tests that are marked with a ch
 if [ $# = 0 ]; then
   guarded_tests kernels run_kernels tests/pallas_kernels tests/scripts || failed=1
   guarded_tests engine_kernels run_kernels tests/e2e || failed=1
+  guarded_tests cpu_kernels run_pytest tests/pallas_kernels || failed=1
+  guarded_tests models run_pytest tests/models || failed=1
   guarded_tests device run_pytest tests/e2e tests/execution tests/models tests/scripts || failed=1
   guarded_tests families run_pytest tests/e2e || failed=1
+  guarded_tests engine run_pytest tests/e2e || failed=1
   guarded_tests goldens_notice run_pytest tests/models || failed=1
-  part "pytest" run_pytest -m "not kernels and not engine_kernels and not device and not families and not goldens_notice" || failed=1
+  part "pytest" run_pytest -m "not ($checks)" || failed=1
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" run_kernels "$@" || failed=1
 else

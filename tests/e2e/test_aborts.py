@@ -31,7 +31,7 @@ from tests.e2e.tiny_engine import (
 from tests.engine.support import byte_level
 from tests.scheduling.simulation import state_of
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 STATES = ("waiting", "mid-prefill", "decoding", "preempted")
 NUM_ABORTS = 20

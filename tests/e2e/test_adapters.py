@@ -31,7 +31,7 @@ from tests.e2e.inside import core_of
 from tests.loading.files import safetensors_bytes
 from tests.models.tiny import BLOCK_SIZE, folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 CASE = "llama3_tied"
 NAMES = names_of(CASE)

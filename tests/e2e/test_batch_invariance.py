@@ -28,6 +28,8 @@ from tests.e2e.tiny_engine import (
 )
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
+pytestmark = pytest.mark.engine
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}},
@@ -214,7 +216,6 @@ def test_neighbours_that_use_no_feature(whole: Engine, reference: list[RequestOu
     assert got == [reference[index].outputs[0].token_ids for index in indices]
 
 
-@pytest.mark.engine_kernels
 def test_would_differ_without(engines: Engines) -> None:
     """This is the negative control: invariance is off, and so are the CPU's kernels, which cannot be otherwise."""
     jobs = [JOBS[index] for index in SHORT]

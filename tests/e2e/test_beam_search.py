@@ -15,7 +15,7 @@ from tests.e2e.inside import assert_nothing_left, generated
 from tests.e2e.tiny_engine import CASE, RecordingScheduler, tiny_llm
 from tests.models.tiny import folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 PROMPTS = [[5, 6, 7], list(range(20, 57)), list(range(100, 116)), [9]]
 # One set of shapes, so that most engines find each other's programs in the cache.

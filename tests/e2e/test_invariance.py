@@ -26,7 +26,7 @@ from tests.e2e.tiny_engine import (
     tiny_llm,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 WHOLE, CHUNKED_64, CHUNKED_256 = 512, 64, 256
 Engine = tuple[LLM, RecordingScheduler]

@@ -11,6 +11,8 @@ from tests.e2e.inside import core_of
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 from tests.models.tiny import BLOCK_SIZE, read_goldens
 
+pytestmark = pytest.mark.engine
+
 CASE, NUM_LAYERS, NUM_BLOCKS = "deepseek_v3", 2, 17
 KEY_DIM = 32 + 16
 

@@ -20,7 +20,7 @@ from tests.models.pooled import PooledGolden, read_pooled_goldens
 from tests.models.running import build_model
 from tests.models.tiny import POOLING_CASES, folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 TOLERANCE = 1e-4
 RAW = {"use_activation": False}

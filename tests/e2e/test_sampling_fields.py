@@ -23,6 +23,8 @@ from tests.e2e.sampling_oracle import check_step
 from tests.e2e.tiny_engine import CASE, Job, RecordingScheduler, run_together, tiny_llm
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
+pytestmark = pytest.mark.engine
+
 Engine = tuple[LLM, RecordingScheduler]
 FIELDS = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
 RUN_FIELDS = [name for name, case in CASES.items() if not case.is_refused]

@@ -16,6 +16,8 @@ from tests.e2e.inside import core_of
 from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_alone, run_together, tiny_llm
 from tests.models.tiny import read_goldens
 
+pytestmark = pytest.mark.engine
+
 CASE = "qwen3_next"
 Engine = tuple[LLM, RecordingScheduler]
 

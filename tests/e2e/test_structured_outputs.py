@@ -21,6 +21,8 @@ from tests.constraints.grammar_walks import make_compiler
 from tests.constraints.schema_corpus import FOLDER, Case, corpus
 from tests.e2e.inside import scheduler_of
 
+pytestmark = pytest.mark.engine
+
 NUM_SEQS = 64
 CHUNK = 16
 """How many tokens of a prompt fit in one step; every prompt has more."""

@@ -21,6 +21,8 @@ from jaxllm.models.registry import EAGLE3_HEAD, MTP_HEADS
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
 from tests.models.running import attention_of, chunk_inputs, empty_pools
 
+pytestmark = pytest.mark.models
+
 TOLERANCE = 1e-4
 
 

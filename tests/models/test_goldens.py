@@ -12,6 +12,8 @@ from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, empty_pools, load
 from tests.models.tiny import read_goldens, read_tensors
 
+pytestmark = pytest.mark.models
+
 TOLERANCE = 1e-4
 NOTICED = 1e-2
 FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic", "llama4"]

@@ -16,6 +16,8 @@ from pallas_kernels.weights.held import Quantized
 from tests.models.running import Runner
 from tests.models.tiny import Golden
 
+pytestmark = pytest.mark.models
+
 ROOT = Path(__file__).parents[1] / "data" / "quantized"
 CASES = sorted(path.name for path in ROOT.iterdir())
 PROMPT = Golden(

@@ -16,6 +16,8 @@ from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_
 from tests.models.running import build_model, load
 from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors
 
+pytestmark = pytest.mark.models
+
 TOLERANCE = 1e-4
 NOTICED = 1e-2
 

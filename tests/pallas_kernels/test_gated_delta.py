@@ -29,6 +29,8 @@ from tests.pallas_kernels.states import (
     scratch_bytes,
 )
 
+pytestmark = pytest.mark.cpu_kernels
+
 IMPLEMENTATIONS = ["xla", "cpu"]
 
 

@@ -15,6 +15,8 @@ from pallas_kernels.weights import INT8, dequantize
 from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
 
+pytestmark = pytest.mark.cpu_kernels
+
 NUM_EXPERTS = 6
 LAYER = 1
 RAGGED = {

@@ -28,6 +28,8 @@ from tests.pallas_kernels.latent_steps import (
     reference,
 )
 
+pytestmark = pytest.mark.cpu_kernels
+
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
 DTYPES = (jnp.float32, jnp.bfloat16)
 # Heads, and the numbers of a latent and of its rotated part.

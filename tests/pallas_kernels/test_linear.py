@@ -26,6 +26,8 @@ from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.conftest import restrict
 from tests.utils.ownership import give_away
 
+pytestmark = pytest.mark.cpu_kernels
+
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
 FLOAT32 = Kind(jnp.float32, None, jnp.float32)
 

@@ -13,6 +13,8 @@ from pallas_kernels.lora import Lora, LoraShape, sort_rows
 from pallas_kernels.lora.cases import CASES
 from pallas_kernels.lora.reference import reference_lora
 
+pytestmark = pytest.mark.cpu_kernels
+
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
 IMPLEMENTATIONS = ["cpu", "xla"]
 LAYER, NUM_LAYERS = 1, 2

@@ -15,6 +15,8 @@ from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
 
+pytestmark = pytest.mark.cpu_kernels
+
 DTYPES = [jnp.bfloat16, jnp.float32]
 GROUPED = {name: form for name, form in FORMATS.items() if form.group}
 WHOLE = {name: form for name, form in FORMATS.items() if not form.group}
