@@ -361,6 +361,7 @@ def test_each_device_gets_its_part(tmp_path: Path, repository: Path):
 
 MEMORY = """
 import sys, threading, time, tracemalloc
+from dataclasses import replace
 import jax, numpy as np
 sys.path.insert(0, sys.argv[1])
 from tests.loading.files import spec
@@ -380,7 +381,8 @@ mesh = jax.sharding.Mesh(np.array(jax.devices()), ("model",))
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, "model"))
 shape, layers = (2048, 3072), 12
 sources = [f"layers.{layer}.w" for layer in range(layers)]
-specs = {"layers.w": spec((layers, *shape[::-1]), sources, "f d -> d f", shape, stacked=True, dtype=sys.argv[3])}
+of_w = spec((layers, *shape[::-1]), sources, "f d -> d f", shape, stacked=True, dtype=sys.argv[3])
+specs = {"layers.w": replace(of_w, axes=("layers", None, "f"))}
 checkpoint = open_checkpoint(sys.argv[2])
 jax.device_put(np.zeros(3)).block_until_ready()
 before, peak, stop = anonymous(), 0, threading.Event()
@@ -400,6 +402,7 @@ if sys.argv[5] == "cpu":
 else:
     before, peak = 0, tracemalloc.get_traced_memory()[1]
 assert float(params["layers"]["w"][3, 1, 2]) == 3.0
+assert params["layers"]["w"].sharding.is_equivalent_to(sharding, 3)
 print((peak - before) / 1e6, sum(array.nbytes for array in jax.tree.leaves(params)) / 1e6)
 """
 
