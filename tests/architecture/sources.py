@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +67,7 @@ def is_function(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
+@cache
 def sources(folder: str) -> list[Source]:
     """List every Python file under one top-level folder, without following the link jaxllm/models."""
     return [Source(path, module_name(path)) for path in python_files(ROOT / folder)]
