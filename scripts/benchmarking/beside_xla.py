@@ -15,7 +15,7 @@ BACKENDS = ("cpu", "xla")
 STREAMS = 16
 CONTEXT = 2000
 ENGINE = {"enable_prefix_caching": False, "max_model_len": 2304}
-REPEATS = 3
+REPEATS = 2
 
 Figures = dict[str, float]
 
@@ -44,7 +44,7 @@ def _row(own: list[float], xla: list[float]) -> Figures:
 
 def _measure(contestant: Contestant, cache: Path, *, quick: bool) -> Figures:
     """Return the tokens/s of each task, in a new process."""
-    length = 8 if quick else 128
+    length = 8 if quick else 48
     with contestant.start(cache) as worker:
         source = Source(worker.call("shapes").value["vocab_size"])
         worker.call("warm_up")
