@@ -16,8 +16,6 @@ from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_
 from tests.models.running import build_model, load
 from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors
 
-pytestmark = pytest.mark.models
-
 TOLERANCE = 1e-4
 NOTICED = 1e-2
 
@@ -46,6 +44,7 @@ def output_of(model: Model, outputs: Outputs, index: int) -> np.ndarray:
     return (outputs.of_texts if "classify" in tasks else outputs.of_tokens)[index]
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("case", POOLING_CASES)
 def test_outputs_match_hf(case: str) -> None:
     model, goldens = build_model(case), read_pooled_goldens(case)
@@ -56,6 +55,7 @@ def test_outputs_match_hf(case: str) -> None:
         np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("kind", ["CLS", "LAST", "MEAN"])
 @pytest.mark.parametrize("case", ["bert", "embedding_gemma", "qwen3_embedder"])
 def test_what_stands_for_a_text(case: str, kind: str) -> None:
@@ -65,6 +65,7 @@ def test_what_stands_for_a_text(case: str, kind: str) -> None:
         np.testing.assert_allclose(output, stands_for(golden.output, kind), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
 @pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier"])
 def test_all_loops_match_hf(case: str, loop: LayerLoop) -> None:
@@ -74,6 +75,7 @@ def test_all_loops_match_hf(case: str, loop: LayerLoop) -> None:
         np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("ids", [(17, 200), (200, 17), (3, 2)])
 @pytest.mark.parametrize("method", ["from_2_way_softmax", "no_post_processing"])
 @pytest.mark.parametrize("case", ["qwen3", "llama2"])
