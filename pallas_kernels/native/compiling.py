@@ -97,6 +97,7 @@ def compile_for(target: Processor, module: ir.Module) -> bytes:
     passes = llvm.create_new_module_pass_manager()
     # Kernels are vectorized and unrolled as they are written. What is left takes a fifth of the usual passes' time.
     for add in (
+        passes.add_always_inliner_pass,  # what a kernel says is one function
         passes.add_sroa_pass,  # variables become registers
         passes.add_instruction_combine_pass,
         passes.add_simplify_cfg_pass,

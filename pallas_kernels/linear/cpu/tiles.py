@@ -1,8 +1,9 @@
 """Tiles of y [t, n] = x [t, k] times w [n, k], transposed: what the kernels that multiply by weights are made of.
 
-No matrix is packed anew. A few rows of x times a few of w are summed up at a time, each product in one register: 16
-sums, of every 16th product along k. At the end those of one register are added up. What is added to what, and in which
-order, is the same for any number of rows: a row's result does not depend on the rows beside it.
+No matrix is packed anew. A few rows of x times a few of w are summed up at a time, each number of y in one register:
+16 sums, of every 16th product along k, or 8 of every 8th without AVX-512. At the end those of one register are added
+up. What is added to what, and in which order, is the same for any number of rows: a row's result does not depend on
+the rows beside it.
 
 With a gated activation the first half of w's rows are gates: a few of them are taken together with those that they
 gate, and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
@@ -53,13 +54,15 @@ UNIT_ROWS = 96
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
-GROUP_BYTES = 12 << 10
-"""Bytes of w that stay in a core's first cache for all rows of a unit."""
+GROUP_BYTES = {LANES: 12 << 10, LANES // 2: 128 << 10}
+"""Bytes of w that stay in a core's cache for all rows of a unit, by the number of sums: with 16 in the first cache,
+where x passes by them, with 8 in the second, from where they pass by x."""
 TILE_BYTES = 18 << 10
 """Bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, for which the
 sums of some columns are kept. So x stays in a core's first cache while w passes by."""
-PIECE_COLUMNS, PIECE_BYTES = 48, 512 << 10
-"""How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most."""
+PIECE_COLUMNS, PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
+"""How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most, by the number of
+sums."""
 GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
 GATED = 2
@@ -122,13 +125,13 @@ class Multiplier:
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
         own = processor.current()
-        self.lanes = min(LANES, own.register_bytes // 4)
-        """How many sums a register holds."""
+        self.lanes = LANES if own.has_avx512 else LANES // 2
+        """How many sums each number of y has: a register, or on AArch64 two."""
         self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
         """What of a step's numbers is multiplied, one after the other."""
-        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers 3 by 4
-        # take all. The halves of pairs take a few more.
-        self.many_rows = (6 if own.num_registers == 32 else 3) - (len(self.takes) - 1)
+        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers, or 32 for
+        # halves of sums, 3 by 4 take all. The halves of pairs take a few more.
+        self.many_rows = (6 if self.lanes == LANES else 3) - (len(self.takes) - 1)
         """How many rows of x are multiplied at a time where there are many."""
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """How much of longer rows is multiplied at a time where there are many."""
@@ -239,9 +242,10 @@ class Multiplier:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
-        size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES
+        size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES[self.lanes]
         passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
-        return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, self._fitting(e, GROUP_BYTES, k))
+        staying = self._fitting(e, GROUP_BYTES[self.lanes], k)
+        return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, staying)
 
     def _fitting(self, e: Emitter, size: int, k: Any) -> Any:
         """Return how many columns of so many bytes there are, at least `COLUMNS`."""
@@ -257,7 +261,7 @@ class Multiplier:
         columns = e.ceil_div(e.ir.sub(stop, start), self.width)
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
-        size = rows * COLUMNS * LANES
+        size = rows * COLUMNS * self.lanes
         kept, piece = NULL, k
         if not _is_few(rows):
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
@@ -330,6 +334,8 @@ class Multiplier:
             *AHEAD_TYPES,
             *self._part_types,
         )
+        if self.lanes < LANES:  # with AVX-512 LLVM would then hold more than registers in the loops
+            e.function.attributes.add("alwaysinline")  # or so many arguments would go by memory
         ahead, parts = Ahead(*others[: len(AHEAD_TYPES)]), others[len(AHEAD_TYPES) :]
 
         def place(each: int) -> Any:
@@ -344,7 +350,7 @@ class Multiplier:
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
-            found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
+            found = add_up(e, some + [e.splat(F32(0.0), self.lanes)] * (LANES - len(some)))
             last = min(rows, first + per_vector)
             if isinstance(self.weights, Unpacker) and self.weights.scales_sums:
                 found = e.ir.fmul(found, self._load_scales(e, self.weights, parts[0], column, n))
@@ -373,7 +379,8 @@ class Multiplier:
     ) -> list[list[Any]]:
         """Return the sums of a block of few rows."""
         (_, k), (w, place, parts) = of_x, of_w
-        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
+        zeros = e.splat(F32(0.0), self.lanes)
+        sums = [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
         # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
         # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
         has_all = self.is_packed and (rows == 1 or num_registers() == 32)
@@ -400,67 +407,48 @@ class Multiplier:
         kept: Any,
         ahead: Ahead,
     ) -> list[list[Any]]:
-        """Return the sums of a block after its last piece; before, leave them where they are kept and return.
-
-        Where a register holds fewer lanes, some lanes of all sums are added up after the others, in registers alone.
-        """
+        """Return the sums of a block after its last piece; before, leave them where they are kept and return."""
         (x, k), (w, place) = of_x, of_w
         w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
-        places = [(row * COLUMNS + column) * LANES for row in range(rows) for column in range(COLUMNS)]
-        sums: list[Variable] = []
-
-        def keep(begin: int) -> None:
-            for each, place in zip(sums, places, strict=True):
-                e.store_vector(each.value, kept, place, begin)
-
-        for begin in range(0, LANES, self.lanes):
-            zeros = e.splat(F32(0.0), self.lanes)
-            sums = [e.variable(zeros.type, zeros) for _ in places]
-            with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
-                for each, place in zip(sums, places, strict=True):
-                    each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
-            with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(FEW_BYTES))) as (at_once, by_step):
-                with at_once:
-                    if begin == 0:
-                        with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
-                            self._fetch(e, ahead, offset)
-                    with e.range(*steps, self.plain.step) as i:
-                        self._add_step(e, sums, (x, k), (w, w_starts), begin, i)
-                with by_step, e.range(*steps, self.plain.step) as i:
-                    if begin == 0:
-                        self._fetch(e, ahead, e.product(self._steps(e, Range(steps.start, i)), ahead.stride))
-                    self._add_step(e, sums, (x, k), (w, w_starts), begin, i)
-            if self.lanes < LANES:
-                keep(begin)
+        zeros = e.splat(F32(0.0), self.lanes)
+        sums = [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
+        places = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
+        with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
+            for total, place in places:
+                total.value = e.load_vector(kept, F32, place, lanes=self.lanes)
+        with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(FEW_BYTES))) as (at_once, by_step):
+            with at_once:
+                with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
+                    self._fetch(e, ahead, offset)
+                with e.range(*steps, self.plain.step) as i:
+                    self._add_step(e, sums, (x, k), (w, w_starts), i)
+            with by_step, e.range(*steps, self.plain.step) as i:
+                self._fetch(e, ahead, e.product(self._steps(e, Range(steps.start, i)), ahead.stride))
+                self._add_step(e, sums, (x, k), (w, w_starts), i)
         with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
-            if self.lanes == LANES:
-                keep(0)
+            for total, place in places:
+                e.store_vector(total.value, kept, place)
             e.ir.ret_void()
-        if self.lanes == LANES:
-            found = [each.value for each in sums]
-        else:
-            found = [e.load_vector(kept, F32, place) for place in places]
-        return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
+        return [[each.value for each in row] for row in sums]
 
     def _add_step(
         self,
         e: Emitter,
-        sums: Sequence[Variable],
+        sums: Sequence[Sequence[Variable]],
         of_x: tuple[Any, Any],
         of_w: tuple[Any, Sequence[Any]],
-        begin: int,
         i: Any,
     ) -> None:
-        """Add the products of a step's numbers to a register's lanes of all sums, from one lane on."""
+        """Add the products of a step's numbers to all sums."""
         (x, k), (w, w_starts) = of_x, of_w
-        for take in self.takes:
+        for begin, take in itertools.product(range(0, LANES, self.lanes), self.takes):
             if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
                 e.ir.fence("acquire", "singlethread")
-            x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(len(sums) // COLUMNS)]
+            x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(len(sums))]
             for column, w_start in enumerate(w_starts):
                 w_row = take(e, self._load(e, w, begin, w_start, i))
-                for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
-                    self._add_product(e, total, x_row, w_row)
+                for x_row, totals in zip(x_rows, sums, strict=True):
+                    self._add_product(e, totals[column], x_row, w_row)
 
     def _steps(self, e: Emitter, numbers: Range) -> Any:
         return e.ir.udiv(e.ir.sub(numbers.stop, numbers.start), I64(self.plain.step))
@@ -518,15 +506,18 @@ class Multiplier:
         return self.out_format.widen(e, some[0])
 
     def _load(self, e: Emitter, base: Any, begin: int, *index: Any) -> Any:
-        """Return as many of a step's numbers, float32 or pairs, as a register holds, from one on."""
+        """Return as many of a step's numbers, float32 or pairs, as there are sums, from one on."""
         kind = F32 if self.dtype == jnp.float32 else I32
         return e.load_vector(e.at(base, self.storage, *index), kind, begin, lanes=self.lanes)
 
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
-        if x.type.element == F32:
-            total.value = e.fma(x, w, total.value)
-        else:
-            total.value = pairs.add_products(e, total.value, x, w)
+        for begin in range(0, x.type.count, self.lanes):
+            lanes = range(begin, begin + self.lanes)
+            some_x, some_w = (each if len(lanes) == x.type.count else e.shuffle(each, each, lanes) for each in (x, w))
+            if x.type.element == F32:
+                total.value = e.fma(some_x, some_w, total.value)
+            else:
+                total.value = pairs.add_products(e, total.value, some_x, some_w)
 
 
 def _flat(of: Operands, ahead: Ahead) -> list[Any]:
@@ -543,15 +534,23 @@ def _is_few(rows: int) -> bool:
 
 
 def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
-    """Return a vector of the sums of 16 vectors, each summed up as halves of halves."""
-    size = LANES // 2
+    """Return a vector of the sums of 16 vectors of 16 or 8 numbers, each summed up as halves of halves."""
+    lanes = vectors[0].type.count
+    found = [_add_up(e, vectors[first : first + lanes]) for first in range(0, LANES, lanes)]
+    return found[0] if lanes == LANES else e.shuffle(found[0], found[1], range(LANES))
+
+
+def _add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
+    """Return a vector of the sums of as many vectors as each has numbers."""
+    lanes = len(vectors)
+    size = lanes // 2
     while size:
         # Each holds segments of 2 * size numbers still to be added up, of one vector each.
-        starts = range(0, LANES, 2 * size)
+        starts = range(0, lanes, 2 * size)
         low = [
             lane
             for start in starts
-            for lane in (*range(start, start + size), *range(LANES + start, LANES + start + size))
+            for lane in (*range(start, start + size), *range(lanes + start, lanes + start + size))
         ]
         high = [lane + size for lane in low]
         half = len(vectors) // 2
