@@ -39,7 +39,8 @@ in pieces of 512 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2;
 
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --speculation what drafts
 bring (beside HF's prompt lookup, if --hf-python is given), --beside-xla what a CPU's own kernels bring to a whole
-engine, --render draws and writes again from the JSON of the last run.
+engine (with the weights widened as for the comparison, if --hf-python is given, else packed as in the file), --render
+draws and writes again from the JSON of the last run.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         return measure_gguf(args)
     (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
-    model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
+    model = checkpoint(gguf, args.hf_python) if mode in ("comparison", "beside_xla") else gguf
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         if mode == "sweep":
@@ -204,7 +205,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         if mode == "workloads":
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         if mode == "beside_xla":
-            return {mode: beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+            found = beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+            return {"weights": "widened" if model.is_dir() else "as the file has them", mode: found}
         if mode == "speculation":
             pythons = {peer: getattr(args, f"{peer}_python") for peer in PEERS}
             # Those that read safetensors need a folder.
