@@ -379,8 +379,7 @@ class Multiplier:
     ) -> list[list[Any]]:
         """Return the sums of a block of few rows."""
         (_, k), (w, place, parts) = of_x, of_w
-        zeros = e.splat(F32(0.0), self.lanes)
-        sums = [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
+        sums = self._no_sums(e, rows)
         # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
         # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
         has_all = self.is_packed and (rows == 1 or num_registers() == 32)
@@ -410,12 +409,11 @@ class Multiplier:
         """Return the sums of a block after its last piece; before, leave them where they are kept and return."""
         (x, k), (w, place) = of_x, of_w
         w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
-        zeros = e.splat(F32(0.0), self.lanes)
-        sums = [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
-        places = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
+        sums = self._no_sums(e, rows)
+        kept_at = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
         with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
-            for total, place in places:
-                total.value = e.load_vector(kept, F32, place, lanes=self.lanes)
+            for total, index in kept_at:
+                total.value = e.load_vector(kept, F32, index, lanes=self.lanes)
         with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(FEW_BYTES))) as (at_once, by_step):
             with at_once:
                 with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
@@ -426,10 +424,15 @@ class Multiplier:
                 self._fetch(e, ahead, e.product(self._steps(e, Range(steps.start, i)), ahead.stride))
                 self._add_step(e, sums, (x, k), (w, w_starts), i)
         with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
-            for total, place in places:
-                e.store_vector(total.value, kept, place)
+            for total, index in kept_at:
+                e.store_vector(total.value, kept, index)
             e.ir.ret_void()
         return [[each.value for each in row] for row in sums]
+
+    def _no_sums(self, e: Emitter, rows: int) -> list[list[Variable]]:
+        """Return the sums of a block before anything is added."""
+        zeros = e.splat(F32(0.0), self.lanes)
+        return [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
 
     def _add_step(
         self,
