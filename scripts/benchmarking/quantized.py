@@ -18,7 +18,6 @@ from benchmarking.contestants import Contestant
 from benchmarking.prompts import Requests, Source
 from benchmarking.report import Metric, as_text, number, times_better
 from benchmarking.turns import take_turns
-from benchmarking.worker import BenchmarkError, Worker
 
 STREAMS = 16
 KV_BYTES = 1 << 28
@@ -123,21 +122,14 @@ class Run:
             figures = {"warm_s": worker.seconds_to(first)}
             worker.call("warm_up")
             for each in tasks.warm_up:
-                self._speed(worker, each)
-            figures["stream"] = statistics.median(self._speed(worker, each) for each in tasks.stream)
+                worker.seconds_of(each)
+            figures["stream"] = statistics.median(each.output_tokens / worker.seconds_of(each) for each in tasks.stream)
             # A prompt's one output token comes of the same step.
-            seconds = [tasks.prefill[0].output_tokens / self._speed(worker, each) for each in tasks.prefill]
-            figures["prefill"] = tasks.prefill[0].prompt_tokens / statistics.median(seconds)
-            figures["streams"] = self._speed(worker, tasks.streams)
+            seconds = statistics.median(worker.seconds_of(each) for each in tasks.prefill)
+            figures["prefill"] = tasks.prefill[0].prompt_tokens / seconds
+            figures["streams"] = tasks.streams.output_tokens / worker.seconds_of(tasks.streams)
             figures["peak_gib"] = worker.call("versions").peak_bytes / 2**30
         return {name: round(value, 4) for name, value in figures.items()}
-
-    def _speed(self, worker: Worker, requests: Requests) -> float:
-        """Return output tokens by the seconds of the call. Raises BenchmarkError unless all outputs are as asked."""
-        answer = worker.call("generate", requests.prompts, requests.lengths)
-        if list(map(len, answer.value)) != list(requests.lengths):
-            raise BenchmarkError(f"{self.contestant.label} gave outputs of other lengths than asked")
-        return requests.output_tokens / answer.seconds
 
 
 def table(results: Mapping[str, Any]) -> list[list[str]]:

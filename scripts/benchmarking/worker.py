@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarking.prompts import Requests
+
 SCRIPTS = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).resolve().parent / "workers"
 OF_THIS_SHELL = (
@@ -91,6 +93,13 @@ class Worker:
         if not line:
             self._fail()
         return Answer(**json.loads(line))
+
+    def seconds_of(self, requests: Requests) -> float:
+        """Return the seconds of requests. Raises BenchmarkError unless their outputs are as long as asked."""
+        answer = self.call("generate", requests.prompts, requests.lengths)
+        if list(map(len, answer.value)) != list(requests.lengths):
+            raise BenchmarkError(f"{self._name} gave outputs of other lengths than asked")
+        return answer.seconds
 
     def seconds_to(self, answer: Answer) -> float:
         """Return the seconds from the process' start to the end of a call."""
