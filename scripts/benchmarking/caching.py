@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking.contestants import Contestant, jaxllm
-from benchmarking.prompts import Source
+from benchmarking.prompts import Requests, Source
 from benchmarking.worker import BenchmarkError, Worker
 
 Outputs = list[list[int]]
@@ -24,7 +24,7 @@ class Session:
 
     def generate(self, prompts: list[list[int]], length: int) -> Outputs:
         """Continue each prompt by so many tokens."""
-        answer = self._worker.call("generate", prompts, [length] * len(prompts))
+        answer = self._worker.generate(Requests(prompts, [length] * len(prompts)))
         self.seconds += answer.seconds
         self.prompt_tokens += sum(map(len, prompts))
         return answer.value

@@ -15,7 +15,7 @@ from benchmarking import agreement
 from benchmarking.contestants import Contestant, jaxllm
 from benchmarking.prompts import Requests, Source
 from benchmarking.turns import say, take_turns
-from benchmarking.worker import Answer, BenchmarkError, Worker
+from benchmarking.worker import Answer, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
 ROWS = (4, 16, 32, 64, 128, 512)
@@ -169,7 +169,7 @@ class Run:
                 "versions": worker.call("versions").value,
             }
             if self.contestant.shares_weights:
-                result["agreement"] = asdict(self._check(self._generate(worker, self.tasks.checked)))
+                result["agreement"] = asdict(self._check(worker.generate(self.tasks.checked)))
             worker.call("warm_up")  # so that the caches are full
         return result | {"rounds": []}
 
@@ -179,21 +179,21 @@ class Run:
             figures = {"warm_s": self._first_token(worker)}
             worker.call("warm_up")
             if self.contestant.batches:
-                self._generate(worker, self.tasks.warm_up)
+                worker.generate(self.tasks.warm_up)
                 figures |= self._offline(worker)
-            streams = [(stream, self._generate(worker, stream)) for stream in self.tasks.streams]
+            streams = [(stream, worker.generate(stream)) for stream in self.tasks.streams]
             figures["stream"] = statistics.median(stream.output_tokens / answer.seconds for stream, answer in streams)
-            firsts = [self._generate(worker, first) for first in self.tasks.first_tokens]
+            firsts = [worker.generate(first) for first in self.tasks.first_tokens]
             figures["first_token_ms"] = statistics.median(answer.seconds * 1e3 for answer in firsts)
             figures["peak_gib"] = firsts[-1].peak_bytes / 2**30
         return {name: round(value, 4) for name, value in figures.items()}
 
     def _first_token(self, worker: Worker) -> float:
-        return worker.seconds_to(self._generate(worker, self.tasks.first))
+        return worker.seconds_to(worker.generate(self.tasks.first))
 
     def _offline(self, worker: Worker) -> dict[str, float]:
         offline = self.tasks.offline
-        answer = self._generate(worker, offline)
+        answer = worker.generate(offline)
         if self.contestant.shares_weights:
             self._check(answer)
         total = offline.prompt_tokens + offline.output_tokens
@@ -202,14 +202,6 @@ class Run:
     def _check(self, answer: Answer) -> agreement.Agreement:
         outputs = answer.value[: len(self.reference)]
         return agreement.compare(self.contestant.label, self.reference, outputs, self.dtype)
-
-    def _generate(self, worker: Worker, requests: Requests) -> Answer:
-        """Run requests. Raises BenchmarkError unless all outputs are as long as asked."""
-        answer = worker.call("generate", requests.prompts, requests.lengths)
-        lengths = list(map(len, answer.value))
-        if lengths != list(requests.lengths):
-            raise BenchmarkError(f"{self.contestant.label} gave {lengths} tokens, not {list(requests.lengths)}")
-        return answer
 
 
 def _hardware_speeds(shapes: Mapping[str, int], dtype: str, scratch: Path) -> dict[str, Any]:

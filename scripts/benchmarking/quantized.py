@@ -101,7 +101,7 @@ class Run:
     def cold(self) -> dict[str, Any]:
         """Start with empty caches, time the first token, and take the perplexity."""
         with self.contestant.start(self.cache) as worker:
-            first = worker.call("generate", self.tasks.first.prompts, self.tasks.first.lengths)
+            first = worker.generate(self.tasks.first)
             result = {
                 "label": self.contestant.label,
                 "cold_s": round(worker.seconds_to(first), 2),
@@ -118,16 +118,18 @@ class Run:
         """Start with the caches of the cold run and measure everything."""
         tasks = self.tasks
         with self.contestant.start(self.cache) as worker:
-            first = worker.call("generate", tasks.first.prompts, tasks.first.lengths)
+            first = worker.generate(tasks.first)
             figures = {"warm_s": worker.seconds_to(first)}
             worker.call("warm_up")
             for each in tasks.warm_up:
-                worker.seconds_of(each)
-            figures["stream"] = statistics.median(each.output_tokens / worker.seconds_of(each) for each in tasks.stream)
+                worker.generate(each)
+            figures["stream"] = statistics.median(
+                each.output_tokens / worker.generate(each).seconds for each in tasks.stream
+            )
             # A prompt's one output token comes of the same step.
-            seconds = statistics.median(worker.seconds_of(each) for each in tasks.prefill)
+            seconds = statistics.median(worker.generate(each).seconds for each in tasks.prefill)
             figures["prefill"] = tasks.prefill[0].prompt_tokens / seconds
-            figures["streams"] = tasks.streams.output_tokens / worker.seconds_of(tasks.streams)
+            figures["streams"] = tasks.streams.output_tokens / worker.generate(tasks.streams).seconds
             figures["peak_gib"] = worker.call("versions").peak_bytes / 2**30
         return {name: round(value, 4) for name, value in figures.items()}
 

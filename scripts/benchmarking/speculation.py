@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarking.contestants import Contestant
+from benchmarking.prompts import Requests
 from benchmarking.worker import BenchmarkError
 
 CODE = '''\
@@ -162,9 +163,9 @@ def _of_other(
     for contestant in contestants:
         with contestant.start(scratch) as worker:
             for name, ids in prompts.items():
-                worker.call("generate", [ids], [8])
+                worker.generate(Requests([ids], [8]))
                 count = max(2, rounds // 2)
-                seconds[name].append([worker.call("generate", [ids], [length]).seconds for _ in range(count)])
+                seconds[name].append([worker.generate(Requests([ids], [length])).seconds for _ in range(count)])
     rows = {}
     for name, (plain, lookup) in seconds.items():
         rows[name] = {f"{other}_tokens_s": _rate(length, plain), f"{other}_lookup_tokens_s": _rate(length, lookup)}

@@ -59,7 +59,7 @@ def sweep(
 def queued_prompts(worker: Worker, source: Source, num: int) -> Row:
     """Measure so many short prompts, all queued at once."""
     requests = source.equal(num, 16, 8)
-    answer = worker.call("generate", requests.prompts, requests.lengths)
+    answer = worker.generate(requests)
     return {
         "s": answer.seconds,
         "output_tokens_per_s": requests.output_tokens / answer.seconds,
@@ -83,8 +83,7 @@ def decode(worker: Worker, source: Source, num: int, prompt: int, output: int) -
     """Return the seconds of prompts with one output token each, and of each further step: medians."""
 
     def seconds(length: int) -> float:
-        requests = source.equal(num, prompt, length)
-        return worker.call("generate", requests.prompts, requests.lengths).seconds
+        return worker.generate(source.equal(num, prompt, length)).seconds
 
     times = [(seconds(1), seconds(output)) for _ in range(1 + REPEATS)][1:]  # the first may compile
     return (
@@ -117,7 +116,7 @@ def dummy_model(config: dict[str, Any], dtype: str, scratch: Path) -> Row:
     contestant = jaxllm(folder, dtype, **engine, **ENGINE)
     source = Source(config["vocab_size"])
     with contestant.start(folder) as worker:
-        start = worker.seconds_to(worker.call("generate", [source.tokens(32)], [1]))
+        start = worker.seconds_to(worker.generate(source.equal(1, 32, 1)))
         prefill, _ = decode(worker, source, 1, 512, 2)
         _, step = decode(worker, source, 8, 16, 32)
     return {"cold_s": start, "prefill_ms": prefill * 1e3, "step_ms": step * 1e3}

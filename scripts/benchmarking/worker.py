@@ -94,12 +94,13 @@ class Worker:
             self._fail()
         return Answer(**json.loads(line))
 
-    def seconds_of(self, requests: Requests) -> float:
-        """Return the seconds of requests. Raises BenchmarkError unless their outputs are as long as asked."""
+    def generate(self, requests: Requests) -> Answer:
+        """Continue prompts; the value is each one's tokens. Raises BenchmarkError unless all are as many as asked."""
         answer = self.call("generate", requests.prompts, requests.lengths)
-        if list(map(len, answer.value)) != list(requests.lengths):
-            raise BenchmarkError(f"{self._name} gave outputs of other lengths than asked")
-        return answer.seconds
+        lengths = list(map(len, answer.value))
+        if lengths != list(requests.lengths):
+            raise BenchmarkError(f"{self._name} gave {lengths} tokens, not {list(requests.lengths)}")
+        return answer
 
     def seconds_to(self, answer: Answer) -> float:
         """Return the seconds from the process' start to the end of a call."""

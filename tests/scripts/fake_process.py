@@ -1,19 +1,17 @@
-"""What stands in for a `Worker`, but for the answers to its calls."""
+"""What stands in for a `Worker`, but for the answers to its calls, which its subclasses give."""
 
 from __future__ import annotations
 
 from typing import Self
 
-from benchmarking.worker import Answer
+from benchmarking.worker import Worker
 
 
-class FakeProcess:
+class FakeProcess(Worker):
     """A process that was started at second 10 of the machine's clock."""
 
-    spawned = 10.0
-
-    def seconds_to(self, answer: Answer) -> float:
-        return answer.ended - self.spawned
+    def __init__(self) -> None:
+        self._name, self.spawned = "X", 10.0
 
     def __enter__(self) -> Self:
         return self

@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import benchmark
 import pytest
-from benchmarking import agreement, caching, charts, compare, contestants, report, sweep
+from benchmarking import agreement, beside_xla, caching, charts, compare, contestants, report, sweep
 from benchmarking.prompts import FIRST_PLAIN_ID, Source
 from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
 
@@ -115,6 +116,7 @@ class EchoWorker(FakeProcess):
     """Stands in for a process: each token takes a hundredth of a second, and outputs are what `output` says."""
 
     def __init__(self, output: int = 7, shorter: int = 0) -> None:
+        super().__init__()
         self.output, self.shorter, self.asked = output, shorter, []
 
     def call(self, method: str, *arguments: Any) -> Answer:
@@ -503,12 +505,12 @@ def test_deeper_models_differ_in_depth_only():
 
 
 def test_decode_step_is_what_more_tokens_cost():
-    class Clock:
-        def call(self, method: str, prompts: list[list[int]], lengths: list[int]) -> Answer:
-            return Answer([], 2.0 + 0.25 * (lengths[0] - 1), 0.0, 0)
+    class Clock(FakeProcess):
+        def call(self, method: str, *arguments: Any) -> Answer:
+            _, lengths = arguments
+            return Answer([[7] * length for length in lengths], 2.0 + 0.25 * (lengths[0] - 1), 0.0, 0)
 
-    clock: Any = Clock()
-    assert sweep.decode(clock, Source(1000), 4, 8, 9) == pytest.approx((2.0, 0.25))
+    assert sweep.decode(Clock(), Source(1000), 4, 8, 9) == pytest.approx((2.0, 0.25))
 
 
 def test_our_own_worker(monkeypatch: pytest.MonkeyPatch):
@@ -547,3 +549,29 @@ def test_charts_draw_what_the_sweep_measures(monkeypatch: pytest.MonkeyPatch, tm
     assert list(rows) == ["prompts", "batch", "context", "depth", "width"]
     for name, labels in charts.GROWTH.items():
         assert {name, *labels} <= set(rows[name][0])
+
+
+def test_both_backends_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Where plain XLA takes twice as long for each token, its figures are half of ours."""
+
+    class Backend(EchoWorker):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def call(self, method: str, *arguments: Any) -> Answer:
+            if method == "shapes":
+                return Answer(SHAPES, 0.0, 20.0, 2**30)
+            answer = super().call(method, *arguments)
+            return replace(answer, seconds=answer.seconds * (2 if self.name == "xla" else 1))
+
+    started: list[str] = []
+    monkeypatch.setattr(
+        contestants.Contestant, "start", lambda self, cache: started.append(self.name) or Backend(self.name)
+    )
+    found = beside_xla.beside_xla(tmp_path, "float32", rounds=2, quick=True, scratch=tmp_path)
+    own, xla = "own kernels", "xla"
+    assert started == [own, xla, own, xla, xla, own]
+    assert found.pop("a prompt of 512, tokens/s") == {own: 51200.0, xla: 25600.0, "times": 2.0}
+    assert len(found) == 3
+    assert all(row == {own: 100.0, xla: 50.0, "times": 2.0} for row in found.values())

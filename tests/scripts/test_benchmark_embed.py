@@ -78,6 +78,7 @@ class FakeWorker(FakeProcess):
     """Stands in for a process: a text takes a hundredth of a second, in batches of 32 half of that."""
 
     def __init__(self, vectors: np.ndarray) -> None:
+        super().__init__()
         self.vectors, self.asked = vectors, []
 
     def call(self, method: str, *arguments: Any) -> Answer:
