@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Guarded:
-    """What a check guards: files by pattern, and packages by the version that requirements.lock gives them."""
+    """What a check guards besides its tests: files by pattern, and packages by their version in requirements.lock."""
 
-    files: tuple[str, ...]
+    sources: tuple[str, ...]
     packages: tuple[str, ...]
 
 
@@ -48,38 +48,29 @@ KERNELS = (
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
     "kernels": Guarded(
-        files=(*KERNELS, "scripts/workloads.py", "tests/pallas_kernels/*.py", "tests/scripts/test_workloads.py"),
+        sources=(*KERNELS, "scripts/workloads.py"),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),
     # The same in the engine.
     "engine_kernels": Guarded(
-        files=(
+        sources=(
             *KERNELS,
             "jaxllm/execution/options.py",
             "jaxllm/execution/step.py",
             "models/layers/*.py",
             "models/loop.py",
             "models/model.py",
-            "tests/e2e/test_kernels.py",
-            "tests/e2e/kernel_runs.py",
-            "tests/e2e/random_checkpoint.py",
         ),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),
-    # Kernels of CPUs that take long to check; those of attention always run.
+    # Kernels of CPUs.
     "cpu_kernels": Guarded(
-        files=(
-            "jaxllm/loading/gguf*.py",
-            "jaxllm/loading/mapped_file.py",
-            "pallas_kernels/**/*.py",
-            "tests/pallas_kernels/*.py",
-            "tests/utils/ownership.py",
-        ),
+        sources=("jaxllm/loading/gguf*.py", "jaxllm/loading/mapped_file.py", "pallas_kernels/**/*.py"),
         packages=("jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy"),
     ),
     # Models by themselves, against HF's outputs and attention over held keys and values.
     "models": Guarded(
-        files=(
+        sources=(
             "jaxllm/loading/**/*.py",
             "models/**/*.py",
             "pallas_kernels/**/*.py",
@@ -87,14 +78,68 @@ CHECKS = {
             "tests/data/pooling/**/*",
             "tests/data/quantized/**/*",
             "tests/data/tiny/**/*",
-            "tests/models/*.py",
-            "tests/quick.py",
         ),
         packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors"),
     ),
+    # Checkpoints as they are loaded: how much memory that takes, and what the formats' own tools wrote.
+    "loading": Guarded(
+        sources=(
+            "jaxllm/config/*.py",
+            "jaxllm/loading/**/*.py",
+            "models/**/*.py",
+            "pallas_kernels/**/*.py",
+            "tests/data/quantized/**/*",
+            "tests/data/tiny/**/*",
+        ),
+        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "transformers"),
+    ),
+    # What is drawn from logits, and the log-probabilities that are told.
+    "sampling": Guarded(
+        sources=("jaxllm/params/*.py", "jaxllm/sampling/*.py"),
+        packages=("jax", "jaxlib", "numpy"),
+    ),
+    # Malformed outputs by the ten thousand.
+    "parsers": Guarded(sources=("jaxllm/parsers/**/*.py",), packages=()),
+    # Whole servers, engines in processes of their own, and loads upon them.
+    "server": Guarded(
+        sources=(
+            "jaxllm/*.py",
+            "jaxllm/cli/**/*.py",
+            "jaxllm/config/*.py",
+            "jaxllm/constraints/**/*.py",
+            "jaxllm/engine/**/*.py",
+            "jaxllm/entrypoints/**/*.py",
+            "jaxllm/execution/*.py",
+            "jaxllm/params/*.py",
+            "jaxllm/parsers/**/*.py",
+            "jaxllm/scheduling/*.py",
+            "jaxllm/server/**/*",
+            "jaxllm/text/*.py",
+            "jaxllm/utils/*.py",
+            "scripts/benchmarking/front_end.py",
+            "scripts/benchmarking/servers.py",
+            "scripts/soaking/*.py",
+            "scripts/soak*.py",
+            "tests/data/adapters/**/*",
+            "tests/data/tiny/**/*",
+        ),
+        packages=(
+            "fastapi",
+            "grpcio",
+            "jax",
+            "jaxlib",
+            "msgspec",
+            "prometheus_client",
+            "pydantic",
+            "pyzmq",
+            "starlette",
+            "uvicorn",
+            "uvloop",
+        ),
+    ),
     # What an engine makes of requests: parameters, grammars, drafts, adapters, company, preemption, aborts.
     "engine": Guarded(
-        files=(
+        sources=(
             "jaxllm/*.py",
             "jaxllm/config/*.py",
             "jaxllm/constraints/**/*.py",
@@ -110,41 +155,16 @@ CHECKS = {
             "jaxllm/utils/*.py",
             "models/**/*.py",
             "pallas_kernels/**/*.py",
-            "tests/conftest.py",
-            "tests/constraints/*.py",
             "tests/data/adapters/**/*",
             "tests/data/pooling/**/*",
             "tests/data/schemas/**/*",
             "tests/data/tiny/**/*",
-            "tests/e2e/adapter_data.py",
-            "tests/e2e/inside.py",
-            "tests/e2e/sampling_*.py",
-            "tests/e2e/test_aborts.py",
-            "tests/e2e/test_adapters.py",
-            "tests/e2e/test_batch_invariance.py",
-            "tests/e2e/test_beam_search.py",
-            "tests/e2e/test_invariance.py",
-            "tests/e2e/test_latents.py",
-            "tests/e2e/test_pooling.py",
-            "tests/e2e/test_sampling_fields.py",
-            "tests/e2e/test_speculation.py",
-            "tests/e2e/test_states.py",
-            "tests/e2e/test_structured_outputs.py",
-            "tests/e2e/tiny_*.py",
-            "tests/engine/fake_core.py",
-            "tests/engine/support.py",
-            "tests/loading/files.py",
-            "tests/models/pooled.py",
-            "tests/models/running.py",
-            "tests/models/tiny.py",
-            "tests/quick.py",
-            "tests/scheduling/simulation.py",
         ),
         packages=("flax", "jax", "jaxlib", "llguidance", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),
     ),
     # More than SmolLM2 on one device: what the host does besides start-up and tokenizing is the same there.
     "device": Guarded(
-        files=(
+        sources=(
             "jaxllm/config/resolve.py",
             "jaxllm/engine/core/kv_cache_size.py",
             "jaxllm/engine/core/startup.py",
@@ -168,33 +188,12 @@ CHECKS = {
             "tests/data/goldens/*.json",
             "tests/data/heads/**/*",
             "tests/data/tiny/**/*",
-            "tests/e2e/goldens.py",
-            "tests/e2e/guessing.py",
-            "tests/e2e/host_runs.py",
-            "tests/e2e/inside.py",
-            "tests/e2e/sampling_cases.py",
-            "tests/e2e/tensor_parallel_runs.py",
-            "tests/e2e/test_gemma3.py",
-            "tests/e2e/test_hosts.py",
-            "tests/e2e/test_quantization.py",
-            "tests/e2e/test_smollm2.py",
-            "tests/e2e/test_tensor_parallel.py",
-            "tests/e2e/tiny_engine.py",
-            "tests/e2e/tiny_tokenizer.py",
-            "tests/execution/support.py",
-            "tests/execution/test_step_program.py",
-            "tests/loading/files.py",
-            "tests/models/running.py",
-            "tests/models/test_quantization.py",
-            "tests/models/tiny.py",
-            "tests/quick.py",
-            "tests/scripts/test_profile_step.py",
         ),
         packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),
     ),
     # Every family in an engine, and draft heads: what is before and behind the engine is the same for all.
     "families": Guarded(
-        files=(
+        sources=(
             "jaxllm/config/resolve*.py",
             "jaxllm/engine/core/*.py",
             "jaxllm/execution/*.py",
@@ -204,24 +203,13 @@ CHECKS = {
             "jaxllm/speculation/*.py",
             "models/**/*.py",
             "pallas_kernels/**/*.py",
-            "tests/conftest.py",
             "tests/data/heads/**/*",
             "tests/data/tiny/**/*",
-            "tests/e2e/guessing.py",
-            "tests/e2e/inside.py",
-            "tests/e2e/test_draft_heads.py",
-            "tests/e2e/test_families.py",
-            "tests/e2e/test_family_invariance.py",
-            "tests/e2e/tiny_engine.py",
-            "tests/models/heads.py",
-            "tests/models/running.py",
-            "tests/models/tiny.py",
-            "tests/quick.py",
         ),
         packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors"),
     ),
     "tpu_compiler": Guarded(
-        files=(
+        sources=(
             "pallas_kernels/grouped_matmul/*.py",
             "pallas_kernels/grouped_matmul/tpu/**/*.py",
             "pallas_kernels/latent_attention/*.py",
@@ -235,36 +223,62 @@ CHECKS = {
         ),
         packages=("jax", "jaxlib"),
     ),
-    "goldens_notice": Guarded(
-        files=(
-            "tests/data/tiny/**/*",
-            "tests/data/pooling/**/*",
-            "tests/models/test_goldens_notice.py",
-            "tests/models/test_pooling_goldens.py",
-            "tests/models/pooled.py",
-            "tests/models/tiny.py",
-        ),
-        packages=(),
-    ),
+    "goldens_notice": Guarded(sources=("tests/data/tiny/**/*", "tests/data/pooling/**/*"), packages=()),
 }
 
 
-def digest(guarded: Guarded, root: Path = ROOT) -> str:
+def digest(check: str, root: Path = ROOT) -> str:
     """Return the digest of the files that a check guards and of its packages' versions."""
     total = hashlib.sha256()
-    for pattern in guarded.files:
-        paths = sorted(path for path in root.glob(pattern) if path.is_file())
-        if not paths:
-            raise FileNotFoundError(f"{pattern} matches no file under {root}")
-        for path in paths:
-            total.update(f"{path.relative_to(root).as_posix()}\n".encode() + content(path) + b"\n")
+    for path in sorted(files(check, root)):
+        total.update(f"{path.relative_to(root).as_posix()}\n".encode() + content(path) + b"\n")
     lock = (root / "requirements.lock").read_text()
-    for package in guarded.packages:
+    for package in CHECKS[check].packages:
         pin = re.search(rf"(?mi)^{re.escape(package)}==\S+$", lock)
         if pin is None:
             raise LookupError(f"requirements.lock does not pin {package}")
         total.update(pin.group().encode() + b"\n")
     return total.hexdigest()
+
+
+def files(check: str, root: Path = ROOT) -> set[Path]:
+    """Return the files that a check guards: those of its tests, and its sources."""
+    found = files_of_tests(check, root)
+    for pattern in CHECKS[check].sources:
+        sources = {path for path in root.glob(pattern) if path.is_file() and "__pycache__" not in path.parts}
+        if not sources:
+            raise FileNotFoundError(f"{pattern} matches no file under {root}")
+        found |= sources
+    return found
+
+
+def files_of_tests(check: str, root: Path) -> set[Path]:
+    """Return the files of the tests that are marked with a check's name, and all files of tests that they need."""
+    mark = re.compile(rf"\bpytest\.mark\.{check}\b")
+    found: set[Path] = set()
+    waiting = [path for path in root.glob("tests/**/*.py") if mark.search(path.read_text())]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            modules = (root.joinpath(*name.split(".")).with_suffix(".py") for name in named_modules(path))
+            conftests = (folder / "conftest.py" for folder in path.relative_to(root).parents[:-1])
+            waiting += [each for each in (*modules, *(root / each for each in conftests)) if each.is_file()]
+    return found
+
+
+def named_modules(path: Path) -> set[str]:
+    """Return the modules of tests that a file imports or names in a string, as it does to run them as programs."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=imported):
+                names |= {each.name for each in imported}
+            case ast.ImportFrom(module=str(module), names=imported):
+                names |= {module, *(f"{module}.{each.name}" for each in imported)}
+            case ast.Constant(value=str(text)):
+                names.add(text)
+    return {name for name in names if re.fullmatch(r"tests(\.\w+)+", name)}
 
 
 def content(path: Path) -> bytes:
@@ -291,12 +305,12 @@ def read_record(root: Path = ROOT) -> dict[str, str]:
 
 def has_changed(check: str, root: Path = ROOT) -> bool:
     """Say whether a check has to run."""
-    return read_record(root).get(check) != digest(CHECKS[check], root)
+    return read_record(root).get(check) != digest(check, root)
 
 
 def record(check: str, root: Path = ROOT) -> None:
     """Keep that a check passed on the sources as they are."""
-    passed = read_record(root) | {check: digest(CHECKS[check], root)}
+    passed = read_record(root) | {check: digest(check, root)}
     (root / "tests" / "guarded.json").write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
 
 

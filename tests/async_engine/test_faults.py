@@ -28,6 +28,8 @@ from tests.async_engine.support import (
     until,
 )
 
+pytestmark = pytest.mark.server
+
 NUM_STREAMS = 32
 LONG = 400
 

@@ -30,6 +30,8 @@ from tests.async_engine.support import END_SECONDS, greedy, ids, read, read_one,
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import make_ready
 
+pytestmark = pytest.mark.server
+
 STEP_SECONDS = 0.01
 
 

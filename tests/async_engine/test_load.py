@@ -33,6 +33,8 @@ from tests.async_engine.support import (
     until,
 )
 
+pytestmark = pytest.mark.server
+
 NUM_REQUESTS = 300
 NUM_CANCELLED = 200
 

@@ -17,6 +17,8 @@ from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidati
 from jaxllm.outputs import RequestOutput
 from tests.async_engine.support import greedy, ids, mock_llm, nothing_left, read, read_one, tiny_args, tokens_of, until
 
+pytestmark = pytest.mark.server
+
 NUM_TOKENS = 60
 RESTART_SECONDS = 15.0
 

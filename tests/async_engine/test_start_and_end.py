@@ -26,6 +26,8 @@ from jaxllm.exceptions import VLLMValidationError
 from tests.async_engine.support import END_SECONDS, greedy, mock_llm, nothing_left, read, tiny_args, tokens_of
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.server
+
 SCRIPT = """
 import asyncio, sys
 from jaxllm import LLM, AsyncLLM, SamplingParams

@@ -19,6 +19,8 @@ from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job
 from tests.e2e.tiny_tokenizer import ids_of
 
+pytestmark = pytest.mark.server
+
 NUM_STREAMS = 64
 NUM_LEAVERS = 16
 LONG_TOKENS = 400

@@ -27,6 +27,8 @@ from jaxllm.models.quantization import METHODS, quantize
 from pallas_kernels.weights.held import Quantized
 from tests.loading.files import spec, write_folder
 
+pytestmark = pytest.mark.loading
+
 RNG = np.random.default_rng(0)
 D, N, H, F, V = 6, 2, 3, 5, 7
 NUM_LAYERS = 2

@@ -16,6 +16,8 @@ from jaxllm.loading.open import open_checkpoint, open_config
 from jaxllm.models import Model, get_family
 from pallas_kernels.weights import dequantize
 
+pytestmark = pytest.mark.loading
+
 ROOT = Path(__file__).parents[1] / "data" / "quantized"
 CASES = sorted(path.name for path in ROOT.iterdir())
 CLOSE = {"bnb_nf4_nested": 2**-22, "bnb_int8": 2**-22, "modelopt_nvfp4": 2**-22, "ct_nvfp4": 2**-7}

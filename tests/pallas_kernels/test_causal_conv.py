@@ -27,6 +27,8 @@ from tests.pallas_kernels.states import (
     scratch_bytes,
 )
 
+pytestmark = pytest.mark.cpu_kernels
+
 IMPLEMENTATIONS = ["xla", "cpu"]
 OF_LAYER = (1,)
 """Which inputs have no rows: the weights."""

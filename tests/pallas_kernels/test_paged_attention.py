@@ -39,7 +39,10 @@ RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33
 IMPLEMENTATION = "xla"
 
 
-@pytest.fixture(params=[pytest.param("xla", marks=pytest.mark.kernels), "cpu"], autouse=True)
+@pytest.fixture(
+    params=[pytest.param("xla", marks=pytest.mark.kernels), pytest.param("cpu", marks=pytest.mark.cpu_kernels)],
+    autouse=True,
+)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
 

@@ -13,6 +13,8 @@ from jaxllm.parsers.pieces import CallArguments, CallStart
 from jaxllm.parsers.registry import ToolParserManager
 from tests.parsers.outputs import ARGUMENTS, FORMS, Call, Form, calls_of, is_linear, read, whole
 
+pytestmark = pytest.mark.parsers
+
 NUM_MUTATIONS = 10_000
 INSERTED = "QZ"
 """Letters that are in no mark, and in nothing else that an output may begin with."""

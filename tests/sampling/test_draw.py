@@ -15,6 +15,8 @@ from jaxllm.sampling.sampler import sample_plain
 from jaxllm.sampling.tiles import WholeRows, most_likely, tile_maxima, top_ids
 from tests.sampling.oracle import Row, edited, kept_by_sort, make_batch, make_sampler, weights_of
 
+pytestmark = pytest.mark.sampling
+
 V = 40
 DRAWS = 6_000
 plain = jax.jit(sample_plain)

@@ -20,6 +20,8 @@ from tests.sampling.oracle import (
     steer,
 )
 
+pytestmark = pytest.mark.sampling
+
 V = 300
 seen = partial(Row, prompt=(1, 2, 2, V - 1), output=(2, 4, 4, 4))
 FEATURES: dict[str, Row] = {

@@ -20,6 +20,8 @@ from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 from tests.server.support import TEMPLATE
 
+pytestmark = pytest.mark.server
+
 FLAGS = (
     *("--dtype", "bfloat16", "--batch-invariant", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
     *("--max-num-batched-tokens", "64", "--cudagraph-capture-sizes", "64", "--block-size", "16"),

@@ -11,6 +11,8 @@ from soaking.census import Census, trend
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:

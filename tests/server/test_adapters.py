@@ -21,6 +21,8 @@ from tests.server.grpc_support import client_of, grpc_opened, message_of, refusa
 from tests.server.support import TEMPLATE, Served, command_line, served
 from tests.server.test_chat import PATH, joined
 
+pytestmark = pytest.mark.server
+
 CASE = "llama3_tied"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -21,6 +21,8 @@ from tests.server import request_bounds as bounds_of
 from tests.server.request_bounds import ANYWHERE, CHAT, CHAT_ALL, DETOKENIZE, LONG, TOKENIZE, Bound
 from tests.server.support import Answer, Served
 
+pytestmark = pytest.mark.server
+
 ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
     "/v1/chat/completions": (
         ChatCompletionRequest,

@@ -13,6 +13,8 @@ from jsonschema import Draft202012Validator
 from tests.server.hostile import requests
 from tests.server.support import Answer, Served, mock_served
 
+pytestmark = pytest.mark.server
+
 TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
 RESPONSE: dict[str, Any] = {"input": "a", "max_output_tokens": 3, "ignore_eos": True}

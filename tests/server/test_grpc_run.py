@@ -26,6 +26,8 @@ from tests.server.support import mock_served
 from tests.server.test_run import free_port, server
 from tests.server.test_tls import DATA
 
+pytestmark = pytest.mark.server
+
 ONE, TWO = ((DATA / f"{name}.pem", DATA / f"{name}.key") for name in ("one", "two"))
 LONG = message_of({"prompt": [5], "max_tokens": 40_000, "ignore_eos": True})
 

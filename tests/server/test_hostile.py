@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.constraints.bombs import bombs
 from tests.server.hostile import Hostile, requests
 from tests.server.support import Served
+
+pytestmark = pytest.mark.server
 
 NUM_REQUESTS = 2000
 NUM_CONNECTIONS = 16

@@ -75,6 +75,7 @@ def test_r18_modules_are_imported_by_name_where_a_flag_names_them(part: str) -> 
     assert found <= {"jaxllm/server/middleware.py", "jaxllm/engine/front_end/tracing.py"}
 
 
+@pytest.mark.server
 def test_r18_checks_hold_where_python_drops_assertions(repository: Path, tmp_path: Path) -> None:
     """Keys, limits of what is sent, and the sandbox of templates, tested under `python -O`."""
     code = """

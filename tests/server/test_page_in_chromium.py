@@ -19,7 +19,10 @@ from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import Served, mock_served, served
 
 CHROMIUM = find_chromium()
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: on Debian, apt-get install chromium")
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: on Debian, apt-get install chromium"),
+]
 
 RATE = 100
 POLL_SECONDS = 2.0

@@ -24,6 +24,8 @@ from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
 from tests.server.support import TEMPLATE
 
+pytestmark = pytest.mark.server
+
 START_SECONDS = 60.0
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 100_000, "ignore_eos": True, "stream": True}
 

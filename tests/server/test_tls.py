@@ -17,6 +17,8 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.tls import refresh, tls_settings
 from tests.server.test_run import server
 
+pytestmark = pytest.mark.server
+
 DATA = Path(__file__).resolve().parents[1] / "data" / "tls"
 
 

@@ -18,6 +18,8 @@ from benchmarking.servers import ServerProcess, server_process
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.server
+
 NUM_IDLE = 1000
 MAX_GROWTH = 50 * 2**20
 """Bytes of memory that an attack may cost the server."""

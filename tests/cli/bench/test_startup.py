@@ -13,6 +13,8 @@ from jaxllm.utils import child_process
 from tests.models.tiny import folder
 from tests.quick import QUICK_FLAGS
 
+pytestmark = pytest.mark.server
+
 FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]
 PARTS = ["imports", "configuration", "shapes", "tokenizer", "weights, KV cache", "engine", "first step"]
 
