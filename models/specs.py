@@ -120,8 +120,12 @@ def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ..
 def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
     """Say why a parameter cannot be held in a format, so that it is widened when it is loaded; None if it can."""
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
-    if spec.sources[0] in reading.formats and outputs_of(spec) is None:
-        return "it has only some of the inputs of the checkpoint's tensor"
+    if spec.sources[0] in reading.formats:
+        outputs = outputs_of(spec)
+        if outputs is None:
+            return "it has only some of the inputs of the checkpoint's tensor"
+        if form.is_half and split_axes(spec.layout)[0] != outputs.axes:
+            return "its outputs are the columns of the checkpoint's tensor"
     num_shards = reading.num_shards // (1 if spec.num_experts is None else reading.num_expert_shards)
     is_cut = cut_of(spec.axes, spec.shape, count, num_shards) is Cut.INPUTS
     if form.is_ordered and (is_cut or spec.num_experts is not None):

@@ -89,6 +89,7 @@ QUANTIZED = {
     **{name: FORMATS[name] for name in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "MXFP4")},
     "AWQ": WeightFormat(4, 128, zero_dtype="uint8"),
     "int8": INT8,
+    "bfloat16": WeightFormat(16, values="bfloat16"),
 }
 QUANTIZED_MATRIX, QUANTIZED_BYTES = (8192, 2048), 128 << 20
 """The size of packed matrices, and how many bytes of them there are, which no cache holds."""
@@ -128,7 +129,8 @@ def main() -> int:
     for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
         rows += grouped_rows(dtype, rounds)
     for dtype in (jnp.bfloat16, jnp.float32) if "quantized" in parts else ():
-        rows += [quantized_row(name, count, dtype, rounds) for name in QUANTIZED for count in QUANTIZED_ROWS]
+        taken = [name for name, form in QUANTIZED.items() if dtype == jnp.float32 or not form.is_half]
+        rows += [quantized_row(name, count, dtype, rounds) for name in taken for count in QUANTIZED_ROWS]
     for name in STATE_OPS if "states" in parts else ():
         rows += [states_row(name, step, rounds, args.hf_python) for step in STATE_STEPS]
     print_sheet(rows)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallas_kernels.weights import HALVES, WeightFormat
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from jaxllm.loading.sentence_transformers import SentenceFiles
-    from pallas_kernels.weights import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,16 @@ class Checkpoint(ABC):
 
     def fetch(self) -> None:  # noqa: B027 (nothing to fetch by default)
         """Bring the weights here, with progress shown. `read` may be called after this."""
+
+
+def held_format(checkpoint: Checkpoint, name: str, num_inputs: int = 0) -> WeightFormat | None:
+    """Return what a matrix can be held as, as it is: quantized, or numbers of 16 bits; None for others.
+
+    The dtype of a checkpoint that was opened without its weights stands for those that are not quantized.
+    """
+    form = checkpoint.format_of(name, num_inputs)
+    dtype = checkpoint.tensors[name].dtype if checkpoint.tensors else checkpoint.dtype
+    return WeightFormat(16, values=dtype) if form is None and dtype in HALVES else form
 
 
 def dominant_dtype(tensors: Iterable[TensorInfo], config: Mapping[str, Any]) -> str:

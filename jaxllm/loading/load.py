@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from tqdm import tqdm
 
-from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.loading.checkpoint import Checkpoint, held_format
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
 from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, stored, unflatten
@@ -80,7 +80,7 @@ def load_params(
                 return _place(spec, part_dtype, where, _reader(spec, checkpoint, advance))
 
             first = next(iter(array.params.values())).sources[0]
-            if array.format is not None and checkpoint.format_of(first) == array.format:
+            if array.format is not None and held_format(checkpoint, first) == array.format:
                 placed[path] = jax.tree.map(lambda part: place(part, part.dtype), stored(array))
             else:
                 placed[path] = place(array, dtype or array.dtype)
@@ -102,7 +102,8 @@ def init_dummy(
         center = 1 if path.endswith("norm.scale") else 0
 
         def place(spec: ArraySpec, dtype: Any, center: float = center, where: Any = where) -> Any:
-            numbers = np.abs(table * 99).astype(dtype) if spec.part == "codes" else np.asarray(table + center, dtype)
+            is_code = spec.part == "codes" and spec.format is not None and not spec.format.is_half
+            numbers = np.abs(table * 99).astype(dtype) if is_code else np.asarray(table + center, dtype)
             return _place(spec, dtype, where, partial(_fill_random, numbers, spec))
 
         if array.format is None or array.format in METHODS.values():
@@ -156,8 +157,10 @@ def _read(array: ArraySpec, checkpoint: Checkpoint, source: str, index: int | No
     """Return a tensor, or what the array holds of it if that is one of its parts."""
     if array.part is None:
         return checkpoint.read(source, index)
-    part = checkpoint.read_part(source, array.part, index)
     assert array.format is not None
+    if array.format.is_half:
+        return checkpoint.read(source, index)
+    part = checkpoint.read_part(source, array.part, index)
     return pack(part, array.format.bits) if array.part == "codes" and array.is_packed else part
 
 

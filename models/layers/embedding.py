@@ -33,7 +33,7 @@ class Embedding(nnx.Module):
         if isinstance(held, Quantized):
             rows = held.map(lambda part: part[token_ids_t])
             numbers_td = rows.numbers()
-            x_td = (numbers_td if rows.format.group else numbers_td * rows.scales).astype(self.dtype)
+            x_td = (numbers_td * rows.scales if rows.format.scales_rows else numbers_td).astype(self.dtype)
         else:
             x_td = held[token_ids_t]
         return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)

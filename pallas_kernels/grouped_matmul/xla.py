@@ -108,7 +108,7 @@ def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple
     if not isinstance(weight, Quantized):
         return take(weight), None
     held = weight.map(take)
-    return held.numbers(), held.scales[..., 0] if held.format.group is None else None
+    return held.numbers(), held.scales[..., 0] if held.format.scales_rows else None
 
 
 def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:

@@ -43,7 +43,7 @@ def xla_linear(
     if isinstance(weight, Quantized):
         held = weight.map(one)
         w_oi = held.numbers().astype(x_ti.dtype)
-        if held.format.group is None:
+        if held.format.scales_rows:
             sums_to = multiply(w_oi, preferred_element_type=jnp.float32)
             out_to = (sums_to * held.scales.reshape(1, -1)).astype(out_dtype)
         else:

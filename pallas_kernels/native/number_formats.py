@@ -55,6 +55,7 @@ def _widen_e4m3(e: Emitter, x: Any) -> Any:
 
 FORMATS: dict[Any, Format] = {
     jnp.dtype(jnp.float32): Format(F32, 4, lambda _, x: x, lambda _, x: x),
+    jnp.dtype(jnp.float16): Format(F16, 2, lambda e, x: e.ir.fpext(x, _like(x, F32)), None),
     jnp.dtype(jnp.bfloat16): Format(I16, 2, _widen_bfloat16, _narrow_bfloat16),
     jnp.dtype(jnp.float8_e5m2): Format(I8, 1, _widen_e5m2, None),
     jnp.dtype(jnp.float8_e4m3fn): Format(I8, 1, _widen_e4m3, None),

@@ -41,22 +41,26 @@ PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1),
 
 
 _EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+HALVES = ("bfloat16", "float16")
+"""The floats of 16 bits, which are multiplied in float32."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
     """How the numbers of a matrix [out, in] are held: number = value(code) * scale - min, in float32, rounded once.
+    Codes of 16 bits are the numbers themselves.
 
     The scale of a group is its entry of `scales`, times that of `scale_factors` if there are some. Its min is that of
     `mins` (times that of `min_factors`), or its entry of `zeros` times its scale, or 0.
     """
 
     bits: int
-    """The bits of a code: one of `PLANES`."""
+    """The bits of a code: one of `PLANES`, or 16."""
     group: int | None = None
     """How many numbers of a row share a scale. None: all of them do, and sums over a row are multiplied by it."""
     values: str = "integer"
-    """What codes stand for: "integer", one of `CODEBOOKS` for 4 bits, or "e4m3" or "e5m2" for 8 bits."""
+    """What codes stand for: "integer", one of `CODEBOOKS` for 4 bits, "e4m3" or "e5m2" for 8 bits, one of `HALVES` for
+    16."""
     offset: int = 0
     """What is taken off an integer code of fewer than 8 bits; 8-bit integers have a sign of their own."""
     scale_dtype: str = "float16"
@@ -72,11 +76,14 @@ class WeightFormat:
     Inputs are brought into that order first; kernels know none."""
 
     def __post_init__(self) -> None:
-        is_whole, float_bits = self.group is None, 4 if self.values in CODEBOOKS else 8
-        if self.bits not in PLANES or (self.values != "integer" and self.bits != float_bits):
+        is_whole, float_bits = self.group is None, 4 if self.values in CODEBOOKS else 16 if self.is_half else 8
+        has_bits = self.bits in PLANES if self.values == "integer" else self.bits == float_bits
+        if not has_bits:
             raise ValueError(f"there are no weights of {self.bits} bits that are {self.values}")
-        if is_whole and (self.has_mins or self.zero_dtype or self.factor_group or self.bits != 8):
+        if is_whole and (self.has_mins or self.zero_dtype or self.factor_group or self.bits < 8):
             raise ValueError("weights with one scale for each row have 8 bits, and nothing but scales")
+        if self.is_half and not is_whole:
+            raise ValueError("weights of 16 bits have no scales")
         if self.has_mins and self.zero_dtype:
             raise ValueError("weights have mins or zeros, not both")
 
@@ -86,7 +93,7 @@ class WeightFormat:
         has_factors = self.factor_group is not None
         present = {
             "codes": True,
-            "scales": True,
+            "scales": not self.is_half,
             "mins": self.has_mins,
             "zeros": self.zero_dtype is not None,
             "scale_factors": has_factors,
@@ -94,6 +101,16 @@ class WeightFormat:
             "order": self.is_ordered,
         }
         return tuple(name for name in PARTS if present[name])
+
+    @property
+    def is_half(self) -> bool:
+        """Say whether codes are numbers of 16 bits."""
+        return self.values in HALVES
+
+    @property
+    def scales_rows(self) -> bool:
+        """Say whether all numbers of a row share a scale, by which sums over the row are multiplied."""
+        return self.group is None and not self.is_half
 
     @property
     def is_packed(self) -> bool:
@@ -118,7 +135,7 @@ class WeightFormat:
     @property
     def code_dtype(self) -> np.dtype:
         """Return the dtype in which a host holds codes."""
-        return _dtype("uint8" if self.is_packed else _EIGHT_BITS[self.values])
+        return _dtype("uint8" if self.is_packed else _EIGHT_BITS.get(self.values, self.values))
 
     def width(self, part: str, num_inputs: int, *, packed: bool = False) -> int:
         """Return how many entries a part has in each row of `num_inputs` numbers.

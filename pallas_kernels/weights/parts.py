@@ -17,6 +17,8 @@ def dequantize(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarra
     """
     codes = parts["codes"]
     values = form.table()[codes] if form.is_packed else codes.astype(np.float32)
+    if form.is_half:
+        return values
     num_inputs = codes.shape[-1]
     scales = _spread(parts["scales"], num_inputs)
     if "scale_factors" in parts:

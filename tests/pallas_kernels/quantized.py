@@ -41,6 +41,8 @@ FORMATS: Mapping[str, WeightFormat] = {
     "FP8": WeightFormat(8, None, "e4m3", scale_dtype="float32"),
     "FP8 with bfloat16 scales": WeightFormat(8, None, "e5m2", scale_dtype="bfloat16"),
 }
+HALVES: Mapping[str, WeightFormat] = {values: WeightFormat(16, values=values) for values in ("bfloat16", "float16")}
+"""Numbers that are held as they are, and multiplied in float32."""
 
 
 def make_parts(

@@ -11,9 +11,9 @@ import pytest
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick
 from pallas_kernels.grouped_matmul.cases import CASES, Case
 from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
-from pallas_kernels.weights import INT8, dequantize
+from pallas_kernels.weights import INT8, WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
-from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
+from tests.pallas_kernels.quantized import FORMATS, HALVES, make_parts, packed
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -190,8 +190,17 @@ def test_columns_that_are_no_whole_tiles(o: int, activation: str | None) -> None
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "MXFP4", "AWQ"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_packed_weights_equal_plain_ones(dtype: Any, name: str) -> None:
-    """To the bit, in groups of one row, of a few, and of many."""
-    op, form, o, i = GroupedMatmul("cpu"), FORMATS[name], 36, 256
+    check_packed(FORMATS[name], dtype)
+
+
+@pytest.mark.parametrize("form", HALVES.values(), ids=HALVES)
+def test_halves_equal_float32(form: WeightFormat) -> None:
+    check_packed(form, jnp.float32)
+
+
+def check_packed(form: WeightFormat, dtype: Any) -> None:
+    """Compare with plain weights, to the bit, in groups of one row, of a few, and of many."""
+    op, o, i = GroupedMatmul("cpu"), 36, 256
     parts = make_parts(form, o, i, lead=(3, NUM_EXPERTS))
     plain = jnp.asarray(dequantize(parts, form)).astype(dtype)
     quantized = Quantized(jax.tree.map(jnp.asarray, packed(parts, form)), form, is_packed=True)

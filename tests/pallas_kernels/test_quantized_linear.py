@@ -13,7 +13,7 @@ from pallas_kernels.linear.cpu import can_multiply, cpu_linear
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
-from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
+from tests.pallas_kernels.quantized import FORMATS, HALVES, make_parts, packed
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -119,6 +119,33 @@ def test_scales_of_outputs_multiply_sums(form: WeightFormat, dtype: Any) -> None
         expected = multiply(x, values[None], None, 0, jnp.float32) * parts["scales"].astype(np.float32)[:, 0]
         got = multiply(x, stacked(parts), form, LAYER, jnp.float32)
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("form", HALVES.values(), ids=HALVES)
+def test_halves_equal_float32(form: WeightFormat) -> None:
+    for t, n, k in ((1, 4, 16), (4, 5, 48), (5, 21, 80), (9, 18, 576), (100, 33, 1296)):
+        check(form, t, n, k, jnp.float32)
+    for t, num_rows in ((1, None), (9, 2), (64, 33)):
+        check(form, t, 36, 80, jnp.float32, num_rows=num_rows, activation="silu")
+    check(form, 1, 8, 80_000, jnp.float32)  # more than is unpacked for many rows
+    check(form, 9, 8, 80_000, jnp.float32)
+
+
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("name", ["avx2", "plain"])
+@pytest.mark.parametrize("form", HALVES.values(), ids=HALVES)
+def test_halves_of_other_processors(form: WeightFormat, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = replace(processor.current(), name=name)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
+    for t in (1, 9):
+        check(form, t, 9, 80, jnp.float32)
+
+
+def test_halves_are_for_float32() -> None:
+    form = HALVES["float16"]
+    assert can_multiply((8, 80), jnp.float32, form=form)
+    assert not can_multiply((8, 80), jnp.bfloat16, form=form)
 
 
 @pytest.mark.usefixtures("avx2")

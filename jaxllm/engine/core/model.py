@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.config.resolve_speculation import refused_draft
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.options import layer_loop
-from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.loading.checkpoint import Checkpoint, held_format
 from jaxllm.loading.load import check_names
 from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
@@ -39,7 +41,7 @@ SHOWN = 4
 def make_model(config: EngineConfig) -> Model:
     """Return the model of an engine."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
-    formats = {} if config.quantization else find_formats(config)
+    formats = {} if config.quantization else find_formats(config, loop)
     head = None if config.draft is None else config.draft.model_config.draft_head
     model = Model(
         config.model_config,
@@ -109,8 +111,9 @@ def _checked(config: EngineConfig, model: Model) -> tuple[Model, Mapping[str, Pa
 
 
 def _say_what_is_widened(model: Model) -> None:
-    specs = model.param_specs().values() if model.formats else ()
-    names = [source for spec in specs if spec.format is None for source in spec.sources if source in model.formats]
+    quantized = {name for name, form in model.formats.items() if not form.is_half}
+    specs = model.param_specs().values() if quantized else ()
+    names = [source for spec in specs if spec.format is None for source in spec.sources if source in quantized]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         logger.warning(
@@ -118,19 +121,22 @@ def _say_what_is_widened(model: Model) -> None:
         )
 
 
-def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
-    """Return the format of each of the checkpoint's quantized tensors, by HF name."""
+def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
+    """Return the format of each of the checkpoint's tensors that is held as it is, by HF name.
+
+    Besides quantized ones these are those of 16 bits where a CPU's own kernels compute in float32: half of the memory
+    is read, and the results are the same.
+    """
     checkpoint: Checkpoint = config.checkpoint
+    keeps_halves = loop is LayerLoop.IN_PLACE and jnp.dtype(config.dtype) == jnp.float32
+    format_of = partial(held_format, checkpoint) if keeps_halves else checkpoint.format_of
     if checkpoint.tensors:
-        found = {name: checkpoint.format_of(name) for name in checkpoint.tensors}
-    elif checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
+        found = {name: format_of(name) for name in checkpoint.tensors}
+    elif keeps_halves or checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
         # Its tensors are those that the model wants.
         specs = Model(config.model_config, config.dtype).param_specs().values()
         found = {
-            source: checkpoint.format_of(source, spec.hf_shape[-1])
-            for spec in specs
-            if spec.num_inputs
-            for source in spec.sources
+            source: format_of(source, spec.hf_shape[-1]) for spec in specs if spec.num_inputs for source in spec.sources
         }
     else:
         found = {}

@@ -32,7 +32,8 @@ def can_multiply(
     if activation is not None and is_gated:
         has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
     has_steps = dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
-    return has_rows and has_steps and (form is None or can_unpack(form, k))
+    is_wider = form is None or not form.is_half or dtype == jnp.float32
+    return has_rows and has_steps and is_wider and (form is None or can_unpack(form, k))
 
 
 def cpu_refusal(shape: LinearShape) -> str | None:

@@ -382,7 +382,7 @@ class Multiplier:
         sums = self._no_sums(e, rows)
         # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
         # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
-        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
+        has_all = self.weights.is_slow and (rows == 1 or num_registers() == 32)
         together = COLUMNS if has_all else 1
         ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):

@@ -46,6 +46,8 @@ class Plain:
     """Whether sums over a row are multiplied by its scale."""
     parts: Sequence[str] = ()
     """What weights consist of besides their codes."""
+    is_slow = False
+    """Whether it takes longer to make numbers of weights than to read them."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = jnp.dtype(dtype)
@@ -104,9 +106,9 @@ class Unpacker(Plain):
 
     def __init__(self, dtype: Any, form: WeightFormat) -> None:
         super().__init__(dtype)
-        self.form, self.bits, self.parts = form, form.bits, form.parts[1:]
+        self.form, self.bits, self.parts, self.is_slow = form, form.bits, form.parts[1:], not form.is_half
         self.storage, self.num_bytes, self.cache = I8, 1, 1
-        self.scales_sums = form.group is None
+        self.scales_sums = form.scales_rows
         self.whole = 1
         """Rows are cut into pieces of multiples of so many numbers."""
         if form.group is not None:
@@ -153,7 +155,7 @@ class Unpacker(Plain):
         return found
 
     def open(self, e: Emitter, codes: Any, row: Any, k: Any) -> Row:
-        scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (not self.scales_sums, self.has_mins))
+        scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (self.form.group, self.has_mins))
         return Row(self.at(e, codes, row, k), scales, mins)
 
     def prepare(self, e: Emitter, row: Row, parts: Sequence[Any], index: Any, k: Any, piece: Sequence[Any]) -> Row:
@@ -263,7 +265,7 @@ class Unpacker(Plain):
             table = self._table(e, row, step, first, 0)
             return e.call_named("llvm.x86.avx512.permvar.sf.512", table, self._index(e, codes, first, stride))
         values = self._values(e, codes, first, stride)
-        if self.scales_sums:
+        if self.form.group is None:
             return values
         return self._scale(e, values, *(self._spread(e, base, step, first, stride) for base in (row.scales, row.mins)))
 
@@ -293,6 +295,9 @@ class Unpacker(Plain):
     def _values(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
         """Return what 16 codes stand for."""
         form = self.form
+        if form.is_half:
+            half = FORMATS[form.code_dtype]
+            return half.widen(e, e.load_vector(codes, half.storage, first))
         if form.bits == 8:
             return self._bytes(e, codes, first, stride)
         index = self._index(e, codes, first, stride)
