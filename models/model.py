@@ -58,7 +58,8 @@ class Model:
 
     `formats` has those of the checkpoint's tensors that are held as they are, by HF name. The embedding and all other
     matmuls' weights but routers' are rounded when they are loaded if `quantization` is one of `METHODS`. `features` are
-    what a draft head reads of the model.
+    what a draft head reads of the model. `tensor_names` are the checkpoint's, if it is known: they settle which of a
+    family's name prefixes it uses.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Model:
         ops: Ops | None = None,
         adapter_shape: AdapterShape | None = None,
         features: FeatureSpec | None = None,
+        tensor_names: Collection[str] = (),
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
@@ -84,6 +86,7 @@ class Model:
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
         self.formats = formats or {}
+        self._tensor_names = tensor_names or self.formats
         build = partial(partial, self.family.layer)
         states = {kind: _abstract(build(kind, config, self.dtype)) for kind in dict.fromkeys(config.layers)}
         self.plan = LayerPlan(config.layers, self._marks({kind: state for kind, (_, state) in states.items()}))
@@ -95,7 +98,8 @@ class Model:
         """
         if not self.formats:
             return ()
-        prefixes, names = self.family.find_prefixes(self.formats), self.family.find_names(self.formats)
+        prefixes = self.family.find_prefixes(self._tensor_names)
+        names = self.family.find_names(self._tensor_names)
         paths = {kind: tuple(declared(state)) for kind, state in states.items()}
         return tuple(
             tuple(
@@ -110,7 +114,8 @@ class Model:
         """Return all that the functions of the model depend on."""
         formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
         own = self.config, self.dtype, self.loop, self.quantization, formats, self.ops
-        return *own, self.adapter_shape, self.features, lent
+        prefixes = self.family.find_prefixes(self._tensor_names)
+        return *own, prefixes, self.adapter_shape, self.features, lent
 
     @property
     def activations(self) -> tuple[tuple[str, bool], ...]:
@@ -206,7 +211,7 @@ class Model:
             num_shards=self.config.num_shards,
             num_expert_shards=self.config.num_expert_shards,
         )
-        tensor_names = tensor_names or self.formats
+        tensor_names = tensor_names or self._tensor_names
         prefixes = self.family.find_prefixes(tensor_names)
         names = {**self.family.find_names(tensor_names), **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}

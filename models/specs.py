@@ -91,7 +91,8 @@ def make_spec(
     num_experts = param.shape[0] if param.has_experts else 1
     of_experts = "{e}" in source
     sources = tuple(source.format(e=expert) for expert in range(num_experts if of_experts else 1))
-    form = (reading.formats.get(sources[0]) or reading.rounded_to) if param.num_inputs else None
+    forms = {reading.formats.get(each) for each in sources}
+    form = (forms.pop() if len(forms) == 1 else None) or reading.rounded_to if param.num_inputs else None
     spec = ParamSpec(
         shape=param.shape,
         dtype=param.dtype,

@@ -31,19 +31,12 @@ class Guarded:
 
 
 KERNELS = (
-    "pallas_kernels/causal_conv/*.py",
-    "pallas_kernels/gated_delta/*.py",
-    "pallas_kernels/grouped_matmul/*.py",
-    "pallas_kernels/grouped_matmul/gpu/**/*.py",
-    "pallas_kernels/grouped_matmul/tpu/**/*.py",
-    "pallas_kernels/latent_attention/*.py",
-    "pallas_kernels/paged_attention/*.py",
-    "pallas_kernels/paged_attention/gpu/**/*.py",
-    "pallas_kernels/paged_attention/tpu/**/*.py",
-    "pallas_kernels/recurrent_state/*.py",
-    "pallas_kernels/state_space/*.py",
+    "pallas_kernels/*.py",
+    "pallas_kernels/[!n]*/*.py",  # all but native, which is of CPUs alone
+    "pallas_kernels/*/gpu/**/*.py",
+    "pallas_kernels/*/tpu/**/*.py",
 )
-"""Ops whose kernels of TPUs and GPUs are interpreted, without those of CPUs."""
+"""Ops and their kernels of TPUs and GPUs, which are interpreted, without those of CPUs."""
 
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
@@ -210,11 +203,8 @@ CHECKS = {
     ),
     "tpu_compiler": Guarded(
         sources=(
-            "pallas_kernels/grouped_matmul/*.py",
-            "pallas_kernels/grouped_matmul/tpu/**/*.py",
-            "pallas_kernels/latent_attention/*.py",
-            "pallas_kernels/paged_attention/*.py",
-            "pallas_kernels/paged_attention/tpu/**/*.py",
+            "pallas_kernels/[!n]*/*.py",
+            "pallas_kernels/*/tpu/**/*.py",
             "scripts/compile_tpu_grouped_matmul.py",
             "scripts/compile_tpu_kernels.py",
             "scripts/tpu_compiler.py",

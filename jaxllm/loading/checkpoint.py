@@ -100,8 +100,11 @@ def held_format(checkpoint: Checkpoint, name: str, num_inputs: int = 0) -> Weigh
     The dtype of a checkpoint that was opened without its weights stands for those that are not quantized.
     """
     form = checkpoint.format_of(name, num_inputs)
-    dtype = checkpoint.tensors[name].dtype if checkpoint.tensors else checkpoint.dtype
-    return WeightFormat(16, values=dtype) if form is None and dtype in HALVES else form
+    if form is not None:
+        return form
+    info = checkpoint.tensors.get(name)
+    dtype, is_matrix = (checkpoint.dtype, True) if info is None else (info.dtype, len(info.shape) > 1)
+    return WeightFormat(16, values=dtype) if is_matrix and dtype in HALVES else None
 
 
 def dominant_dtype(tensors: Iterable[TensorInfo], config: Mapping[str, Any]) -> str:

@@ -30,8 +30,8 @@ def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     if (platform, dtype) != ("cpu", "float16"):
         return dtype
     logger.warning(
-        "float16 is computed as float32 on a CPU, which holds it exactly in twice the memory; "
-        "dtype='bfloat16' takes no more memory than float16"
+        "float16 is computed as float32 on a CPU: weights stay float16 in memory where its own kernels run, keys and "
+        "values take twice as much as with dtype='bfloat16'"
     )
     return "float32"
 

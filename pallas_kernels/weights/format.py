@@ -36,13 +36,15 @@ PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors", "or
 """The arrays that a matrix may be held as, in the order in which kernels take them, but the last."""
 CHUNK = 64
 """How many codes of a row are packed together."""
+WIDENED = 16
+"""How many numbers of 16 bits are widened together."""
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """A code's bits, cut into those of each plane, the lowest first."""
 
 
 _EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 HALVES = ("bfloat16", "float16")
-"""The floats of 16 bits, which are multiplied in float32."""
+"""The floats of 16 bits that a matrix is held as where x is float32."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class WeightFormat:
     bits: int
     """The bits of a code: one of `PLANES`, or 16."""
     group: int | None = None
-    """How many numbers of a row share a scale. None: all of them do, and sums over a row are multiplied by it."""
+    """How many numbers of a row share a scale. None: all of them do, and sums over a row are multiplied by it; or none
+    has one, with 16 bits."""
     values: str = "integer"
     """What codes stand for: "integer", one of `CODEBOOKS` for 4 bits, "e4m3" or "e5m2" for 8 bits, one of `HALVES` for
     16."""
@@ -81,7 +84,7 @@ class WeightFormat:
         if not has_bits:
             raise ValueError(f"there are no weights of {self.bits} bits that are {self.values}")
         if is_whole and (self.has_mins or self.zero_dtype or self.factor_group or self.bits < 8):
-            raise ValueError("weights with one scale for each row have 8 bits, and nothing but scales")
+            raise ValueError("weights with one scale for each row, or none, have 8 or 16 bits, and nothing else")
         if self.is_half and not is_whole:
             raise ValueError("weights of 16 bits have no scales")
         if self.has_mins and self.zero_dtype:
@@ -140,13 +143,13 @@ class WeightFormat:
     def width(self, part: str, num_inputs: int, *, packed: bool = False) -> int:
         """Return how many entries a part has in each row of `num_inputs` numbers.
 
-        Raises ValueError if a row is no multiple of what shares a byte, a scale or a factor.
+        Raises ValueError if a row is no multiple of what shares a byte, a scale or a factor, or is widened together.
         """
         if part == "order":
             per, count = 1, num_inputs
         elif part == "codes":
-            per = CHUNK if packed and self.is_packed else 1
-            count = num_inputs * self.bits // 8 if per > 1 else num_inputs
+            per = CHUNK if packed and self.is_packed else WIDENED if self.is_half else 1
+            count = num_inputs * self.bits // 8 if packed and self.is_packed else num_inputs
         else:
             per = (self.factor_group if part.endswith("factors") else self.group) or num_inputs
             count = num_inputs // per

@@ -51,6 +51,7 @@ def make_model(config: EngineConfig) -> Model:
         formats=formats,
         adapter_shape=config.adapter_shape,
         features=None if head is None else head.features,
+        tensor_names=config.checkpoint.tensors,
     )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
@@ -124,8 +125,8 @@ def _say_what_is_widened(model: Model) -> None:
 def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
     """Return the format of each of the checkpoint's tensors that is held as it is, by HF name.
 
-    Besides quantized ones these are those of 16 bits where a CPU's own kernels compute in float32: half of the memory
-    is read, and the results are the same.
+    Besides quantized ones these are matrices of 16 bits where a CPU's own kernels compute in float32: half as many
+    bytes are read, and the results are the same.
     """
     checkpoint: Checkpoint = config.checkpoint
     keeps_halves = loop is LayerLoop.IN_PLACE and jnp.dtype(config.dtype) == jnp.float32

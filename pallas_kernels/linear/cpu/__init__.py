@@ -32,8 +32,9 @@ def can_multiply(
     if activation is not None and is_gated:
         has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
     has_steps = dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
-    is_wider = form is None or not form.is_half or dtype == jnp.float32
-    return has_rows and has_steps and is_wider and (form is None or can_unpack(form, k))
+    if form is not None and (not can_unpack(form, k) or (form.is_half and dtype != jnp.float32)):
+        return False
+    return has_rows and has_steps
 
 
 def cpu_refusal(shape: LinearShape) -> str | None:
@@ -44,7 +45,8 @@ def cpu_refusal(shape: LinearShape) -> str | None:
 
         return refuse()
     return (
-        "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, "
+        "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, and x float32 for "
+        "those of 16 bits; "
         f"and there must be a few, not {list(size)}"
     )
 

@@ -27,7 +27,6 @@ from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
     I8,
-    I32,
     I64,
     LANES,
     POINTER,
@@ -43,7 +42,7 @@ from .activations import ACTIVATIONS
 from .amx import MatrixUnit
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 from .operands import NULL, Operands, Range
-from .unpack import Plain, Row, Unpacker, load
+from .unpack import Halves, Plain, Row, Unpacker, load
 
 COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
@@ -102,6 +101,8 @@ class Tiles(NamedTuple):
     many: ir.Function
     one: ir.Function | None = None
     """What takes a single row where there is no other, if it is not left to `few`."""
+    direct: ir.Function | None = None
+    """What takes many by weights of 16 bits, which are widened for a few rows at a time."""
 
 
 type Functions = Tiles | ir.Function
@@ -116,8 +117,8 @@ class Multiplier:
         self.out_format = FORMATS[self.out_dtype]
         self.storage = FORMATS[self.dtype].storage
         self.plain = Plain(self.dtype)
-        self.is_packed = kind.form is not None
-        self.weights = Unpacker(self.dtype, kind.form) if kind.form else self.plain
+        self.weights = _weights_of(kind, self.plain)
+        self.is_packed = isinstance(self.weights, Unpacker)
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
         self.is_gated = kind.activation is not None and kind.is_gated
@@ -153,7 +154,9 @@ class Multiplier:
             ).add_unit()
         few = self._add_tile(FEW_ROWS, self.weights)
         many = self._add_tile(self.many_rows, self.plain)
-        return Tiles(few, many, self._add_tile(1, self.weights) if has_one or self.is_packed else None)
+        one = self._add_tile(1, self.weights) if has_one or self.is_packed else None
+        direct = self._add_tile(self.many_rows, self.weights) if isinstance(self.weights, Halves) else None
+        return Tiles(few, many, one, direct)
 
     def operands(self, e: Emitter, w: Any, parts: Sequence[Any], first: Any, k: Any) -> tuple[Any, list[Any]]:
         """Return the addresses of the weights and of their parts from a row on."""
@@ -180,7 +183,7 @@ class Multiplier:
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
         most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(most)), cannot_take_many)
-        scratch = e.array(self.storage, self.scratch_size) if self.is_packed else None
+        scratch = None if self.weights is self.plain else e.array(self.storage, self.scratch_size)
         group = self._group(e, of.k)
         with e.range(*columns, group) as begin:
             stop = e.least(e.sum(begin, group), columns.stop)
@@ -198,7 +201,16 @@ class Multiplier:
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
                     e.ir.call(few, [row, start, stop, of.n, *_flat(of, NOTHING_AHEAD)])
                 with by_many:
-                    self._multiply_many(e, tiles.many, of, rows, start, stop, group, scratch)
+                    unit = of, rows, start, stop, group
+                    if tiles.direct is None:
+                        self._multiply_many(e, tiles.many, *unit, scratch)
+                    else:
+                        # Rows that are taken in pieces are not in the first cache: half of them comes sooner.
+                        with e.ir.if_else(e.ir.icmp_signed(">", of.k, I64(self.piece))) as (in_pieces, in_one):
+                            with in_pieces:
+                                self._multiply_many(e, tiles.direct, *unit, None)
+                            with in_one:
+                                self._multiply_many(e, tiles.many, *unit, scratch)
 
     def _multiply_many(
         self,
@@ -213,7 +225,7 @@ class Multiplier:
     ) -> None:
         """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
         here, apart, weights = of, of.n, self.weights
-        if isinstance(weights, Unpacker):
+        if scratch is not None:
             apart = self._columns(e, start, stop)
             for part in range(self.parts):
                 first = e.sum(start, e.product(of.n, part))
@@ -255,7 +267,14 @@ class Multiplier:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
         block = self._add_block(rows, weights)
         e, (row, start, stop, apart, x, w, plus, bias, y, _, n, k, *others) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3, *AHEAD_TYPES, *self._part_types
+            self.module,
+            f"tile_{rows}_{weights.bits}",
+            VOID,
+            *[I64] * 4,
+            *[POINTER] * 5,
+            *[I64] * 3,
+            *AHEAD_TYPES,
+            *self._part_types,
         )
         ahead, parts = others[: len(AHEAD_TYPES)], others[len(AHEAD_TYPES) :]
         columns = e.ceil_div(e.ir.sub(stop, start), self.width)
@@ -328,7 +347,7 @@ class Multiplier:
         """Multiply a few rows of x and of w, from a column on, by whose own scales only the sums are multiplied."""
         e, (x, w, column, apart, n, k, plus, bias, y, y_row, start, stop, kept, *others) = add_function(
             self.module,
-            f"block_{rows}",
+            f"block_{rows}_{weights.bits}",
             VOID,
             *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
             *AHEAD_TYPES,
@@ -346,7 +365,7 @@ class Multiplier:
         if _is_few(rows):
             sums = self._multiply_few(e, rows, (x, k), (w, place, parts), steps, weights)
         else:
-            sums = self._multiply_piece(e, rows, (x, k), (w, place), steps, kept, ahead)
+            sums = self._multiply_piece(e, rows, (x, k), (w, place, weights), steps, kept, ahead)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
@@ -382,7 +401,7 @@ class Multiplier:
         sums = self._no_sums(e, rows)
         # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
         # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
-        has_all = self.weights.is_slow and (rows == 1 or num_registers() == 32)
+        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
         together = COLUMNS if has_all else 1
         ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):
@@ -401,13 +420,13 @@ class Multiplier:
         e: Emitter,
         rows: int,
         of_x: tuple[Any, Any],
-        of_w: tuple[Any, Callable[[int], Any]],
+        of_w: tuple[Any, Callable[[int], Any], Plain],
         steps: Range,
         kept: Any,
         ahead: Ahead,
     ) -> list[list[Any]]:
         """Return the sums of a block after its last piece; before, leave them where they are kept and return."""
-        (x, k), (w, place) = of_x, of_w
+        (x, k), (w, place, weights) = of_x, of_w
         w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
         sums = self._no_sums(e, rows)
         kept_at = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
@@ -419,10 +438,10 @@ class Multiplier:
                 with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
                     self._fetch(e, ahead, offset)
                 with e.range(*steps, self.plain.step) as i:
-                    self._add_step(e, sums, (x, k), (w, w_starts), i)
+                    self._add_step(e, sums, (x, k), (w, w_starts, weights), i)
             with by_step, e.range(*steps, self.plain.step) as i:
                 self._fetch(e, ahead, e.product(self._steps(e, Range(steps.start, i)), ahead.stride))
-                self._add_step(e, sums, (x, k), (w, w_starts), i)
+                self._add_step(e, sums, (x, k), (w, w_starts, weights), i)
         with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
             for total, index in kept_at:
                 e.store_vector(total.value, kept, index)
@@ -439,17 +458,21 @@ class Multiplier:
         e: Emitter,
         sums: Sequence[Sequence[Variable]],
         of_x: tuple[Any, Any],
-        of_w: tuple[Any, Sequence[Any]],
+        of_w: tuple[Any, Sequence[Any], Plain],
         i: Any,
     ) -> None:
         """Add the products of a step's numbers to all sums."""
-        (x, k), (w, w_starts) = of_x, of_w
+        (x, k), (w, w_starts, weights) = of_x, of_w
         for begin, take in itertools.product(range(0, LANES, self.lanes), self.takes):
-            if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
+            # LLVM would load all once, and has no registers for that.
+            if len(self.takes) > 1 or isinstance(weights, Halves):
                 e.ir.fence("acquire", "singlethread")
-            x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(len(sums))]
+            x_rows = [
+                take(e, self.plain.load_vector(e, x, e.sum(e.product(k, row), i), begin, self.lanes))
+                for row in range(len(sums))
+            ]
             for column, w_start in enumerate(w_starts):
-                w_row = take(e, self._load(e, w, begin, w_start, i))
+                w_row = take(e, weights.load_vector(e, w, e.sum(w_start, i), begin, self.lanes))
                 for x_row, totals in zip(x_rows, sums, strict=True):
                     self._add_product(e, totals[column], x_row, w_row)
 
@@ -508,11 +531,6 @@ class Multiplier:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
-    def _load(self, e: Emitter, base: Any, begin: int, *index: Any) -> Any:
-        """Return as many of a step's numbers, float32 or pairs, as there are sums, from one on."""
-        kind = F32 if self.dtype == jnp.float32 else I32
-        return e.load_vector(e.at(base, self.storage, *index), kind, begin, lanes=self.lanes)
-
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
         for begin in range(0, x.type.count, self.lanes):
             lanes = range(begin, begin + self.lanes)
@@ -521,6 +539,12 @@ class Multiplier:
                 total.value = e.fma(some_x, some_w, total.value)
             else:
                 total.value = pairs.add_products(e, total.value, some_x, some_w)
+
+
+def _weights_of(kind: Kind, plain: Plain) -> Plain:
+    if kind.form is None:
+        return plain
+    return Halves(kind.form) if kind.form.is_half else Unpacker(jnp.dtype(kind.dtype), kind.form)
 
 
 def _flat(of: Operands, ahead: Ahead) -> list[Any]:

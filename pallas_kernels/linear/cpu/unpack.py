@@ -1,4 +1,5 @@
-"""Weights in memory become a kernel's numbers: as they are, or of codes, scales and mins as a `WeightFormat` says.
+"""Weights in memory become a kernel's numbers: as they are, or as a `WeightFormat` says, of 16 bits or of codes, scales
+and mins.
 
 Numbers are the same bits as if the weights had been widened when they were loaded: value * scale - min in float32, then
 rounded to x's dtype. 64 codes are unpacked at a time. With AVX-512 the numbers of all codes of up to 5 bits are in one
@@ -46,8 +47,6 @@ class Plain:
     """Whether sums over a row are multiplied by its scale."""
     parts: Sequence[str] = ()
     """What weights consist of besides their codes."""
-    is_slow = False
-    """Whether it takes longer to make numbers of weights than to read them."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = jnp.dtype(dtype)
@@ -89,11 +88,45 @@ class Plain:
 
     def load(self, e: Emitter, row: Row, step: Any) -> Vectors:
         """Return a step's numbers, as vectors of float32 or pairs of bfloat16."""
-        return [load(e, self.dtype, row.codes, e.product(step, self.step))]
+        return [self.load_vector(e, row.codes, e.product(step, self.step), 0, LANES)]
+
+    def load_vector(self, e: Emitter, base: Any, start: Any, begin: int, lanes: int) -> Any:
+        """Return some of a step's numbers: from the step's start on, but for so many lanes."""
+        kind = F32 if self.dtype == jnp.float32 else I32
+        return e.load_vector(e.at(base, self.storage, start), kind, begin, lanes=lanes)
 
     def fetch(self, e: Emitter, row: Row, step: Any, ahead: Any) -> None:
         """Begin to read what lies so many bytes ahead of a step's codes."""
         e.prefetch(row.codes, I8, ahead, e.product(step, self.step * self.bits // 8), cache=self.cache)
+
+    def write(
+        self,
+        e: Emitter,
+        codes: Any,
+        parts: Sequence[Any],
+        rows: Sequence[Any],
+        k: Any,
+        target: Any,
+        numbers: Sequence[Any] | None = None,
+        ahead: Any = None,
+    ) -> None:
+        """Write numbers of rows from one on to before another: those from one on to before another, or all.
+
+        Meanwhile what lies `ahead` bytes further is fetched.
+        """
+        storage = FORMATS[self.dtype].storage
+        start, stop = numbers or (I64(0), k)
+        with e.range(*rows) as index:
+            held = self.open(e, codes, index, k)
+            row_of_target = e.product(e.ir.sub(index, rows[0]), e.ir.sub(stop, start))
+            out = e.at(target, storage, row_of_target, e.product(start, -1))
+            with self.pieces(e, start, stop) as piece:
+                row = self.prepare(e, held, parts, index, k, piece)
+                with e.range(*(e.ir.udiv(each, I64(self.step)) for each in piece)) as step:
+                    if ahead is not None:
+                        self.fetch(e, row, step, ahead)
+                    for number, each in enumerate(self.load(e, row, step)):
+                        e.store_vector(each, e.at(out, storage, e.product(step, self.step)), number * LANES)
 
 
 def load(e: Emitter, dtype: Any, base: Any, *index: Any) -> Any:
@@ -101,14 +134,26 @@ def load(e: Emitter, dtype: Any, base: Any, *index: Any) -> Any:
     return e.load_vector(e.at(base, FORMATS[dtype].storage, *index), F32 if dtype == jnp.float32 else I32, 0)
 
 
+class Halves(Plain):
+    """Weights of 16 bits, which are widened as they are loaded and multiplied in float32."""
+
+    def __init__(self, form: WeightFormat) -> None:
+        super().__init__(jnp.float32)
+        self.format, self.bits = FORMATS[form.code_dtype], form.bits
+        self.storage, self.num_bytes = self.format.storage, self.format.num_bytes
+
+    def load_vector(self, e: Emitter, base: Any, start: Any, begin: int, lanes: int) -> Any:
+        return self.format.widen(e, e.load_vector(base, self.storage, start, begin, lanes=lanes))
+
+
 class Unpacker(Plain):
     """Weights of a format."""
 
     def __init__(self, dtype: Any, form: WeightFormat) -> None:
         super().__init__(dtype)
-        self.form, self.bits, self.parts, self.is_slow = form, form.bits, form.parts[1:], not form.is_half
+        self.form, self.bits, self.parts = form, form.bits, form.parts[1:]
         self.storage, self.num_bytes, self.cache = I8, 1, 1
-        self.scales_sums = form.scales_rows
+        self.scales_sums = form.group is None
         self.whole = 1
         """Rows are cut into pieces of multiples of so many numbers."""
         if form.group is not None:
@@ -155,7 +200,7 @@ class Unpacker(Plain):
         return found
 
     def open(self, e: Emitter, codes: Any, row: Any, k: Any) -> Row:
-        scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (self.form.group, self.has_mins))
+        scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (not self.scales_sums, self.has_mins))
         return Row(self.at(e, codes, row, k), scales, mins)
 
     def prepare(self, e: Emitter, row: Row, parts: Sequence[Any], index: Any, k: Any, piece: Sequence[Any]) -> Row:
@@ -230,42 +275,13 @@ class Unpacker(Plain):
             for first in starts
         ]
 
-    def write(
-        self,
-        e: Emitter,
-        codes: Any,
-        parts: Sequence[Any],
-        rows: Sequence[Any],
-        k: Any,
-        target: Any,
-        numbers: Sequence[Any] | None = None,
-        ahead: Any = None,
-    ) -> None:
-        """Write numbers of rows from one on to before another: those from one on to before another, or all.
-
-        Meanwhile what lies `ahead` bytes further is fetched.
-        """
-        storage = FORMATS[self.dtype].storage
-        start, stop = numbers or (I64(0), k)
-        with e.range(*rows) as index:
-            held = self.open(e, codes, index, k)
-            row_of_target = e.product(e.ir.sub(index, rows[0]), e.ir.sub(stop, start))
-            out = e.at(target, storage, row_of_target, e.product(start, -1))
-            with self.pieces(e, start, stop) as piece:
-                row = self.prepare(e, held, parts, index, k, piece)
-                with e.range(*(e.ir.udiv(each, I64(self.step)) for each in piece)) as step:
-                    if ahead is not None:
-                        self.fetch(e, row, step, ahead)
-                    for number, each in enumerate(self.load(e, row, step)):
-                        e.store_vector(each, e.at(out, storage, e.product(step, self.step)), number * LANES)
-
     def _numbers(self, e: Emitter, row: Row, codes: Any, step: Any, first: int, stride: int) -> Any:
         """Return the numbers of 16 codes of a step, from one on, of which every `stride`th is taken."""
         if self.has_table:
             table = self._table(e, row, step, first, 0)
             return e.call_named("llvm.x86.avx512.permvar.sf.512", table, self._index(e, codes, first, stride))
         values = self._values(e, codes, first, stride)
-        if self.form.group is None:
+        if self.scales_sums:
             return values
         return self._scale(e, values, *(self._spread(e, base, step, first, stride) for base in (row.scales, row.mins)))
 
@@ -295,9 +311,6 @@ class Unpacker(Plain):
     def _values(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
         """Return what 16 codes stand for."""
         form = self.form
-        if form.is_half:
-            half = FORMATS[form.code_dtype]
-            return half.widen(e, e.load_vector(codes, half.storage, first))
         if form.bits == 8:
             return self._bytes(e, codes, first, stride)
         index = self._index(e, codes, first, stride)
