@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -75,9 +74,8 @@ def test_outputs_in_columns_are_turned_and_widened():
     assert values_of(specs) == {"bfloat16", None}
 
 
-def converted(case: str, where: Path, dtype_of: Callable[[str], Any]) -> EngineConfig:
-    """Write a checkpoint whose tensors have other dtypes, by name."""
-    tensors = {name: tensor.astype(dtype_of(name)) for name, tensor in read_tensors(case).items()}
+def written(case: str, where: Path, tensors: Mapping[str, np.ndarray]) -> EngineConfig:
+    """Write a case's checkpoint with other tensors, and return the configuration of an engine of it."""
     (where / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     text = json.loads((folder(case) / "config.json").read_text())
     (where / "config.json").write_text(json.dumps(text))
@@ -85,11 +83,12 @@ def converted(case: str, where: Path, dtype_of: Callable[[str], Any]) -> EngineC
 
 
 def test_float16(tmp_path: Path):
-    config = converted("qwen3", tmp_path, lambda _: np.float16)
+    tensors = {name: tensor.astype(np.float16) for name, tensor in read_tensors("qwen3").items()}
+    config = written("qwen3", tmp_path, tensors)
     _, specs = checked_model(config)
     assert values_of(specs) == {"float16"}
     table = load_params(specs, config.checkpoint)["embed"]["table"]
-    np.testing.assert_array_equal(table.codes, config.checkpoint.read("model.embed_tokens.weight"))
+    np.testing.assert_array_equal(table.codes, tensors["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,7 @@ def test_float16(tmp_path: Path):
 def test_matrices_in_float32_among_others(tmp_path: Path, case: str, wide: str):
     """They stay exact: experts of which some have other dtypes, a table, a part of a merged array."""
     whole = {name: tensor.astype(np.float32) * 1.001 for name, tensor in read_tensors(case).items() if wide in name}
-    config = converted(case, tmp_path, lambda name: np.float32 if wide in name else ml_dtypes.bfloat16)
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(read_tensors(case) | whole))
-    config = configured(tmp_path)
+    config = written(case, tmp_path, read_tensors(case) | whole)
     model, specs = checked_model(config)
     assert specs == model.param_specs(), "a model knows its parameters without the checkpoint"
     plain = Model(config.model_config, jnp.float32, model.loop).param_specs(config.checkpoint.tensors)

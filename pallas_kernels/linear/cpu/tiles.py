@@ -9,7 +9,8 @@ With a gated activation the first half of w's rows are gates: a few of them are 
 gate, and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 
 Weights of a `WeightFormat` become numbers of x's dtype: with few rows of x in registers, else once for all rows of a
-unit. So sums are those of plain weights, to the bit. A scale for each row of w multiplies the sums.
+unit, or those of 16 bits in long rows for a few rows at a time. So sums are those of plain weights, to the bit. A scale
+for each row of w multiplies the sums.
 """
 
 from __future__ import annotations

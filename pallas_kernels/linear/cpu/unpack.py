@@ -91,7 +91,7 @@ class Plain:
         return [self.load_vector(e, row.codes, e.product(step, self.step), 0, LANES)]
 
     def load_vector(self, e: Emitter, base: Any, start: Any, begin: int, lanes: int) -> Any:
-        """Return some of a step's numbers: from the step's start on, but for so many lanes."""
+        """Return a vector of so many numbers or pairs, from the one on that is `begin` behind the number at `start`."""
         kind = F32 if self.dtype == jnp.float32 else I32
         return e.load_vector(e.at(base, self.storage, start), kind, begin, lanes=lanes)
 
