@@ -5,7 +5,12 @@ A kernel is two functions of the addresses of its buffers and of their dimension
     i64 prepare(ptr buffers, ptr dims)          does what must come first; returns how many units of work there are
     void run(ptr buffers, ptr dims, i64 unit)   does one; units may run at the same time, in any order
 
+and, where something is left to do when all units are done, a third, which the calling thread calls:
+
+    void finish(ptr buffers, ptr dims)
+
 Buffer i, of arguments and then of results, is at buffers[i], its dimensions (int64) at dims[i].
+`prepare` may leave an address for `run` and `finish` in the place behind the last buffer's.
 The units are taken one by one by the calling thread and by those of XLA's pool that have nothing else to do, so that no
 thread waits for one that has not begun.
 """
@@ -19,7 +24,8 @@ from llvmlite import ir
 from . import processor
 from .emitter import I32, I64, POINTER, VOID, Emitter
 
-MAX_BUFFERS = 24
+MAX_BUFFERS = 25
+"""How many addresses there is room for: those of a call's buffers, and the one that `prepare` leaves."""
 VERSION = (0, 1)
 """The interface's version; nothing newer is used."""
 MAX_PAUSES = 2048
@@ -52,7 +58,9 @@ class Job:
     NEXT, COUNT, DONE, USERS, BUFFERS, DIMS, SIZE = 0, 8, 64, 128, 136, 144, 192
 
 
-def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Function) -> None:
+def add_handler(
+    module: ir.Module, name: str, prepare: ir.Function, run: ir.Function, finish: ir.Function | None = None
+) -> None:
     """Define the function `name` that XLA calls."""
     take = _add_take(module, f"{name}.take", run)
     function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), name)
@@ -83,11 +91,16 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
             e.store(field(buffer, Fields.DIMS), dims, found.value)
             found.value = e.sum(found.value, 1)
 
+    def end() -> None:
+        if finish:
+            e.ir.call(finish, [buffers, dims])
+        e.ir.ret(null)
+
     units = e.ir.call(prepare, [buffers, dims])
     with e.ir.if_then(e.ir.icmp_signed("<=", units, I64(1))):
         with e.range(0, units) as unit:
             e.ir.call(run, [buffers, dims, unit])
-        e.ir.ret(null)
+        end()
 
     api, context = field(frame, Fields.API), field(frame, Fields.CONTEXT)
     function_pointer = ir.FunctionType(POINTER, [POINTER]).as_pointer()
@@ -103,7 +116,7 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
     e.ir.store(I64(1), threads)
     call(Fields.NUM_THREADS, Fields.NUM_THREADS_SIZE, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
     helpers = e.ir.sub(e.least(e.ir.load(threads, typ=I64), units), I64(1))
-    job = e.ir.call(_libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
+    job = e.ir.call(libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
     fields = {
         Job.NEXT: I64(0),
         Job.COUNT: units,
@@ -122,7 +135,7 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
     e.ir.call(take, [job])
     _wait(e, job, units)
     _leave(e, module, job)
-    e.ir.ret(null)
+    end()
 
 
 def _wait(e: Emitter, job: Any, units: Any) -> None:
@@ -143,7 +156,7 @@ def _wait(e: Emitter, job: Any, units: Any) -> None:
         e.call_named("llvm.x86.sse2.pause", result=VOID)
     turns.value = e.sum(turns.value, 1)
     with e.ir.if_then(e.ir.icmp_signed(">", turns.value, I64(MAX_PAUSES))):
-        e.ir.call(_libc(e.module, "sched_yield", I32, []), [])
+        e.ir.call(libc(e.module, "sched_yield", I32, []), [])
     e.ir.branch(test)
     e.ir.position_at_end(after)
 
@@ -174,9 +187,10 @@ def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:
 def _leave(e: Emitter, module: ir.Module, job: Any) -> None:
     users = e.ir.atomic_rmw("sub", e.at(job, ir.IntType(8), Job.USERS), I64(1), "acq_rel")
     with e.ir.if_then(e.ir.icmp_signed("==", users, I64(1))):
-        e.ir.call(_libc(module, "free", VOID, [POINTER]), [job])
+        e.ir.call(libc(module, "free", VOID, [POINTER]), [job])
 
 
-def _libc(module: ir.Module, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+def libc(module: ir.Module, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+    """Return a function of C's library, which the module declares once."""
     found = module.globals.get(name)
     return found if found is not None else ir.Function(module, ir.FunctionType(result, arguments), name)

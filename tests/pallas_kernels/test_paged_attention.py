@@ -22,6 +22,7 @@ from pallas_kernels.paged_attention import (
 )
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.cpu.kernel import ROWS_PER_CORE
+from pallas_kernels.paged_attention.cpu.spans import SPAN
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.pallas_kernels.steps import (
     LAYER,
@@ -33,7 +34,20 @@ from tests.pallas_kernels.steps import (
     with_row_ends,
 )
 
-RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
+RAGGED = [
+    (1, 1),
+    (16, 1),
+    (17, 1),
+    (49, 1),
+    (130, 1),
+    (300, 1),
+    (700, 1),
+    (2, 2),
+    (33, 33),
+    (64, 20),
+    (150, 47),
+    (290, 3),
+]
 
 
 IMPLEMENTATION = "xla"
@@ -248,15 +262,21 @@ def assert_same(got, expected, dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(("window", "has_sinks"), [(NO_WINDOW, False), (400, True)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
-    """A row is decoded alone or among others, and as decode or as the last row of a chunk."""
+def test_a_row_does_not_depend_on_its_batch(dtype, window: int, has_sinks: bool) -> None:
+    """A row is decoded alone or among others, and as decode or as the last row of a chunk.
+
+    The CPU's kernel attends spans of a long context apart, where rows are few.
+    """
     op = attention(6, 3, 16, dtype=dtype)
-    lengths = [5, 40, 129, 200, 31, 77]
+    lengths = [5, 40, 129, 2 * SPAN + 190, 31, SPAN + 1]
     whole = make(2, [(length, length) for length in lengths], op)
     batch, ends = whole.batch, np.cumsum(lengths)
-    out, filled = run(op, whole)
-    for picked in ([0], [3], [1, 2, 4], list(range(6))):
+    sinks = np.random.default_rng(0).standard_normal(6).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "sinks_n": sinks}
+    out, filled = run(op, whole, **settings)
+    for picked in ([0], [3], [1, 2, 4], list(range(6)), [3, 5] * (ROWS_PER_CORE * num_cores() // 2)):
         index = np.array([ends[i] - 1 for i in picked])
         alone = AttentionBatch(
             slots_t=batch.slots_t[index],
@@ -270,8 +290,23 @@ def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
             num_tiles=jnp.int32(0),
         )
         q, k, v = (x[index] for x in (whole.q, whole.k, whole.v))
-        decoded, _ = run(op, whole._replace(q=q, k=k, v=v, pool=filled, batch=alone))
+        decoded, _ = run(op, whole._replace(q=q, k=k, v=v, pool=filled, batch=alone), **settings)
         assert_same(decoded, out[index], dtype)
+
+
+@pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("block_size", "heads", "window"), [(16, (14, 2), NO_WINDOW), (48, (6, 3), 400), (128, (4, 1), 600)]
+)
+def test_spans_that_are_attended_apart_match_reference(block_size: int, heads: tuple[int, int], window: int) -> None:
+    op = attention(*heads, 16, block_size)
+    step = make(7, [(3 * SPAN + 21, 1), (SPAN - 5, 1)], op)
+    sinks = np.random.default_rng(0).standard_normal(heads[0]).astype(np.float32)
+    settings = {"window": window, "soft_cap": 3.0, "sinks_n": sinks}
+    expected, expected_pool = reference(step, **settings)
+    out, pool = run(op, step, **settings)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
+    assert_pools_equal(pool, expected_pool)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -43,7 +43,7 @@ from .activations import ACTIVATIONS
 from .amx import MatrixUnit
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 from .operands import NULL, Operands, Range
-from .unpack import Halves, Plain, Row, Unpacker, load
+from .unpack import Halves, Plain, Row, Unpacker
 
 COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
@@ -500,9 +500,10 @@ class Multiplier:
         """Add the products of a step's numbers, of all rows of x and some rows of w, to their sums."""
         base, k = x
         per_load = self.plain.step
+        start = e.product(step, weights.step)
         x_rows = [
             [
-                load(e, self.dtype, base, e.product(k, row), e.product(step, weights.step), begin)
+                self.plain.load_vector(e, base, e.sum(e.product(k, row), start, begin), 0, LANES)
                 for begin in range(0, weights.step, per_load)
             ]
             for row in range(len(sums))

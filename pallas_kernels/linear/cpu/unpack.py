@@ -129,11 +129,6 @@ class Plain:
                         e.store_vector(each, e.at(out, storage, e.product(step, self.step)), number * LANES)
 
 
-def load(e: Emitter, dtype: Any, base: Any, *index: Any) -> Any:
-    """Return a vector of numbers of x's dtype: float32, or pairs of bfloat16."""
-    return e.load_vector(e.at(base, FORMATS[dtype].storage, *index), F32 if dtype == jnp.float32 else I32, 0)
-
-
 class Halves(Plain):
     """Weights of 16 bits, which are widened as they are loaded and multiplied in float32."""
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.linear.cpu.tiles import add_up
-from pallas_kernels.linear.cpu.unpack import load
+from pallas_kernels.linear.cpu.unpack import Plain
 from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
@@ -76,7 +76,7 @@ class Kernel:
     def __init__(self, kind: Kind) -> None:
         self.dtype, self.adds = jnp.dtype(kind.dtype), kind.adds
         self.format, self.out_format = FORMATS[self.dtype], FORMATS[jnp.dtype(kind.out_dtype)]
-        self.step = STEP_BYTES // self.dtype.itemsize
+        self.plain, self.step = Plain(self.dtype), STEP_BYTES // self.dtype.itemsize
         own = processor.current()
         has_many_registers = num_registers() == 32
         self.together = COLUMNS if has_many_registers else 1
@@ -219,9 +219,9 @@ class Kernel:
             some = range(first, first + self.together)
             of_a = [e.at(down, self.format.storage, e.product(e.sum(column, each), k)) for each in some]
             with e.range(0, k, self.step) as i:
-                numbers = [load(e, self.dtype, base, i) for base in of_x]
+                numbers = [self.plain.load_vector(e, base, i, 0, LANES) for base in of_x]
                 for place, base in zip(some, of_a, strict=True):
-                    own = load(e, self.dtype, base, i)
+                    own = self.plain.load_vector(e, base, i, 0, LANES)
                     for each, total in zip(numbers, sums, strict=True):
                         self._add_products(e, total[place], each, own)
         vectors = [each.value for row in sums for each in row]

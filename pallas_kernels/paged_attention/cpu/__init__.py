@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: one kernel for decodes and prefills (`kernel.py`), called from JAX (`call.py`)."""
+"""Paged attention on a CPU: one kernel for decodes and prefills (`kernel.py`, `spans.py`), called by `call.py`."""
 
 from .call import cpu_paged_attention, cpu_prepare, cpu_tiles
 

@@ -1,6 +1,7 @@
 """The kernel in LLVM IR: rotates and writes K and V, then attends; all sums are in float32.
 
-A unit of work is one decode row, or one kv head of it if there are few, or one kv head of one tile of a longer chunk.
+A unit of work is one decode row; if rows are few, one kv head of it; if those are few too and a context is long, some
+spans of that kv head (`spans.py`); or one kv head of one tile of a longer chunk.
 The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
 registers, past the sequence's blocks, several short ones at a time:
 
@@ -42,16 +43,18 @@ from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS, Format
 
 from ..layout import AttentionShape, has_pairs
+from .spans import MASKED, NULL, SPAN, Kept, State, merge
 
-MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
 """How many query rows are attended at a time."""
 TILE = 64
-"""How many tokens are attended at a time, where blocks are no longer: each time has a softmax of its own."""
+"""How many tokens are attended at a time, where blocks are no longer; the online softmax goes on each time."""
 MAX_NARROW = 64
 """Up to this head_dim the rows of a chunk, which come past the same blocks again and again, fetch nothing ahead."""
 ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
+UNITS_PER_CORE = 4
+"""Where decode rows times kv heads are fewer than so many per core, the spans of a long row are shared out to units."""
 
 
 BUFFERS = [
@@ -101,9 +104,10 @@ class Parts(NamedTuple):
     """Where each row is among all queries, and its result among all results."""
     queries: Any
     """As they are multiplied: in bfloat16, if the pool is; else float32."""
-    acc: Any
-    largest: Any
-    sums: Any
+    span: State
+    """Arrays: what each row has come to in the span that it attends."""
+    merged: State
+    """Arrays: what each row has come to in the spans before, its sink included. Unused where spans are kept apart."""
 
 
 class Rows(NamedTuple):
@@ -119,7 +123,7 @@ class Rows(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What some rows see of their sequence."""
+    """The positions of a sequence that some rows attend: all that they see, or one unit's share of it."""
 
     table: Any
     """The sequence's row of the block tables."""
@@ -157,6 +161,9 @@ class Kernel:
         self.num_blocks = max(1, TILE // shape.block_size)
         """How many blocks are attended at a time: those from a multiple of it on, whichever rows attend."""
         self.tile = self.num_blocks * shape.block_size
+        self.span = max(1, SPAN // self.tile) * self.tile
+        """How many tokens have a softmax of their own, which is then merged with those before."""
+        self.kept = Kept(shape.group, shape.head_dim)
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
@@ -166,7 +173,8 @@ class Kernel:
         writes = {count: self._add_write(count) for count in ((1, LANES) if self.has_words else (1,))}
         decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, writes[1])
         prefill = self._add_attend("attend_prefill", min(MAX_ROWS, group * self.query_tile), 1)
-        add_handler(self.module, name, self._add_prepare(writes), self._add_run(decode, prefill))
+        run = self._add_run(decode, prefill)
+        add_handler(self.module, name, self._add_prepare(writes), run, self._add_finish())
         return self.module
 
     def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
@@ -176,7 +184,7 @@ class Kernel:
         return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
 
     def _add_prepare(self, writes: Mapping[int, ir.Function]) -> ir.Function:
-        """Write K and V of longer chunks, clear the output of rows of padding, and count the work.
+        """Write K and V of longer chunks, clear the output of rows of padding, make room for spans, and count the work.
 
         What a decode row writes, no other row reads.
         """
@@ -200,10 +208,33 @@ class Kernel:
                         write = e.ir.select(is_run, writes[LANES], write)
                         done.value = e.ir.select(is_run, e.sum(token, LANES), done.value)
                     e.ir.call(write, [buffers, dims, token, I64(0), I64(k)])
-        tiles = e.load_int(of["num_tiles"], 0)
-        each = self._heads_per_unit(e, decodes)
-        e.ir.ret(e.sum(e.product(tiles, k), e.ir.sdiv(e.product(decodes, k), each)))
+        tiles, units = e.load_int(of["num_tiles"], 0), e.product(decodes, k)
+        each, most = self._heads_per_unit(e, decodes), e.variable(I64, I64(1))
+        with e.ir.if_then(e.ir.icmp_signed("==", each, I64(1))), e.range(0, decodes) as row:
+            first, last = self._spans(e, *self._seen(e, of, dims, row, row)[1:])
+            most.value = e.most(most.value, e.ir.sub(last, first))
+        # Units are as many as cores can share evenly, and of whole spans; the longest row decides.
+        wanted = e.ceil_div(UNITS_PER_CORE * num_cores(), e.most(units, 1))
+        per_unit = e.ceil_div(most.value, e.least(wanted, most.value))
+        kept = self.kept.make(e, e.product(decodes, k), most.value, per_unit)
+        e.store(kept, buffers, len(BUFFERS))
+        units = e.product(e.ir.sdiv(units, each), self.kept.num_stretches(e, kept))
+        e.ir.ret(e.sum(e.product(tiles, k), units))
         return e.function
+
+    def _seen(self, e: Emitter, of: dict[str, Any], dims: Any, seq: Any, token: Any) -> tuple[Any, Any, Any]:
+        """Return the position of a sequence's token, the first position that it sees, and one past the last."""
+        # The sequence's last row, ends - 1, has position lens - 1; the others count back from there.
+        position = e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), token)
+        end = e.variable(I64, e.sum(position, 1))
+        with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "row_ends", 0), I64(0))):
+            end.value = e.load_int(of["row_ends"], token)
+        begin = e.most(e.sum(e.ir.sub(position, e.load_int(of["window"], 0)), 1), 0)
+        return position, begin, end.value
+
+    def _spans(self, e: Emitter, begin: Any, end: Any) -> tuple[Any, Any]:
+        """Return the first span of a range of positions, and one past the last."""
+        return e.ir.sdiv(begin, I64(self.span)), e.ceil_div(end, self.span)
 
     def _begins_run(self, e: Emitter, slots: Any, token: Any, num_tokens: Any) -> Any:
         """Say whether a token and those after it fill `LANES` slots side by side, from a multiple of it on."""
@@ -322,33 +353,76 @@ class Kernel:
                 which, head = e.ir.sdiv(unit, I64(k)), e.ir.srem(unit, I64(k))
                 seq, row = e.load_int(of["tile_seqs"], which), e.load_int(of["tile_rows"], which)
                 count = e.least(e.ir.sub(e.load_int(of["ends"], seq), row), self.query_tile)
-                e.ir.call(prefill, [buffers, dims, seq, head, I64(1), row, count])
+                e.ir.call(prefill, [buffers, dims, seq, head, I64(1), row, count, NULL, I64(0)])
             with is_decode:
-                each = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0))
-                first = e.product(e.ir.sub(unit, tile_units), each)
+                each, kept = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0)), self._kept(e, buffers)
+                number, count = e.ir.sub(unit, tile_units), self.kept.num_stretches(e, kept)
+                first, stretch = e.product(e.ir.sdiv(number, count), each), e.ir.srem(number, count)
                 seq, head = e.ir.sdiv(first, I64(k)), e.ir.srem(first, I64(k))
-                e.ir.call(decode, [buffers, dims, seq, head, each, seq, I64(1)])
+                e.ir.call(decode, [buffers, dims, seq, head, each, seq, I64(1), kept, stretch])
         e.ir.ret_void()
         return e.function
+
+    def _kept(self, e: Emitter, buffers: Any) -> Any:
+        """Return the address that `prepare` left: of the states of spans that are attended apart, or NULL."""
+        return e.load(buffers, POINTER, len(BUFFERS))
+
+    def _share(self, e: Emitter, kept: Any, stretch: Any, begin: Any, end: Any) -> tuple[Any, Any]:
+        """Return the positions of a range that a unit attends: all, or its stretch of whole spans.
+
+        Beyond a short row's last span it is empty.
+        """
+        own_begin, own_end = e.variable(I64, begin), e.variable(I64, end)
+        with e.ir.if_then(e.ir.icmp_unsigned("!=", kept, NULL)):
+            count = self.kept.spans_per_stretch(e, kept)
+            first = e.sum(self._spans(e, begin, end)[0], e.product(stretch, count))
+            own_begin.value = e.most(begin, e.product(first, self.span))
+            own_end.value = e.least(end, e.product(e.sum(first, count), self.span))
+        return own_begin.value, own_end.value
+
+    def _add_finish(self) -> ir.Function:
+        """Give back what was kept."""
+        e, (buffers, _) = add_function(self.module, "finish", VOID, *[POINTER] * 2)
+        self.kept.free(e, self._kept(e, buffers))
+        e.ir.ret_void()
+        return e.function
+
+    def _merge_kept(
+        self, e: Emitter, of: dict[str, Any], dims: Any, kept: Any, row: Any, kv_head: Any, count: Any
+    ) -> None:
+        """Merge the states of a decode row's kv head, and store the result, if its other units are done."""
+        n, k, h, group = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.group
+        with e.ir.if_then(self.kept.is_last(e, kept, e.sum(e.product(row, k), kv_head))), e.range(0, group) as member:
+            query_head = e.sum(e.product(kv_head, group), member)
+            head, merged = e.sum(e.product(row, n), query_head), State.make(e, 1, h)
+            self._clear(e, of, dims, merged, query_head)
+            with e.range(0, count) as span:
+                merge(e, [merged], [self.kept.state(e, kept, head, span)], h)
+            self._store(e, of["out"], merged, e.product(head, h))
+
+    def _clear(self, e: Emitter, of: dict[str, Any], dims: Any, state: State, head: Any) -> None:
+        """Begin with nothing, or with the sink of a query head."""
+        state.clear(e, self.shape.head_dim)
+        with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
+            e.store(e.load(of["sinks"], F32, head), state.largest)
+            e.store(F32(1.0), state.total)
 
     def _add_attend(self, name: str, num_rows: int, most_parts: int, write: ir.Function | None = None) -> ir.Function:
         """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of some kv heads.
 
-        If there is what writes, the token's own K and V are written first.
+        With `kept` it is only a stretch of the spans that they see, of which the states are kept. If there is what
+        writes, the unit with the last span writes the token's own K and V just before it reads them.
         """
-        group, storage = self.shape.group, self._left_storage
-        e, (buffers, dims, seq, head, num_heads, first, count) = add_function(
-            self.module, name, VOID, *[POINTER] * 2, *[I64] * 5
+        group, h, storage = self.shape.group, self.shape.head_dim, self._left_storage
+        e, (buffers, dims, seq, head, num_heads, first, count, kept, stretch) = add_function(
+            self.module, name, VOID, *[POINTER] * 2, *[I64] * 5, POINTER, I64
         )
         of = self._buffers(e, buffers)
         table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
-        # Position of the token in row 0 of the step, were it this sequence's.
-        origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
-        size, most = num_rows * self.shape.head_dim, most_parts * num_rows
-        heads, places = e.array(I64, most_parts), e.array(I64, most)
-        queries, acc = e.array(storage, most_parts * size), e.array(F32, most_parts * size)
-        arrays = [heads, places, queries, acc, e.array(F32, most), e.array(F32, most)]
-        has_row_ends = e.ir.icmp_signed(">", self._size(e, dims, "row_ends", 0), I64(0))
+        size, most = num_rows * h, most_parts * num_rows
+        heads, places, queries = e.array(I64, most_parts), e.array(I64, most), e.array(storage, most_parts * size)
+        arrays = [heads, places, queries, *(State.make(e, most, h) for _ in range(2))]
+        is_apart = e.ir.icmp_unsigned("!=", kept, NULL)
         per_head = e.ceil_div(e.product(count, group), num_rows)
         total = e.product(num_heads, per_head)
 
@@ -359,29 +433,49 @@ class Kernel:
 
         with e.range(0, total, most_parts) as start:
             tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in members(start)]
-            positions = [e.sum(origin, token) for token in tokens]
-            ends = [e.variable(I64, e.sum(position, 1)) for position in positions]
-            with e.ir.if_then(has_row_ends):
-                for end, token in zip(ends, tokens, strict=True):
-                    end.value = e.load_int(of["row_ends"], token)
+            positions, begins, ends = map(
+                list, zip(*(self._seen(e, of, dims, seq, token) for token in tokens), strict=True)
+            )
             num_parts = e.least(e.ir.sub(total, start), most_parts)
-            parts = Parts(num_parts, positions, [end.value for end in ends], *arrays)
+            parts = Parts(num_parts, positions, ends, *arrays)
             with e.range(0, num_parts) as part:
                 which = e.sum(start, part)
                 e.store(e.sum(head, e.ir.sdiv(which, per_head)), heads, part)
                 queries = [e.ir.srem(each, I64(group)) for each in members(which)]
                 self._begin(e, of, dims, parts, part, tokens, queries)
-            begin = e.most(e.sum(e.ir.sub(positions[0], e.load_int(of["window"], 0)), 1), 0)
-            past = Past(table, begin, reduce(e.most, parts.ends))
+            begin, end = begins[0], reduce(e.most, parts.ends)
+            first_span, _ = self._spans(e, begin, end)
+            past = Past(table, *self._share(e, kept, stretch, begin, end))
 
             def write_own() -> None:
                 if write:
-                    e.ir.call(write, [buffers, dims, first, head, num_heads])
+                    with e.ir.if_then(e.ir.icmp_signed("==", past.end, end)):
+                        e.ir.call(write, [buffers, dims, first, head, num_heads])
 
             fetches = write is not None or self.shape.head_dim > MAX_NARROW
-            self._attend_tiles(e, of, past, parts, write_own, fetches=fetches)
-            with e.range(0, num_parts) as part:
-                self._finish(e, of["out"], parts, part)
+
+            def end_span(span: Any) -> None:
+                """Merge what all rows have come to in a span, or keep it, and begin the next one."""
+                with e.range(0, num_parts) as part:
+                    places = [e.sum(e.product(part, num_rows), r) for r in range(num_rows)]
+                    spans, merged = ([each.of(e, row, h) for row in places] for each in (parts.span, parts.merged))
+                    with e.ir.if_else(is_apart) as (is_kept, is_merged):
+                        with is_kept:
+                            for row, state in zip(places, spans, strict=True):
+                                index = e.ir.udiv(e.load(parts.places, I64, row), I64(h))
+                                self.kept.state(e, kept, index, e.ir.sub(span, first_span)).copy(e, state, h)
+                        with is_merged:
+                            merge(e, merged, spans, h)
+                    for state in spans:
+                        state.clear(e, h)
+
+            self._attend_tiles(e, of, past, parts, write_own, end_span, fetches=fetches)
+            with e.ir.if_else(is_apart) as (is_kept, is_whole):
+                with is_kept:
+                    _, last_span = self._spans(e, begin, end)
+                    self._merge_kept(e, of, dims, kept, seq, head, e.ir.sub(last_span, first_span))
+                with is_whole, e.range(0, e.product(num_parts, num_rows)) as row:
+                    self._store(e, of["out"], parts.merged.of(e, row, h), e.load(parts.places, I64, row))
         e.ir.ret_void()
         return e.function
 
@@ -395,23 +489,19 @@ class Kernel:
         tokens: list[Any],
         members: list[Any],
     ) -> None:
-        """Scale and rotate a part's queries, given their tokens and which they are of the group; clear its sums."""
+        """Scale and rotate a part's queries, given their tokens and which they are of the group; begin its states."""
         h, num_rows = self.shape.head_dim, len(tokens)
-        scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
+        scale = e.splat(e.load(of["scale"], F32, 0))
         head, query = e.load(parts.heads, I64, part), e.array(F32, h)
         for r, (token, member) in enumerate(zip(tokens, members, strict=True)):
             row, query_head = e.sum(e.product(part, num_rows), r), e.sum(e.product(head, self.shape.group), member)
             place = e.product(e.sum(e.product(token, self.shape.num_heads), query_head), h)
             e.store(place, parts.places, row)
-            e.store(F32(MASKED), parts.largest, row)
-            e.store(F32(0.0), parts.sums, row)
-            with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
-                e.store(e.load(of["sinks"], F32, query_head), parts.largest, row)
-                e.store(F32(1.0), parts.sums, row)
+            parts.span.of(e, row, h).clear(e, h)
+            self._clear(e, of, dims, parts.merged.of(e, row, h), query_head)
             with e.range(0, h, LANES) as i:
                 numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
                 e.store_vector(e.ir.fmul(numbers, scale), query, i)
-                e.store_vector(zeros, parts.acc, e.product(row, h), i)
             with e.ir.if_then(self._has_rope(e, dims)):
                 plain = FORMATS[jnp.dtype(jnp.float32)]
                 for some, i in self._rotate(e, of, plain, query, e.product(token, h // 2)):
@@ -426,11 +516,12 @@ class Kernel:
         past: Past,
         parts: Parts,
         write: Callable[[], None],
+        end_span: Callable[[Any], None],
         *,
         fetches: bool,
     ) -> None:
         """Go past the blocks of one sequence, a few at a time, with all parts. Write just before the last, whose memory
-        is then near.
+        is then near. `end_span` is given the number of each span, counted from position 0, when its last tile is done.
         """
         h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(parts.ends)
         soft_cap, window = e.load(of["soft_cap"], F32, 0), e.load_int(of["window"], 0)
@@ -469,6 +560,11 @@ class Kernel:
                         e.store_vector(shrunk, rows.acc, r * h, i)
                 seen = e.most(e.ir.sub(e.product(e.ir.sdiv(past.begin, I64(o)), o), start), 0)
                 self._add_values(e, rows, blocks, seen, next_blocks if fetches else None)
+            following = e.sum(index, 1)
+            ends_span = e.ir.icmp_signed("==", e.ir.srem(following, I64(self.span // tile)), I64(0))
+            ends_span = e.ir.or_(ends_span, e.ir.icmp_signed("==", following, end_index))
+            with e.ir.if_then(ends_span):
+                end_span(e.ir.sdiv(index, I64(self.span // tile)))
 
     def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, found: Any) -> Any:
         """Store where each block of a tile is, and return how many tokens of the sequence they hold.
@@ -487,22 +583,18 @@ class Kernel:
         num_rows, h = len(parts.ends), self.shape.head_dim
         first = e.product(part, num_rows)
         queries = e.at(parts.queries, self._left_storage, e.product(first, h))
-        acc = e.at(parts.acc, F32, e.product(first, h))
-        largest, sums = ([e.at(kept, F32, first, r) for r in range(num_rows)] for kept in (parts.largest, parts.sums))
+        states = [parts.span.of(e, e.sum(first, r), h) for r in range(num_rows)]
+        largest, sums = [each.largest for each in states], [each.total for each in states]
         scores, probs = rooms
-        return Rows(queries, acc, scores, probs if self.width == 2 else scores, largest, sums)
+        return Rows(queries, states[0].acc, scores, probs if self.width == 2 else scores, largest, sums)
 
-    def _finish(self, e: Emitter, out: Any, parts: Parts, part: Any) -> None:
-        """Divide by the sums, and store."""
-        h, num_rows = self.shape.head_dim, len(parts.ends)
+    def _store(self, e: Emitter, out: Any, state: State, place: Any) -> None:
+        """Divide the sum of values by that of probabilities, and store the result."""
         assert self.format.narrow is not None
-        for r in range(num_rows):
-            row = e.sum(e.product(part, num_rows), r)
-            place, total = e.load(parts.places, I64, row), e.larger(e.load(parts.sums, F32, row), F32(1e-30))
-            factor = e.splat(e.ir.fdiv(F32(1.0), total))
-            with e.range(0, h, LANES) as i:
-                numbers = e.ir.fmul(e.load_vector(parts.acc, F32, e.product(row, h), i), factor)
-                e.store_vector(self.format.narrow(e, numbers), out, place, i)
+        factor = e.splat(e.ir.fdiv(F32(1.0), e.larger(e.load(state.total, F32), F32(1e-30))))
+        with e.range(0, self.shape.head_dim, LANES) as i:
+            numbers = e.ir.fmul(e.load_vector(state.acc, F32, i), factor)
+            e.store_vector(self.format.narrow(e, numbers), out, place, i)
 
     def _fetch(self, e: Emitter, blocks: Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
         """Return what begins to read a step's share of keys or values before they are wanted."""
@@ -640,15 +732,15 @@ class Kernel:
         ahead = [
             e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(parts.ends, parts.positions, strict=True)
         ]
-        spans = [e.splat(e.ir.trunc(e.sum(window, each), I32)) for each in ahead]
+        reaches = [e.splat(e.ir.trunc(e.sum(window, each), I32)) for each in ahead]
         lanes = ir.Constant(vector(I32), list(range(LANES)))
         found = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            for row, distance, span, most in zip(scores, behind, spans, found, strict=True):
+            for row, distance, reach, most in zip(scores, behind, reaches, found, strict=True):
                 score = e.load_vector(row, F32, i)
                 distance = e.ir.sub(e.splat(e.ir.sub(distance, e.ir.trunc(i, I32))), lanes)
-                # Unsigned, what lies beyond the row's end is farther than every span.
-                is_seen = e.ir.icmp_unsigned("<", distance, span)
+                # Unsigned, what lies beyond the row's end is farther than every reach.
+                is_seen = e.ir.icmp_unsigned("<", distance, reach)
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
