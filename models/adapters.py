@@ -65,7 +65,7 @@ class Adapted:
     @property
     def can_be_fused(self) -> bool:
         """Say whether the matmul by the weight can add what adapters do before it gates."""
-        return self.adapters.down.ops.linear.implementation == "cpu"
+        return self.adapters.down.ops.linear.platform == "cpu"
 
     def add_to(self, plus_to: Array | None, x_ti: Array, out_dtype: DTypeLike) -> Array:
         """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""

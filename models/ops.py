@@ -33,7 +33,7 @@ class Ops(NamedTuple):
     @property
     def has_cpu_norms(self) -> bool:
         """Say whether norms are the CPU's own kernels, as matmuls are."""
-        return self.linear.implementation == "cpu"
+        return self.linear.platform == "cpu"
 
 
 class LayerOf:

@@ -22,6 +22,11 @@ class MatmulOp:
     def _entry(self) -> Any:
         return self._implementations[self.implementation]
 
+    @property
+    def platform(self) -> str | None:
+        """Return the platform whose own kernels the implementation is, None for plain XLA."""
+        return self._entry.platform
+
     def refusal(self, shape: Any) -> str | None:
         """Say why a matmul is left to plain XLA, None if it is not."""
         return self._entry.refusal(shape)

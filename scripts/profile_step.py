@@ -44,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--linear-backend", default="auto", help="as the engine's argument")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -51,11 +52,14 @@ def main() -> int:
     # Else a program may come from the cache with the names that it was compiled with.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     settings: dict[str, Any] = {"enable_prefix_caching": False, "enforce_eager": True}
+    settings["linear_backend"] = args.linear_backend
     llm = LLM(args.model, dtype=args.dtype, max_num_seqs=max(args.rows), **settings)
     rows = [profile(llm, count, args.context) for count in args.rows]
     print_sheet(rows)
     if args.json:
-        settings = {"model": Path(args.model).name, "dtype": args.dtype, "context": args.context}
+        settings = {"model": Path(args.model).name} | {
+            name: getattr(args, name) for name in ("dtype", "linear_backend", "context")
+        }
         report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__, **settings}
         args.json.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
     return 0

@@ -296,6 +296,7 @@ class EngineArguments(UnsupportedArguments):
     attention_config: AttentionConfig | None = argument(
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
+    linear_backend: str = argument("auto", Choice(("auto", "cpu_int8")), "KernelConfig", "kernels of matmuls")
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
     kv_cache_metrics: bool = argument(
         False, Switch(), "ObservabilityConfig", "measure how long KV blocks keep their content"

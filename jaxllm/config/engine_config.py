@@ -78,6 +78,8 @@ class EngineConfig:
     """The model's reasoning markers; None means <think> and </think>, if the tokenizer has them."""
     stream_interval: int
     """The fewest new tokens per streamed output."""
+    linear_backend: str
+    """The kernels of matmuls: "auto", or "cpu_int8" to round what quantized weights are multiplied by to 8 bits."""
     enforce_eager: bool
     block_size: int
     kv_cache_dtype: str

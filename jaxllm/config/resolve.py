@@ -60,6 +60,7 @@ COPIED = (
     "logprobs_mode",
     "reasoning_config",
     "stream_interval",
+    "linear_backend",
     "enforce_eager",
     "gpu_memory_utilization",
     "kv_cache_dtype",

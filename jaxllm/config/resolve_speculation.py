@@ -79,6 +79,7 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             max_num_batched_tokens=config.max_num_batched_tokens,
             cudagraph_capture_sizes=args.cudagraph_capture_sizes,
             attention_config=args.attention_config,
+            linear_backend=args.linear_backend,
             batch_invariant=args.batch_invariant,
             enforce_eager=config.enforce_eager,
             seed=config.seed,

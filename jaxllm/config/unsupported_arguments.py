@@ -15,7 +15,7 @@ _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with 
 _DRAFTS = "metrics of drafts are those of the engine"
 _EXPERTS = "devices share experts or their widths in one way; see enable_expert_parallel"
 _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
-_KERNELS = "kernels are chosen by platform and shape; see attention_config"
+_KERNELS = "kernels are chosen by platform and shape; see attention_config and linear_backend"
 _LOGS = "see Python's logging module and the logger 'jaxllm'"
 _MEASURED = "get_metrics() returns all that is measured so far"
 _MEDIA = "prompts are text or token ids so far"
@@ -151,7 +151,6 @@ class UnsupportedArguments:
     performance_mode: str = unsupported("balanced", "see max_num_batched_tokens and max_num_seqs")
     kernel_config: Any = unsupported(None, _KERNELS, also=({},))
     ir_op_priority: Any = unsupported(None, _KERNELS, also=({},))
-    linear_backend: str = unsupported("auto", _KERNELS)
     attention_backend: str | None = unsupported(None, "use attention_config={'backend': ...}")
     sparse_indexer_topk_backend: str = unsupported("auto", _KERNELS)
     gdn_prefill_backend: str | None = unsupported(None, _RECURRENT)

@@ -15,10 +15,11 @@ from jax.typing import DTypeLike
 from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
+from .cpu.rounding import rounding_refusal
 from .implementations import IMPLEMENTATIONS, Implementation
 from .shape import ACTIVATIONS, LinearShape
 
-__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick"]
+__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick", "rounding_refusal"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Linear(MatmulOp):
         if activation not in (None, *ACTIVATIONS):
             raise ValueError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
         dtype = x_ti.dtype if isinstance(weight, Quantized) else weight.dtype
-        if self.implementation == "cpu":
+        if self.platform == "cpu":
             x_ti = x_ti.astype(dtype)
         shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
         name = "xla" if dtype != x_ti.dtype or self.refusal(shape) else self.implementation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +54,18 @@ def _prepare_cpu(shape: LinearShape, folder: Path | None) -> None:
     cpu_prepare(shape, folder)
 
 
+def _load_cpu_int8() -> Callable[..., Array]:
+    from .cpu import cpu_linear
+
+    return partial(cpu_linear, rounds=True)
+
+
+def _prepare_cpu_int8(shape: LinearShape, folder: Path | None) -> None:
+    from .cpu import cpu_prepare
+
+    cpu_prepare(shape, folder, rounds=True)
+
+
 def _load_tpu() -> Callable[..., Array]:
     from .tpu import tpu_linear
 
@@ -77,9 +90,11 @@ def _refuse_on_gpu(shape: LinearShape) -> str | None:
     return refusal(shape)
 
 
+# "cpu_int8" rounds x to 8 bits where `rounding_refusal` has nothing against it, and is "cpu" elsewhere.
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None),
     "cpu": Implementation(_load_cpu, "cpu", _refuse_on_cpu, _prepare_cpu),
+    "cpu_int8": Implementation(_load_cpu_int8, "cpu", _refuse_on_cpu, _prepare_cpu_int8),
     "tpu": Implementation(_load_tpu, "tpu", _refuse_on_tpu),
     "gpu": Implementation(_load_gpu, "gpu", _refuse_on_gpu, device_refusal=hopper_refusal),
 }

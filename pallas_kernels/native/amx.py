@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .emitter import CACHE_LINE, I8, I16, LANES, VOID, Emitter
+from .emitter import CACHE_LINE, I8, I16, VOID, Emitter
 
 SIDE = 16
 """How many rows a register holds, of 64 bytes each; and as many columns of sums."""
@@ -51,21 +51,6 @@ def store(e: Emitter, register: int, base: Any, stride: Any) -> None:
 def multiply(e: Emitter, sums: int, rows: int, pairs: int) -> None:
     """Add the products of rows of bfloat16 and of columns, whose numbers lie in pairs: a row has one of each column."""
     _call(e, "tdpbf16ps", sums, I8(rows), I8(pairs))
-
-
-def transpose(e: Emitter, rows: Sequence[Any]) -> list[Any]:
-    """Return the columns of 16 vectors of 16."""
-    rows = list(rows)
-    size = SIDE // 2
-    while size:
-        low = [lane if lane & size == 0 else LANES + lane - size for lane in range(LANES)]
-        high = [lane + size for lane in low]
-        for first in range(SIDE):
-            if first & size == 0:
-                a, b = rows[first], rows[first + size]
-                rows[first], rows[first + size] = e.shuffle(a, b, low), e.shuffle(a, b, high)
-        size //= 2
-    return rows
 
 
 def _call(e: Emitter, name: str, register: int, *arguments: Any) -> None:

@@ -185,6 +185,28 @@ class Emitter:
         lanes = list(lanes)
         return self.ir.shuffle_vector(a, b, ir.Constant(vector(I32, len(lanes)), lanes))
 
+    def join(self, vectors: Sequence[Any]) -> Any:
+        """Return the vector of some vectors' lanes, one vector after the other; there are 1, 2, 4 or more of them."""
+        vectors = list(vectors)
+        while len(vectors) > 1:
+            lanes = range(2 * vectors[0].type.count)
+            vectors = [self.shuffle(a, b, lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
+
+    def transpose(self, rows: Sequence[Any]) -> list[Any]:
+        """Return the columns of matrices that lie side by side in vectors of 16: each has as many as there are rows."""
+        rows = list(rows)
+        size = len(rows) // 2
+        while size:
+            low = [lane if lane & size == 0 else LANES + lane - size for lane in range(LANES)]
+            high = [lane + size for lane in low]
+            for first in range(len(rows)):
+                if first & size == 0:
+                    a, b = rows[first], rows[first + size]
+                    rows[first], rows[first + size] = self.shuffle(a, b, low), self.shuffle(a, b, high)
+            size //= 2
+        return rows
+
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an intrinsic that is overloaded for the type of its first argument, and returns that."""
         kind = arguments[0].type

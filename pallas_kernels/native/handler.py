@@ -133,22 +133,23 @@ def add_handler(
         task = {Fields.POOL_CONTEXT: context, Fields.TASK: take, Fields.TASK_DATA: job}
         call(Fields.SCHEDULE, Fields.SCHEDULE_SIZE, task)
     e.ir.call(take, [job])
-    _wait(e, job, units)
+    wait(e, e.at(job, byte, Job.DONE), units)
     _leave(e, module, job)
     end()
 
 
-def _wait(e: Emitter, job: Any, units: Any) -> None:
-    """Wait until the units that other threads took are done, which takes about as long as one does.
+def wait(e: Emitter, count: Any, wanted: Any) -> None:
+    """Wait until a count in memory, of what other threads have taken and done, is what is wanted: about as long as one
+    of them takes.
 
-    A thread that was put to sleep with its unit may need this very core: after a while the core is offered.
+    A thread that was put to sleep with its share may need this very core: after a while the core is offered.
     """
     turns = e.variable(I64, I64(0))
     test, pause, after = (e.function.append_basic_block() for _ in range(3))
     e.ir.branch(test)
     e.ir.position_at_end(test)
-    done = e.ir.load_atomic(e.at(job, ir.IntType(8), Job.DONE), "acquire", 8, typ=I64)
-    e.ir.cbranch(e.ir.icmp_signed("<", done, units), pause, after)
+    found = e.ir.load_atomic(count, "acquire", 8, typ=I64)
+    e.ir.cbranch(e.ir.icmp_signed("<", found, wanted), pause, after)
     e.ir.position_at_end(pause)
     if processor.current().is_aarch64:
         e.call_named("llvm.aarch64.hint", I32(1), result=VOID)

@@ -24,7 +24,10 @@ KV_BYTES = 1 << 28
 """The size of jaxllm's KV cache; it holds all streams."""
 PIECES, PIECE = 16, 512
 """Perplexity is that of so many pieces of a text, each of so many tokens."""
-OURS, THEIRS = "jaxllm", "llamacpp"
+OURS, ROUNDED, THEIRS = "jaxllm", "jaxllm_int8", "llamacpp"
+"""The names of contestants: jaxllm as it is, rounding to 8 bits what quantized weights multiply, and llama.cpp, which
+rounds so too.
+"""
 METRICS = (
     Metric("stream", "one stream, output tokens/s", True),
     Metric("prefill", "a prompt of 512 tokens, tokens/s", True),
@@ -41,7 +44,7 @@ MAX_MEMORY, MAX_PERPLEXITY = 1.15, 1.005
 
 @dataclass(frozen=True)
 class Tasks:
-    """The requests of the benchmark, the same for both; no prompt comes twice."""
+    """The requests of the benchmark, the same for all; no prompt comes twice."""
 
     first: Requests
     warm_up: Sequence[Requests]
@@ -67,10 +70,13 @@ class Tasks:
 
 
 def contestants(gguf: Path, dtype: str, llamacpp: str | None) -> list[Contestant]:
-    """Return jaxllm and, where its Python is given, llama.cpp, which read one file."""
-    engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048}
-    settings = {"library": "jaxllm", "model": str(gguf), "dtype": dtype, "engine": engine}
-    found = [Contestant(OURS, "jaxllm", "vllm_api", sys.executable, settings)]
+    """Return jaxllm in two settings and, where its Python is given, llama.cpp, which read one file."""
+    found = []
+    for name, backend in ((OURS, "auto"), (ROUNDED, "cpu_int8")):
+        engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048, "linear_backend": backend}
+        settings = {"library": "jaxllm", "model": str(gguf), "dtype": dtype, "engine": engine}
+        label = "jaxllm" if name == OURS else f"jaxllm, {backend}"
+        found.append(Contestant(name, label, "vllm_api", sys.executable, settings))
     if llamacpp:
         settings = {"gguf": str(gguf), "streams": STREAMS}
         found.append(Contestant(THEIRS, "llama.cpp", "llamacpp_api", llamacpp, settings))
@@ -135,16 +141,16 @@ class Run:
 
 
 def table(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return one file's rows, heading first: figures, and in brackets how many times better jaxllm's are."""
+    """Return one file's rows, heading first: figures, and in brackets how many times better than llama.cpp's."""
     found = results["contestants"]
     figures = {name: median(each["rounds"]) | {"cold_s": each["cold_s"]} for name, each in found.items()}
     rows = [["", *(each["label"] for each in found.values())]]
     for metric in METRICS:
-        ours = figures[OURS][metric.key]
-        cells = [number(ours)]
-        for name in list(found)[1:]:
-            theirs = figures[name][metric.key]
-            cells.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2f}x)")
+        cells = []
+        for name, each in figures.items():
+            own, theirs = each[metric.key], figures.get(THEIRS, {}).get(metric.key)
+            is_beside = theirs is not None and name != THEIRS
+            cells.append(number(own) + (f" ({times_better(metric, own, theirs):.2f}x)" if is_beside else ""))
         rows.append([metric.label, *cells])
     rows.append(["perplexity", *(f"{each['perplexity']:.3f}" for each in found.values())])
     return rows
@@ -155,15 +161,23 @@ def judge(results: Mapping[str, Any]) -> list[str]:
     found = results["contestants"]
     memory = (found[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
     lines = [_verdict(memory <= MAX_MEMORY, f"arrays but the KV cache: at most {MAX_MEMORY} times the file", memory)]
-    if THEIRS not in found:
-        return lines
-    ours, theirs = (median(found[name]["rounds"]) for name in (OURS, THEIRS))
+    for name in (OURS, ROUNDED) if THEIRS in found else ():
+        lines += _beside(found[name], found[THEIRS])
+    return lines
+
+
+def _beside(own: Mapping[str, Any], their: Mapping[str, Any]) -> list[str]:
+    """Return the verdicts on one of jaxllm's settings."""
+    ours, theirs = median(own["rounds"]), median(their["rounds"])
+    lines, label = [], own["label"]
     for metric in METRICS:
         if target := TARGETS.get(metric.key):
             ratio = times_better(metric, ours[metric.key], theirs[metric.key])
-            lines.append(_verdict(ratio >= target, f"{metric.label}: at least {target:g} times llama.cpp's", ratio))
-    ratio = found[OURS]["perplexity"] / found[THEIRS]["perplexity"]
-    return [*lines, _verdict(ratio <= MAX_PERPLEXITY, f"perplexity: at most {MAX_PERPLEXITY} times llama.cpp's", ratio)]
+            words = f"{label}: {metric.label}: at least {target:g} times llama.cpp's"
+            lines.append(_verdict(ratio >= target, words, ratio))
+    ratio = own["perplexity"] / their["perplexity"]
+    words = f"{label}: perplexity: at most {MAX_PERPLEXITY} times llama.cpp's"
+    return [*lines, _verdict(ratio <= MAX_PERPLEXITY, words, ratio)]
 
 
 def summary(report: Mapping[str, Any]) -> str:

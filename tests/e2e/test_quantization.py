@@ -1,4 +1,7 @@
-"""SmolLM2 with quantization="int8" is nearly the same model in half the memory, and as independent of the batch."""
+"""SmolLM2 with quantization="int8" is nearly the same model in half the memory, and as independent of the batch.
+
+So it is where its quantized weights multiply rounded inputs.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
+from pallas_kernels.linear import LinearShape, rounding_refusal
+from pallas_kernels.weights import WeightFormat
 from tests.e2e.goldens import load_rows
 from tests.e2e.inside import core_of
 
@@ -28,6 +34,15 @@ SETTINGS: dict[str, Any] = {
     "max_num_seqs": 16,
     "cudagraph_capture_sizes": [16],
 }
+
+
+@pytest.fixture(scope="module")
+def rounding(smollm2_path: str) -> Iterator[LLM]:
+    shape = LinearShape(64, 64, jnp.bfloat16, jnp.float32, WeightFormat(4, 32, has_mins=True))
+    if reason := rounding_refusal(shape):
+        pytest.skip(reason)
+    with LLM(smollm2_path, linear_backend="cpu_int8", **SETTINGS) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +74,17 @@ def num_bytes(llm: LLM) -> int:
     return sum(array.nbytes for array in jax.tree.leaves(runner.launcher.params))
 
 
-def test_is_nearly_the_same_model_in_half_the_memory(smollm2_path: str, quantized: LLM) -> None:
+@pytest.fixture(scope="module")
+def exact(smollm2_path: str) -> tuple[float, int]:
+    """Return the perplexity of the file as it is, and its bytes in memory."""
     with LLM(smollm2_path, **SETTINGS) as llm:
-        expected, kept = perplexity(read(llm, PROMPTS)), num_bytes(llm)
+        return perplexity(read(llm, PROMPTS)), num_bytes(llm)
+
+
+def test_is_nearly_the_same_model_in_half_the_memory(
+    smollm2_path: str, exact: tuple[float, int], quantized: LLM
+) -> None:
+    expected, kept = exact
     got = perplexity(read(quantized, PROMPTS))
     assert got != expected
     assert got == pytest.approx(expected, rel=0.03)
@@ -70,10 +93,20 @@ def test_is_nearly_the_same_model_in_half_the_memory(smollm2_path: str, quantize
     assert kept < Path(smollm2_path).stat().st_size
 
 
-def test_company_changes_no_bit(quantized: LLM) -> None:
+def test_rounded_inputs_are_nearly_the_same_model(exact: tuple[float, int], rounding: LLM) -> None:
+    expected, kept = exact
+    got = perplexity(read(rounding, PROMPTS))
+    assert got != expected
+    assert got == pytest.approx(expected, rel=0.01)
+    assert num_bytes(rounding) == kept
+
+
+@pytest.mark.parametrize("name", ["quantized", "rounding"])
+def test_company_changes_no_bit(name: str, request: pytest.FixtureRequest) -> None:
+    llm = request.getfixturevalue(name)
     prompts = [[*ids[: 37 + 11 * i], 5 + i] for i, ids in enumerate(PROMPTS[:8])]
-    together = read(quantized, prompts)
-    alone = [output for ids in prompts for output in read(quantized, [ids])]
+    together = read(llm, prompts)
+    alone = [output for ids in prompts for output in read(llm, [ids])]
     for one, other in zip(alone, together, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
         assert one.prompt_logprobs == other.prompt_logprobs

@@ -87,21 +87,28 @@ def result(label: str, speed: float, **more: Any) -> dict[str, Any]:
 
 def make_results() -> dict[str, Any]:
     ours = result("jaxllm", 100.0, perplexity=20.05, array_bytes=1120)
+    rounded = result("jaxllm, cpu_int8", 200.0, perplexity=20.2)
     theirs = result("llama.cpp", 50.0, perplexity=20.0)
-    return {"file_bytes": 100, "kv_bytes": 1000, "contestants": {"jaxllm": ours, "llamacpp": theirs}}
+    contestants = {quantized.OURS: ours, quantized.ROUNDED: rounded, quantized.THEIRS: theirs}
+    return {"file_bytes": 100, "kv_bytes": 1000, "contestants": contestants}
 
 
 def test_table():
     heading, stream, _, streams, *_, perplexity = quantized.table(make_results())
-    assert heading == ["", "jaxllm", "llama.cpp"]
-    assert stream[1:] == ["100", "50 (2.00x)"]
-    assert streams[1:] == ["400", "200 (2.00x)"], "medians of the rounds"
-    assert perplexity[1:] == ["20.050", "20.000"]
+    assert heading == ["", "jaxllm", "jaxllm, cpu_int8", "llama.cpp"]
+    assert stream[1:] == ["100 (2.00x)", "200 (4.00x)", "50"]
+    assert streams[1:] == ["400 (2.00x)", "800 (4.00x)", "200"], "medians of the rounds"
+    assert perplexity[1:] == ["20.050", "20.200", "20.000"]
+    alone = make_results()
+    del alone["contestants"]["llamacpp"]
+    assert quantized.table(alone)[1][1:] == ["100", "200"]
 
 
 def test_targets():
     found = [(line.split()[0], line.split()[-1]) for line in quantized.judge(make_results())]
-    assert found == [("missed", "1.200"), ("met", "2.000"), ("met", "2.000"), ("missed", "2.000"), ("met", "1.002")]
+    exact = [("met", "2.000"), ("met", "2.000"), ("missed", "2.000"), ("met", "1.002")]
+    rounded = [*[("met", "4.000")] * 3, ("missed", "1.010")]
+    assert found == [("missed", "1.200"), *exact, *rounded]
     alone = make_results()
     del alone["contestants"]["llamacpp"]
     assert len(quantized.judge(alone)) == 1
@@ -119,12 +126,12 @@ class TestCommandLine:
         file.write_bytes(bytes(100))
         words = ("--quick", "--rounds", 2, "--model", file, "--llamacpp-python", "/somewhere/python", "--out", tmp_path)
         assert self.run(monkeypatch, *words) == 0
-        ours, theirs = quantized.OURS, quantized.THEIRS
-        assert started == [ours, ours, theirs, ours, theirs, theirs, ours], "the sizes, cold starts, rounds in turns"
+        turn = [quantized.OURS, quantized.ROUNDED, quantized.THEIRS]
+        assert started == [turn[0], *turn, *turn, *reversed(turn)], "the sizes, cold starts, rounds in turns"
         saved = json.loads((tmp_path / "gguf_auto.json").read_text())
         assert "somewhere" not in json.dumps(saved)
         assert saved["command"] == "scripts/benchmark.sh --quick --task gguf --rounds 2"
-        assert [len(each["rounds"]) for each in saved["files"]["m.Q4_1.gguf"]["contestants"].values()] == [2, 2]
+        assert [len(each["rounds"]) for each in saved["files"]["m.Q4_1.gguf"]["contestants"].values()] == [2, 2, 2]
         assert "m.Q4_1.gguf" in capsys.readouterr().out
 
     @pytest.mark.parametrize("words", [("--hf-python", "x"), ("--sweep",), ("--readme",)])

@@ -21,7 +21,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.ops import Ops
 from jaxllm.models.params import ParamSpec
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
-from pallas_kernels.linear import Linear
+from pallas_kernels.linear import Linear, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
 from pallas_kernels.lora import pick as pick_lora
@@ -54,7 +54,7 @@ def make_model(config: EngineConfig) -> Model:
         tensor_names=config.checkpoint.tensors,
     )
     _say_what_is_widened(model)
-    return model.with_ops(choose_ops(model, config.platform, config.mesh))
+    return model.with_ops(choose_ops(model, config.platform, config.mesh, config.linear_backend))
 
 
 def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
@@ -144,10 +144,16 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
     return {name: form for name, form in found.items() if form is not None}
 
 
-def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
-    """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
+def choose_ops(model: Model, platform: str, mesh: Mesh, linear_backend: str = "auto") -> Ops:
+    """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log.
+
+    Raises VLLMValidationError for a `linear_backend` that would multiply nothing here.
+    """
     architecture = detect_architecture(list(mesh.devices.flat))
-    linear = _choose_linear(model, platform, architecture)
+    if linear_backend == "auto":
+        linear = _choose_linear(model, platform, architecture)
+    else:
+        linear = _rounding_linear(model, linear_backend)
     grouped, shapes = GroupedMatmul(), model.grouped_shapes()
     if shapes:
         grouped, reason = pick(shapes, platform, architecture=architecture)
@@ -166,6 +172,26 @@ def _choose_by_head(model: Model) -> GroupedMatmul:
     if reason is not None:
         logger.warning("matrices of heads are multiplied in plain XLA, not in the cpu's own kernels: %s", reason)
     return op
+
+
+def _rounding_linear(model: Model, name: str) -> Linear:
+    """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
+
+    What it multiplies exactly nevertheless is said in the log.
+    """
+    quantized = [shape for shape in model.linear_shapes() if shape.format is not None and not shape.format.is_half]
+    refusals = {shape: rounding_refusal(shape) for shape in quantized}
+    reasons = ", ".join(sorted({reason for reason in refusals.values() if reason}))
+    if model.loop is not LayerLoop.IN_PLACE:
+        reasons = "it is for one CPU device with its own kernels"
+    elif not quantized:
+        reasons = "no matmul's weights are quantized; see quantization"
+    elif any(reason is None for reason in refusals.values()):
+        if reasons:
+            logger.warning("some matmuls do not round their inputs to 8 bits: %s", reasons)
+        return Linear(name)
+    message = f"linear_backend={name!r} would round nothing: {reasons}. Leave it out."
+    raise VLLMValidationError(message, parameter="linear_backend", value=name)
 
 
 def _choose_linear(model: Model, platform: str, architecture: str | None) -> Linear:

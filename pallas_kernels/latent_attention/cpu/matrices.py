@@ -85,7 +85,7 @@ class Matrices:
         target = self._queries(e, unit, group)
         with e.range(0, self.steps) as step:
             rows = [e.load_vector(query, I32, e.product(step, LANES)) for query in queries]
-            for i, column in enumerate(amx.transpose(e, rows)):
+            for i, column in enumerate(e.transpose(rows)):
                 e.store_vector(column, e.at(target, I8, e.product(step, MATRIX_BYTES)), i * LANES)
         e.clear(self._acc(e, unit, group), self.columns * MATRIX_BYTES)
 
@@ -210,7 +210,7 @@ class Matrices:
                 added[i % CHAINS].value = e.ir.fadd(added[i % CHAINS].value, rows[-1])
             # A matrix has the probabilities of 32 tokens: these are one half of each of its rows.
             matrix = e.product(e.ir.udiv(token, I64(STEP)), SIDE * STEP)
-            for r, row in enumerate(amx.transpose(e, rows)):
+            for r, row in enumerate(e.transpose(rows)):
                 place = e.sum(matrix, e.ir.urem(token, I64(STEP)), r * STEP)
                 e.store_vector(pairs.narrow_half(e, row), probs, place)
         total = added[0].value

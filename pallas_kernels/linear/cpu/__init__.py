@@ -14,8 +14,9 @@ from pallas_kernels.weights.held import Quantized
 
 from ..shape import ACTIVATIONS, LinearShape
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
+from .rounding import rounding_refusal
 
-__all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal"]
+__all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal", "rounding_refusal"]
 
 
 def can_multiply(
@@ -51,9 +52,9 @@ def cpu_refusal(shape: LinearShape) -> str | None:
     )
 
 
-def cpu_prepare(shape: LinearShape, folder: Path | None) -> None:
+def cpu_prepare(shape: LinearShape, folder: Path | None, *, rounds: bool = False) -> None:
     """Compile the kernel of a matmul, kept in a folder."""
-    _prepare(Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation, shape.is_gated), folder)
+    _prepare(_kind(shape, rounds=rounds), folder)
 
 
 def cpu_linear(
@@ -68,19 +69,26 @@ def cpu_linear(
     plus_to: Array | None = None,
     bias_o: Array | None = None,
     interpret: bool = False,
+    rounds: bool = False,
 ) -> Array:
     """See `Linear`; there is nothing to interpret. No row depends on the others.
+
+    If it `rounds`, rows of x are rounded to 8 bits where the kernel can multiply such, as `rounding_refusal` says.
 
     The result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit. Rows that do
     not count become 0, or what multiplying gives.
     """
     del interpret
     codes, *others = arrays_of(weight)
-    t, padding, n = x_ti.shape[0], max(0, MIN_ROWS - x_ti.shape[0]), codes.shape[1]
+    t, n, k = x_ti.shape[0], codes.shape[1], weight.shape[2]
     form = weight.format if isinstance(weight, Quantized) else None
-    kind = Kind(x_ti.dtype, form, out_dtype, activation, is_gated)
-    out_shape = (t + padding, n // 2 if activation and is_gated else n)
-    call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
+    shape = LinearShape(n, k, x_ti.dtype, out_dtype, form, activation, is_gated)
+    kind = _kind(shape, rounds=rounds)
+    padding = 0 if kind.rounds else max(0, MIN_ROWS - t)
+    results = [jax.ShapeDtypeStruct((t + padding, shape.num_columns), out_dtype)]
+    if kind.rounds:
+        results.append(_scratch(kind, t, k))
+    call = jax.ffi.ffi_call(_prepare(kind, None), results)
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
@@ -88,7 +96,7 @@ def cpu_linear(
 
     plus = jnp.zeros((0, n), out_dtype) if plus_to is None else pad(plus_to)
     bias = jnp.zeros(0, out_dtype) if bias_o is None else bias_o
-    return call(pad(x_ti), codes, *numbers, plus, bias, *others)[:t]
+    return call(pad(x_ti), codes, *numbers, plus, bias, *others)[0][:t]
 
 
 def arrays_of(weight: Array | Quantized) -> list[Array]:
@@ -96,6 +104,18 @@ def arrays_of(weight: Array | Quantized) -> list[Array]:
     if not isinstance(weight, Quantized):
         return [weight]
     return [weight.parts[name] for name in weight.format.parts]
+
+
+def _kind(shape: LinearShape, *, rounds: bool) -> Kind:
+    rounds = rounds and rounding_refusal(shape) is None
+    return Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation, shape.is_gated, rounds)
+
+
+def _scratch(kind: Kind, num_rows: int, k: int) -> jax.ShapeDtypeStruct:
+    """Return the memory that a call needs besides its operands."""
+    from .rounded import RoundedMultiplier
+
+    return jax.ShapeDtypeStruct((RoundedMultiplier(kind).scratch_bytes(num_rows, k),), jnp.uint8)
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:

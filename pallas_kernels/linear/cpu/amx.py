@@ -211,7 +211,7 @@ class MatrixUnit:
             with e.range(0, steps) as step:
                 number = e.product(step, STEP)
                 rows = [e.load_vector(e.at(x, self.storage, start, number), I32, 0) for start in starts]
-                for place, pairs in enumerate(amx.transpose(e, rows)):
+                for place, pairs in enumerate(e.transpose(rows)):
                     e.store_vector(pairs, e.at(base, I8, e.product(step, MATRIX_BYTES)), place * LANES)
 
     def _add_multiply(self) -> ir.Function:
@@ -349,7 +349,7 @@ class MatrixUnit:
                         e.store_vector(e.load_vector(place, F32, 0), target, 0)
                     with by_all:
                         columns = [e.load_vector(place, F32, column * LANES) for column in range(SIDE)]
-                        for row, found in enumerate(amx.transpose(e, columns)):
+                        for row, found in enumerate(e.transpose(columns)):
                             e.store_vector(found, target, row * LANES)
             with e.range(0, e.least(e.ir.sub(num_rows, first), SIDE)) as row:
                 found = [e.load_vector(target, F32, e.product(row, LANES)) for target in rows]

@@ -12,16 +12,22 @@ from llvmlite import ir
 from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
+from .kind import Kind
 from .operands import NULL, Operands, Range
-from .tiles import UNIT_ROWS, Functions, Multiplier
+from .rounded import RoundedMultiplier
+from .tiles import UNIT_ROWS, Multiplier
 
 
-class Kernel(Multiplier):
+class Kernel:
     """Writes the functions of one kernel."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.multiplier: Multiplier | RoundedMultiplier = RoundedMultiplier(kind) if kind.rounds else Multiplier(kind)
+        self.module, self.parts = self.multiplier.module, self.multiplier.parts
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        tiles = self.add_tiles()
+        tiles: Any = self.multiplier.add_tiles()
         add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
 
@@ -31,15 +37,17 @@ class Kernel(Multiplier):
         return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(x, I64, 1)
 
     def _chunk(self, e: Emitter, t: Any, n: Any) -> Any:
-        return self.chunk(e, n, e.ceil_div(t, UNIT_ROWS) if self.has_matrix_unit else 1)
+        return self.multiplier.chunk(e, n, e.ceil_div(t, UNIT_ROWS) if self.multiplier.has_matrix_unit else 1)
 
     def _add_prepare(self) -> ir.Function:
-        e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
+        e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
+        if isinstance(self.multiplier, RoundedMultiplier):
+            self.multiplier.begin(e, self._scratch(e, buffers))
         t, n, _ = self._sizes(e, dims)
         e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self._chunk(e, t, n))))
         return e.function
 
-    def _add_run(self, tiles: Functions) -> ir.Function:
+    def _add_run(self, tiles: Any) -> ir.Function:
         """Do one unit: `UNIT_ROWS` rows of x times a chunk of w."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._operands(e, buffers, dims)
@@ -52,22 +60,33 @@ class Kernel(Multiplier):
         end_row = e.least(e.sum(first_row, UNIT_ROWS), of.t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
         columns = Range(first_column, last_column)
-        self.multiply(e, tiles, of, num_rows, Range(first_row, last_row), columns)
+        self.multiplier.multiply(e, tiles, of, num_rows, Range(first_row, last_row), columns)
+        out_format = self.multiplier.out_format
         with e.range(last_row, end_row) as row:
-            cleared = e.at(of.y, self.out_format.storage, e.product(row, of.n), first_column)
-            e.clear(cleared, e.product(e.ir.sub(last_column, first_column), self.out_format.num_bytes))
+            cleared = e.at(of.y, out_format.storage, e.product(row, of.n), first_column)
+            e.clear(cleared, e.product(e.ir.sub(last_column, first_column), out_format.num_bytes))
         e.ir.ret_void()
         return e.function
 
     def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
         """Return the operands of a call, of the weights those of the layer."""
         x, w, layer, _, plus, bias, *parts, y = (
-            e.load(buffers, POINTER, index) for index in range(7 + len(self.weights.parts))
+            e.load(buffers, POINTER, index) for index in range(7 + self._num_parts)
         )
         t, n, k = self._sizes(e, dims)
-        w, parts = self.operands(e, w, parts, e.product(e.load_int(layer, 0), n, self.parts), k)
+        w, parts = self.multiplier.operands(e, w, parts, e.product(e.load_int(layer, 0), n, self.parts), k)
         plus, bias = (
             e.ir.select(e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, index), I64, 0), I64(0)), base, NULL)
             for index, base in ((4, plus), (5, bias))
         )
-        return Operands(x, w, plus, bias, y, t, n, k, parts)
+        return Operands(x, w, plus, bias, y, t, n, k, parts, self._scratch(e, buffers))
+
+    @property
+    def _num_parts(self) -> int:
+        """Return how many arrays weights are besides their codes."""
+        return len(self.multiplier.weights.parts)
+
+    def _scratch(self, e: Emitter, buffers: Any) -> Any:
+        """Return the address of what lies behind y, if the multiplier wants something there."""
+        has_scratch = isinstance(self.multiplier, RoundedMultiplier)
+        return e.load(buffers, POINTER, 7 + self._num_parts) if has_scratch else NULL

@@ -32,6 +32,8 @@ class Kind(NamedTuple):
     activation: str | None = None
     is_gated: bool = True
     """An activation is that of the first half of the columns, which multiplies the second; False: that of all."""
+    rounds: bool = False
+    """Rows of x are rounded to 8 bits."""
 
     @property
     def name(self) -> str:
@@ -39,7 +41,7 @@ class Kind(NamedTuple):
         dtypes = (jnp.dtype(dtype).name for dtype in (self.dtype, self.out_dtype))
         form = () if self.form is None else map(str, astuple(self.form))
         activation = [] if self.activation is None else [self.activation, *(() if self.is_gated else ("plain",))]
-        return "_".join(("linear", *dtypes, *form, *activation))
+        return "_".join(("linear", *dtypes, *form, *activation, *(("rounded",) if self.rounds else ())))
 
 
 def can_unpack(form: WeightFormat, num_inputs: int) -> bool:

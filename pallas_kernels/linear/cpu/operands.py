@@ -28,6 +28,13 @@ class Operands(NamedTuple):
     k: Any
     parts: Sequence[Any] = ()
     """The addresses of what weights consist of besides their codes."""
+    scratch: Any = NULL
+    """The address of memory that a call's units share, or NULL."""
+
+    @property
+    def own(self) -> tuple[Any, ...]:
+        """Return what every matmul has: all but parts and scratch."""
+        return self[:8]
 
 
 class Range(NamedTuple):

@@ -179,7 +179,7 @@ class Multiplier:
     ) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
         if isinstance(tiles, ir.Function):
-            e.ir.call(tiles, [*rows, *columns, *of[:-1], *of.parts])
+            e.ir.call(tiles, [*rows, *columns, *of.own, *of.parts])
             return
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
         most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
@@ -551,7 +551,7 @@ def _weights_of(kind: Kind, plain: Plain) -> Plain:
 
 def _flat(of: Operands, ahead: Ahead) -> list[Any]:
     """Return operands as functions take them, with what is fetched."""
-    return [*of[:-1], *ahead, *of.parts]
+    return [*of.own, *ahead, *of.parts]
 
 
 def _as_is(_: Emitter, numbers: Any) -> Any:

@@ -1,0 +1,147 @@
+"""Rows of x are rounded to 8 bits. 32 numbers share a scale: the largest of them divided by 127.
+
+Rows lie in tiles of a few. A tile has the first 64 numbers of each of its rows, then the next 64 of each; and so lie
+their scales, and what is known of the sums of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pallas_kernels.native.emitter import F32, I8, I32, I64, LANES, Emitter, vector
+from pallas_kernels.native.handler import wait
+from pallas_kernels.native.number_formats import Format
+from pallas_kernels.weights.format import CHUNK
+
+from .operands import Operands
+from .rounding import INPUT_GROUP, MAX_NUMBER, Integers
+
+LEAST = 1e-30
+"""Numbers that share a scale and are all smaller become zeros."""
+SHIFT = 1.5 * 2**23
+"""A number to which this is added has its integer, rounded half to even, in its lowest bits."""
+ALL_BUT_SIGN = 2**31 - 1
+NUM_BYTES = 4
+"""The bytes of a float32 or int32."""
+NEXT, DONE, HEADER_BYTES = 0, 64, 128
+"""Where it is counted how many tiles are taken and how many are rounded, and where the tiles begin."""
+
+
+NUM_SCALES = CHUNK // INPUT_GROUP
+"""How many scales 64 numbers have."""
+
+
+class Inputs(NamedTuple):
+    """The addresses of a tile's rows, from one of their stretches of 64 numbers on."""
+
+    numbers: Any
+    scales: Any
+    offsets: Any
+    """int32 for each group of numbers: what is added to the sum of products, as codes are an offset too large."""
+    sums: Any
+    """The float32 sum of each group of numbers, by which mins of weights are multiplied."""
+
+
+class RoundedInputs:
+    """Rounds rows, and knows where they lie."""
+
+    def __init__(self, tile: int, num_groups: int, integers: Integers, *, has_sums: bool) -> None:
+        self.tile = tile
+        """How many rows a tile has."""
+        self.num_groups = num_groups
+        """How many groups 64 numbers have."""
+        self.offset, self.unit = integers.offset, integers.unit
+        """What is taken off the products' sums, and what scales are multiplied by."""
+        self.has_sums = has_sums
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Return how many bytes 64 numbers of a row take as numbers, scales, offsets and sums."""
+        of_groups = NUM_BYTES * self.num_groups
+        return CHUNK, NUM_BYTES * NUM_SCALES, of_groups * bool(self.offset), of_groups * self.has_sums
+
+    def num_bytes(self, num_rows: int, k: int) -> int:
+        """Return how many bytes so many rows of k numbers take."""
+        return HEADER_BYTES + -(-num_rows // self.tile) * self.tile * k // CHUNK * sum(self._sizes)
+
+    def at(self, e: Emitter, of: Operands, tile: Any, block: Any) -> Inputs:
+        """Return the addresses of a tile's rows, from a stretch of 64 numbers on."""
+        blocks = e.ir.udiv(of.k, I64(CHUNK))
+        count = e.product(e.ceil_div(of.t, self.tile), blocks, self.tile)
+        place = e.product(e.sum(e.product(tile, blocks), block), self.tile)
+        found, start = [], e.at(of.scratch, I8, HEADER_BYTES)
+        for size in self._sizes:
+            found.append(e.at(start, I8, e.product(place, size)))
+            start = e.at(start, I8, e.product(count, size))
+        return Inputs(*found)
+
+    def begin(self, e: Emitter, scratch: Any) -> None:
+        """Note that nothing is rounded yet."""
+        e.clear(scratch, HEADER_BYTES)
+
+    def round(self, e: Emitter, of: Operands, storage: Format, num_rows: Any) -> None:
+        """Round tiles of rows until none is left, and wait for those that other threads took."""
+        taken, done = (e.at(of.scratch, I8, place) for place in (NEXT, DONE))
+        num_tiles = e.ceil_div(num_rows, self.tile)
+        take, work, rest, after = (e.function.append_basic_block() for _ in range(4))
+        is_done = e.ir.icmp_signed(">=", e.ir.load_atomic(done, "acquire", 8, typ=I64), num_tiles)
+        e.ir.cbranch(is_done, after, take)
+        e.ir.position_at_end(take)
+        tile = e.ir.atomic_rmw("add", taken, I64(1), "monotonic")
+        e.ir.cbranch(e.ir.icmp_signed("<", tile, num_tiles), work, rest)
+        e.ir.position_at_end(work)
+        first = e.product(tile, self.tile)
+        count = e.least(e.ir.sub(num_rows, first), self.tile)
+        with e.range(0, count) as row, e.range(0, e.ir.udiv(of.k, I64(CHUNK))) as block:
+            start = e.sum(e.product(e.sum(first, row), of.k), e.product(block, CHUNK))
+            for part in range(NUM_SCALES):
+                lanes = range(part * INPUT_GROUP, (part + 1) * INPUT_GROUP, LANES)
+                loaded = [e.load_vector(of.x, storage.storage, start, lane) for lane in lanes]
+                numbers = [storage.widen(e, each) for each in loaded]
+                self._round(e, numbers, part, self.at(e, of, tile, block), row)
+        e.ir.atomic_rmw("add", done, I64(1), "release")
+        e.ir.branch(take)
+        e.ir.position_at_end(rest)
+        wait(e, done, num_tiles)
+        e.ir.branch(after)
+        e.ir.position_at_end(after)
+
+    def _round(self, e: Emitter, numbers: Sequence[Any], part: int, to: Inputs, row: Any) -> None:
+        """Round numbers that share a scale, and store them as a part of a tile's row."""
+        scale, grow = self._scale(e, numbers)
+        e.store(scale, to.scales, row, part * self.tile)
+        bits = [e.ir.bitcast(e.fma(each, grow, e.constant(SHIFT, each)), vector(I32)) for each in numbers]
+        for index, each in enumerate(bits):
+            place = e.sum(e.product(row, CHUNK), part * INPUT_GROUP + index * LANES)
+            e.store_vector(e.ir.trunc(each, vector(I8)), to.numbers, place)
+        if not (self.offset or self.has_sums):
+            return
+        signed = [e.ir.ashr(e.ir.shl(each, e.constant(24, each)), e.constant(24, each)) for each in bits]
+        num_groups = self.num_groups // NUM_SCALES
+        per_group = len(signed) // num_groups
+        for group in range(num_groups):
+            first, *others = signed[group * per_group : (group + 1) * per_group]
+            for each in others:
+                first = e.ir.add(first, each)
+            total, place = e.reduce(e.ir.add, first), e.sum(row, (part * num_groups + group) * self.tile)
+            if self.offset:
+                e.store(e.ir.mul(total, I32(-self.offset)), to.offsets, place)
+            if self.has_sums:
+                e.store(e.ir.fmul(e.ir.sitofp(total, F32), scale), to.sums, place)
+
+    def _scale(self, e: Emitter, numbers: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the scale of some numbers, and a vector of what they are multiplied by before they are rounded."""
+
+        def larger(a: Any, b: Any) -> Any:
+            return e.ir.select(e.ir.icmp_unsigned(">", a, b), a, b)
+
+        # Sizes have the same order as integers, and that of a NaN, of which the scale becomes one, is the largest.
+        sizes = [e.ir.and_(e.ir.bitcast(each, vector(I32)), e.splat(I32(ALL_BUT_SIGN))) for each in numbers]
+        first, *others = sizes
+        for each in others:
+            first = larger(first, each)
+        largest = e.ir.bitcast(e.reduce(larger, first), F32)
+        is_tiny = e.ir.fcmp_ordered("<", largest, F32(LEAST))
+        grow = e.ir.select(is_tiny, F32(0.0), e.ir.fdiv(F32(MAX_NUMBER), largest))
+        return e.ir.fmul(largest, F32(self.unit / MAX_NUMBER)), e.splat(grow)

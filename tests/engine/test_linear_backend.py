@@ -1,0 +1,69 @@
+"""linear_backend="cpu_int8" rounds what quantized weights multiply, or says why it would round nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm import EngineArgs
+from jaxllm.engine.core.model import checked_model
+from jaxllm.exceptions import VLLMValidationError
+from pallas_kernels.linear import LinearShape
+from pallas_kernels.native import processor
+from pallas_kernels.weights import WeightFormat
+from tests.models.tiny import folder
+
+
+@pytest.fixture(autouse=True)
+def _vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = processor.current()
+    if own.name == "plain":
+        pytest.skip("no kernels")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: replace(own, has_int8_dot=True))
+
+
+def linear(**arguments: Any) -> Any:
+    defaults: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "linear_backend": "cpu_int8"}
+    config = EngineArgs(str(folder("llama3_tied")), **(defaults | arguments)).create_engine_config()
+    return checked_model(config)[0].ops.linear
+
+
+def test_rounds_at_load_and_in_matmuls(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert linear(quantization="int8").implementation == "cpu_int8"
+    assert not caplog.records
+    assert linear(quantization="int8", linear_backend="auto").implementation == "cpu"
+
+
+def test_says_what_stays_exact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    shapes = [
+        LinearShape(64, 64, jnp.float32, jnp.float32, form)
+        for form in (WeightFormat(4, 32), WeightFormat(4, 64, "nf4"))
+    ]
+    monkeypatch.setattr("jaxllm.models.model.Model.linear_shapes", lambda _: shapes)
+    with caplog.at_level(logging.WARNING):
+        assert linear(quantization="int8").implementation == "cpu_int8"
+    assert "nf4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, "no matmul's weights are quantized"),
+        ({"quantization": "fp8"}, "e4m3"),
+        ({"quantization": "int8", "attention_config": {"backend": "xla"}}, "one CPU device with its own kernels"),
+        ({"quantization": "int8", "tensor_parallel_size": 2}, "one CPU device with its own kernels"),
+    ],
+    ids=str,
+)
+def test_refuses_to_round_nothing(arguments: dict[str, Any], reason: str) -> None:
+    if jax.device_count() < arguments.get("tensor_parallel_size", 1):
+        pytest.skip("one device")
+    with pytest.raises(VLLMValidationError, match=reason) as caught:
+        linear(**arguments)
+    assert (caught.value.parameter, caught.value.value) == ("linear_backend", "cpu_int8")
