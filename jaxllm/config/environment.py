@@ -27,6 +27,11 @@ def default_cache_dir() -> str:
         raise VLLMValidationError(message, parameter="JAXLLM_CACHE", value=folder) from error
 
 
+def tunes_malloc() -> bool:
+    """Say whether the environment has settings of C's allocator, or another allocator that is loaded first."""
+    return any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+
+
 def plugin_names() -> list[str] | None:
     """Return the names of the plugins to load, from JAXLLM_PLUGINS ("one,other"; "" is none), or None for all."""
     names = os.environ.get("JAXLLM_PLUGINS")

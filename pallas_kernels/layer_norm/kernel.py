@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_kernels.native.emitter import F32, I64, LANES, POINTER, Emitter, vector
+from pallas_kernels.native.emitter import F32, I64, LANES, NULL, POINTER, Emitter, vector
 from pallas_kernels.rms_norm import kernel as rms_norm
 
 
@@ -17,7 +17,7 @@ class Kernel(rms_norm.Kernel):
         _, d = self._sizes(e, dims)
         first = e.product(e.load_int(layer, 0), d)
         has_bias = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 5), I64, 0), I64(0))
-        bias = e.ir.select(has_bias, e.at(bias, self.format.storage, first), rms_norm.NULL)
+        bias = e.ir.select(has_bias, e.at(bias, self.format.storage, first), NULL)
         return rms_norm.Operands(
             x, e.at(scale, self.format.storage, first), bias, e.load_int(num_rows, 0), e.load(eps, F32, 0), y
         )
@@ -38,6 +38,6 @@ class Kernel(rms_norm.Kernel):
         with e.range(0, d, LANES) as i:
             centered = e.ir.fmul(e.ir.fsub(self._load(e, x, i), mean), factor)
             total = e.variable(vector(F32), e.ir.fmul(centered, self._load(e, of.scale, i)))
-            with e.ir.if_then(e.ir.icmp_unsigned("!=", of.added, rms_norm.NULL)):
+            with e.ir.if_then(e.ir.icmp_unsigned("!=", of.added, NULL)):
                 total.value = e.ir.fadd(total.value, self._load(e, of.added, i))
             e.store_vector(self.format.narrow(e, total.value), y, i)

@@ -11,6 +11,7 @@ from llvmlite import ir
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 POINTER, VOID = ir.PointerType(), ir.VoidType()
+NULL = ir.Constant(POINTER, None)
 
 
 class _BFloat(ir.Type):

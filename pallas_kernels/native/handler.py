@@ -22,7 +22,7 @@ from typing import Any
 from llvmlite import ir
 
 from . import processor
-from .emitter import I32, I64, POINTER, VOID, Emitter
+from .emitter import I32, I64, NULL, POINTER, VOID, Emitter
 
 MAX_BUFFERS = 25
 """How many addresses there is room for: those of a call's buffers, and the one that `prepare` leaves."""
@@ -65,20 +65,19 @@ def add_handler(
     take = _add_take(module, f"{name}.take", run)
     function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), name)
     e, frame = Emitter(function), function.args[0]
-    null = ir.Constant(POINTER, None)
     byte = ir.IntType(8)
 
     def field(base: Any, offset: int, kind: ir.Type = POINTER) -> Any:
         return e.ir.load(e.at(base, byte, offset), typ=kind)
 
     extension = field(frame, Fields.EXTENSION)
-    with e.ir.if_then(e.ir.icmp_unsigned("!=", extension, null)):
+    with e.ir.if_then(e.ir.icmp_unsigned("!=", extension, NULL)):
         is_metadata = e.ir.icmp_signed("==", field(extension, Fields.EXTENSION_TYPE, I32), I32(METADATA))
         with e.ir.if_then(is_metadata):
             metadata = field(extension, Fields.METADATA)
             for offset, number in zip((Fields.MAJOR, Fields.MINOR), VERSION, strict=True):
                 e.ir.store(I32(number), e.at(metadata, byte, offset))
-            e.ir.ret(null)
+            e.ir.ret(NULL)
 
     buffers, dims = (e.array(POINTER, MAX_BUFFERS) for _ in range(2))
     found = e.variable(I64, I64(0))
@@ -94,7 +93,7 @@ def add_handler(
     def end() -> None:
         if finish:
             e.ir.call(finish, [buffers, dims])
-        e.ir.ret(null)
+        e.ir.ret(NULL)
 
     units = e.ir.call(prepare, [buffers, dims])
     with e.ir.if_then(e.ir.icmp_signed("<=", units, I64(1))):
@@ -108,7 +107,7 @@ def add_handler(
     def call(function_offset: int, size: int, fields: dict[int, Any]) -> None:
         """Call a function of the interface. An error leaves the work to this thread."""
         struct = e.array(I64, size // 8)
-        for offset, value in {0: I64(size), 8: null, **fields}.items():
+        for offset, value in {0: I64(size), 8: NULL, **fields}.items():
             e.ir.store(value, e.at(struct, byte, offset))
         e.ir.call(field(api, function_offset, function_pointer), [struct])
 

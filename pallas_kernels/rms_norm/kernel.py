@@ -13,7 +13,6 @@ from pallas_kernels.native.number_formats import FORMATS
 
 ROWS = 16
 """In a unit of work."""
-NULL = ir.Constant(POINTER, None)
 
 
 class Operands(NamedTuple):

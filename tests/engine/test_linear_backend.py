@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import EngineArgs
-from jaxllm.engine.core.model import checked_model
+from jaxllm.engine.core.model import checked_draft, checked_model
 from jaxllm.exceptions import VLLMValidationError
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.native import processor
@@ -27,13 +27,40 @@ def _vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: replace(own, has_int8_dot=True))
 
 
-def linear(**arguments: Any) -> Any:
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tiny models have a matmul that is large enough."""
+    shapes = [LinearShape(64, 64, jnp.float32, jnp.float32, WeightFormat(8, scale_dtype="float32"))]
+    monkeypatch.setattr("jaxllm.models.model.Model.linear_shapes", lambda _: shapes)
+
+
+def linear(case: str = "llama3_tied", **arguments: Any) -> Any:
     defaults: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "linear_backend": "cpu_int8"}
-    config = EngineArgs(str(folder("llama3_tied")), **(defaults | arguments)).create_engine_config()
+    config = EngineArgs(str(folder(case)), **(defaults | arguments)).create_engine_config()
     return checked_model(config)[0].ops.linear
 
 
-def test_rounds_at_load_and_in_matmuls(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("wide")
+def test_experts_stay_exact(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert linear("qwen3_moe", quantization="int8").implementation == "cpu_int8"
+    assert "experts" in caplog.text
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"skip_tokenizer_init": True, "dtype": "float32", "linear_backend": "cpu_int8", "quantization": "int8"}
+    speculation = {"model": str(folder("llama3_tied")), "num_speculative_tokens": 2, "method": "draft_model"}
+    config = EngineArgs(str(folder("llama3_tied")), speculative_config=speculation, **given).create_engine_config()
+    model, specs = checked_model(config)
+    assert model.ops.linear.implementation == "cpu_int8"
+    assert config.draft is not None
+    monkeypatch.setattr("jaxllm.models.model.Model.linear_shapes", lambda _: [])
+    assert checked_draft(config, config.draft, specs)[0].ops.linear.implementation == "cpu_int8"
+
+
+@pytest.mark.usefixtures("wide")
+def test_is_chosen_for_quantized_weights(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert linear(quantization="int8").implementation == "cpu_int8"
     assert not caplog.records

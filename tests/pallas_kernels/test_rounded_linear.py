@@ -13,7 +13,9 @@ import pytest
 
 from pallas_kernels.linear import Linear, LinearShape, rounding_refusal
 from pallas_kernels.linear.cpu import Kind, cpu_linear
+from pallas_kernels.linear.cpu.rounded import UNITS_PER_CORE
 from pallas_kernels.native import processor
+from pallas_kernels.native.cores import num_cores
 from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, HALVES, make_parts, packed
@@ -24,13 +26,6 @@ pytestmark = pytest.mark.cpu_kernels
 LAYER, BLOCK = 1, 32
 INTEGERS = {name: form for name, form in FORMATS.items() if form.values in ("integer", "e2m1")}
 SOME = ("Q4_0", "Q4_1", "Q6_K", "Q8_0", "MXFP4", "AWQ", "int8")
-CAN_ROUND = rounding_refusal(LinearShape(16, 64, jnp.float32, jnp.float32, FORMATS["Q4_0"])) is None
-
-
-@pytest.fixture(autouse=True)
-def _can_round() -> None:
-    if not CAN_ROUND:
-        pytest.skip("the processor multiplies integers no faster")
 
 
 def skip_unless_rounded(form: WeightFormat) -> None:
@@ -98,15 +93,22 @@ def test_bits_are_those_of_other_instructions(name: str, monkeypatch: pytest.Mon
     parts, x = make_parts(form, 33, k), make_x(13, k)
     expected = {t: multiply(x[:t], form, parts) for t in (1, 13)}
     own, kernel_name = processor.current(), Kind.name.fget
-    others = [replace(own, has_int8_dot=False)] if own.is_x86 else []
-    others += [processor.restricted(own, lesser) for lesser in processor.LESSER.get(own.name, ())[:-1]]
+    others = [processor.restricted(own, lesser) for lesser in processor.LESSER.get(own.name, ())[:-1]]
+    if own.is_x86 and own.has_int8_dot:
+        others.append(replace(own, has_int8_dot=False))
+        if own.has_avx512:
+            others.append(replace(own, name="avx2", num_registers=16, register_bytes=32))
+    num_compared = 0
     for number, other in enumerate(others):
         monkeypatch.setattr("pallas_kernels.native.processor.current", lambda other=other: other)
         # The kernels of a name stay what they are.
         monkeypatch.setattr(Kind, "name", property(lambda self, number=number: f"{kernel_name(self)}_{number}"))
         if rounding_refusal(LinearShape(33, k, jnp.float32, jnp.float32, form)) is None:
+            num_compared += 1
             for t, found in expected.items():
                 np.testing.assert_array_equal(multiply(x[:t], form, parts), found)
+    if not num_compared:
+        pytest.skip("the processor has one way of multiplying these")
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
@@ -151,54 +153,101 @@ def test_rows_of_zeros_and_of_nan(name: str) -> None:
 
 def test_rows_that_do_not_count_become_zeros() -> None:
     form = FORMATS["Q4_0"]
+    skip_unless_rounded(form)
     parts, x = make_parts(form, 20, 128), make_x(110, 128)
     expected = multiply(x, form, parts)
-    for num_rows in (1, 5, 100):
-        x[num_rows:] = np.nan
-        got = multiply(x, form, parts, num_rows=num_rows)
+    for num_rows in (0, 1, 5, 100, 200):
+        poisoned = np.where(np.arange(110)[:, None] < num_rows, x, np.nan)
+        got = multiply(poisoned, form, parts, num_rows=num_rows)
         np.testing.assert_array_equal(got[:num_rows], expected[:num_rows])
         assert (got[num_rows:] == 0).all()
-        x = make_x(110, 128)
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "AWQ"])
+def test_units_of_several_vectors_of_columns(name: str) -> None:
+    form = FORMATS[name]
+    skip_unless_rounded(form)
+    # A unit has two vectors, and the last of all begins earlier than it would.
+    n, k = 16 * UNITS_PER_CORE * num_cores() + 18, 256
+    parts = make_parts(form, n, k)
+    w = dequantize(parts, form).astype(np.float64)
+    for t in (2, 9):
+        x = make_x(t, k)
+        check_close(multiply(x, form, parts), x, w)
+        gated = make_parts(form, 2 * n, k, seed=1)
+        gates, values = np.split(rounded(x) @ dequantize(gated, form).astype(np.float64).T, 2, axis=1)
+        got = multiply(x, form, gated, activation="silu")
+        np.testing.assert_allclose(got, gates / (1 + np.exp(-gates)) * values, rtol=1e-3, atol=1e-3)
+
+
+def test_mins_of_multiples_of_a_half() -> None:
+    form = WeightFormat(4, 32, "e2m1", has_mins=True)
+    skip_unless_rounded(form)
+    parts, x = make_parts(form, 20, 128), make_x(9, 128)
+    check_close(multiply(x, form, parts), x, dequantize(parts, form).astype(np.float64))
+
+
+def test_rows_of_bfloat16_are_those_of_float32() -> None:
+    form = FORMATS["Q4_K"]
+    skip_unless_rounded(form)
+    parts, x = make_parts(form, 20, 256), jnp.asarray(make_x(70, 256), jnp.bfloat16)
+    np.testing.assert_array_equal(multiply(x, form, parts), multiply(x.astype(jnp.float32), form, parts))
+
+
+def test_is_an_implementation_of_linear() -> None:
+    form = FORMATS["Q4_0"]
+    skip_unless_rounded(form)
+    parts, x = make_parts(form, 20, 192), jnp.asarray(make_x(5, 192))
+    weight = Quantized(stacked(packed(parts, form)), form, is_packed=True)
+    exact, got = (jax.jit(partial(Linear(name), layer=LAYER))(x, weight) for name in ("cpu", "cpu_int8"))
+    np.testing.assert_array_equal(got, multiply(x, form, parts))
+    assert (np.asarray(exact) != np.asarray(got)).any()
 
 
 def test_what_is_not_rounded_is_multiplied_exactly() -> None:
-    form, plain, rounding = FORMATS["nf4"], Linear("cpu"), Linear("cpu_int8")
+    plain, rounding = Linear("cpu"), Linear("cpu_int8")
     x = jnp.asarray(make_x(5, 192))
-    parts = stacked(packed(make_parts(form, 20, 192), form))
-    few = {
-        name: jnp.asarray(part)[None]
-        for name, part in packed(make_parts(FORMATS["Q4_0"], 8, 192), FORMATS["Q4_0"]).items()
-    }
-    for weight in (
-        Quantized(parts, form, is_packed=True),
-        Quantized(few, FORMATS["Q4_0"], is_packed=True),
-        jnp.asarray(make_x(20, 192))[None],
-    ):
-        expected = jax.jit(lambda x, weight: plain(x, weight, 0))(x, weight)
-        np.testing.assert_array_equal(jax.jit(lambda x, weight: rounding(x, weight, 0))(x, weight), expected)
+    nf4, few = ((make_parts(form, n, 192), form) for form, n in ((FORMATS["nf4"], 20), (FORMATS["Q4_0"], 8)))
+    weights = [Quantized(stacked(packed(parts, form)), form, is_packed=True) for parts, form in (nf4, few)]
+    for weight in (*weights, jnp.asarray(make_x(40, 192)).reshape(2, 20, 192)):
+        expected = jax.jit(lambda x, weight: plain(x, weight, LAYER))(x, weight)
+        assert np.isfinite(expected).all()
+        np.testing.assert_array_equal(jax.jit(lambda x, weight: rounding(x, weight, LAYER))(x, weight), expected)
 
 
 def refusal(form: WeightFormat | None, n: int = 64, k: int = 64, **options: Any) -> str | None:
     return rounding_refusal(LinearShape(n, k, jnp.float32, jnp.float32, form, **options))
 
 
-def test_says_what_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_what_is_not_rounded() -> None:
     assert "not quantized" in str(refusal(None))
     assert "not quantized" in str(refusal(HALVES["bfloat16"]))
     assert "nf4" in str(refusal(FORMATS["nf4"]))
     assert "e4m3" in str(refusal(FORMATS["FP8"]))
     assert "at least 16 outputs" in str(refusal(FORMATS["int8"], 16, activation="silu"))
     assert "multiple of 64 inputs" in str(refusal(FORMATS["int8"], k=96))
-    for own, bits in (
-        (processor.x86("x", "x", dict.fromkeys(processor.AVX2, True)), 8),
-        (processor.aarch64("a", "a", {}), 4),
-    ):
-        monkeypatch.setattr("pallas_kernels.native.processor.current", lambda own=own: own)
-        assert str(refusal(WeightFormat(bits, 32))) in (
-            "without VNNI, codes of 8 bits are multiplied no faster than floats",
-            "the processor has no instruction for products of 8-bit integers (i8mm)",
-        )
-    assert refusal(FORMATS["Q6_K"], k=256) is not None
-    vnni = processor.x86("x", "x", dict.fromkeys((*processor.AVX2, "avxvnni"), True))
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: vnni)
-    assert refusal(FORMATS["Q8_0"]) is None
+    assert "share a scale" in str(refusal(WeightFormat(4, 2048), k=2048))
+
+
+AVX2_ALONE = processor.x86("x86_64-none", "none", dict.fromkeys(processor.AVX2, True))
+VNNI = processor.x86("x86_64-none", "none", dict.fromkeys((*processor.AVX2, "avxvnni"), True))
+NEON_ALONE, I8MM = (processor.aarch64("a", "a", features) for features in ({}, {"i8mm": True}))
+
+
+@pytest.mark.parametrize(
+    ("own", "bits", "reason"),
+    [
+        (AVX2_ALONE, 6, None),
+        (AVX2_ALONE, 8, "without VNNI, codes of 8 bits"),
+        (VNNI, 8, None),
+        (NEON_ALONE, 4, "i8mm"),
+        (I8MM, 8, None),
+        (processor.restricted(AVX2_ALONE, "plain"), 4, "no kernels"),
+    ],
+)
+def test_says_which_processors_round(
+    own: processor.Processor, bits: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    found = refusal(WeightFormat(bits, 32))
+    assert found is None if reason is None else reason in str(found)

@@ -38,8 +38,8 @@ SHOWN = 4
 """How many names a line of the log has."""
 
 
-def make_model(config: EngineConfig) -> Model:
-    """Return the model of an engine."""
+def make_model(config: EngineConfig, *, is_draft: bool = False) -> Model:
+    """Return the model of an engine, or the draft model of one."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     formats = {} if config.quantization else find_formats(config, loop)
     head = None if config.draft is None else config.draft.model_config.draft_head
@@ -54,7 +54,8 @@ def make_model(config: EngineConfig) -> Model:
         tensor_names=config.checkpoint.tensors,
     )
     _say_what_is_widened(model)
-    return model.with_ops(choose_ops(model, config.platform, config.mesh, config.linear_backend))
+    ops = choose_ops(model, config.platform, config.mesh, config.linear_backend, may_round_nothing=is_draft)
+    return model.with_ops(ops)
 
 
 def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
@@ -73,7 +74,7 @@ def checked_draft(
     Raises VLLMValidationError as `checked_model` does.
     """
     try:
-        model = make_model(draft)
+        model = make_model(draft, is_draft=True)
         return _checked(draft, model.with_lent(_lent_to(model, config, draft, specs)))
     except VLLMValidationError as error:
         raise refused_draft(draft.model, error) from error
@@ -144,16 +145,18 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
     return {name: form for name, form in found.items() if form is not None}
 
 
-def choose_ops(model: Model, platform: str, mesh: Mesh, linear_backend: str = "auto") -> Ops:
+def choose_ops(
+    model: Model, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
+) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log.
 
-    Raises VLLMValidationError for a `linear_backend` that would multiply nothing here.
+    Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, but for models that may.
     """
     architecture = detect_architecture(list(mesh.devices.flat))
     if linear_backend == "auto":
         linear = _choose_linear(model, platform, architecture)
     else:
-        linear = _rounding_linear(model, linear_backend)
+        linear = _rounding_linear(model, linear_backend, may_round_nothing=may_round_nothing)
     grouped, shapes = GroupedMatmul(), model.grouped_shapes()
     if shapes:
         grouped, reason = pick(shapes, platform, architecture=architecture)
@@ -174,23 +177,25 @@ def _choose_by_head(model: Model) -> GroupedMatmul:
     return op
 
 
-def _rounding_linear(model: Model, name: str) -> Linear:
+def _rounding_linear(model: Model, name: str, *, may_round_nothing: bool) -> Linear:
     """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
 
-    What it multiplies exactly nevertheless is said in the log.
+    A warning says which quantized matmuls are exact nevertheless.
     """
     quantized = [shape for shape in model.linear_shapes() if shape.format is not None and not shape.format.is_half]
-    refusals = {shape: rounding_refusal(shape) for shape in quantized}
-    reasons = ", ".join(sorted({reason for reason in refusals.values() if reason}))
+    refusals = [rounding_refusal(shape) for shape in quantized]
+    reasons = sorted({reason for reason in refusals if reason is not None})
+    if any(shape.format is not None and not shape.format.is_half for shape in model.grouped_shapes()):
+        reasons.append("its weights are experts'")
     if model.loop is not LayerLoop.IN_PLACE:
-        reasons = "it is for one CPU device with its own kernels"
-    elif not quantized:
-        reasons = "no matmul's weights are quantized; see quantization"
-    elif any(reason is None for reason in refusals.values()):
-        if reasons:
-            logger.warning("some matmuls do not round their inputs to 8 bits: %s", reasons)
+        reason = "it is for one CPU device with its own kernels"
+    elif None in refusals or may_round_nothing:
+        for each in reasons:
+            logger.warning("a quantized matmul does not round its inputs to 8 bits: %s", each)
         return Linear(name)
-    message = f"linear_backend={name!r} would round nothing: {reasons}. Leave it out."
+    else:
+        reason = "; ".join(reasons) or "no matmul's weights are quantized (see quantization)"
+    message = f"linear_backend={name!r} would round nothing: {reason}. Leave it out."
     raise VLLMValidationError(message, parameter="linear_backend", value=name)
 
 

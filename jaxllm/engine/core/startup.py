@@ -38,6 +38,7 @@ from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.hosts.wire import Agreement
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
+from jaxllm.execution.host_memory import keep_freed_memory
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
@@ -114,6 +115,8 @@ def _start_core(
     except BaseException:
         prepared.stop()
         raise
+    if config.platform == "cpu":
+        keep_freed_memory()
     log_phase(logger, "engine")
     return core, _ready(prepared, core, has_thinking_tokens=thinking is not None)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from pallas_kernels.linear.cpu.operands import NULL, Operands, Range
+from pallas_kernels.linear.cpu.operands import Operands, Range
 from pallas_kernels.linear.cpu.tiles import FEW_ROWS, UNIT_ROWS, Functions, Multiplier
-from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
+from pallas_kernels.native.emitter import I64, NULL, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
 

@@ -74,9 +74,8 @@ def cpu_linear(
     """See `Linear`; there is nothing to interpret. No row depends on the others.
 
     If it `rounds`, rows of x are rounded to 8 bits where the kernel can multiply such, as `rounding_refusal` says.
-
-    The result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit. Rows that do
-    not count become 0, or what multiplying gives.
+    Otherwise the result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit.
+    Rows that do not count become 0, or what multiplying gives.
     """
     del interpret
     codes, *others = arrays_of(weight)

@@ -25,6 +25,7 @@ from pallas_kernels.native.emitter import (
     I32,
     I64,
     LANES,
+    NULL,
     POINTER,
     VOID,
     Emitter,
@@ -34,7 +35,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.number_formats import FORMATS
 from pallas_kernels.weights.format import CHUNK
 
-from .operands import NULL, Operands, Range
+from .operands import Operands, Range
 from .unpack import Plain, Row, Unpacker
 
 PIECE = 2048

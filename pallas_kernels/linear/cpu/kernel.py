@@ -9,11 +9,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
+from pallas_kernels.native.emitter import I64, NULL, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
 from .kind import Kind
-from .operands import NULL, Operands, Range
+from .operands import Operands, Range
 from .rounded import RoundedMultiplier
 from .tiles import UNIT_ROWS, Multiplier
 
@@ -41,8 +41,7 @@ class Kernel:
 
     def _add_prepare(self) -> ir.Function:
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
-        if isinstance(self.multiplier, RoundedMultiplier):
-            self.multiplier.begin(e, self._scratch(e, buffers))
+        self.multiplier.begin(e, self._scratch(e, buffers))
         t, n, _ = self._sizes(e, dims)
         e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self._chunk(e, t, n))))
         return e.function
@@ -88,5 +87,4 @@ class Kernel:
 
     def _scratch(self, e: Emitter, buffers: Any) -> Any:
         """Return the address of what lies behind y, if the multiplier wants something there."""
-        has_scratch = isinstance(self.multiplier, RoundedMultiplier)
-        return e.load(buffers, POINTER, 7 + self._num_parts) if has_scratch else NULL
+        return e.load(buffers, POINTER, 7 + self._num_parts) if self.multiplier.has_scratch else NULL

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from llvmlite import ir
-
-from pallas_kernels.native.emitter import POINTER
-
-NULL = ir.Constant(POINTER, None)
+from pallas_kernels.native.emitter import NULL
 
 
 class Operands(NamedTuple):

@@ -66,8 +66,10 @@ class Panels(Unpacker):
 
     def make_scales(self, e: Emitter) -> Scales:
         """Return room on the stack for a piece's scales."""
-        size = (self.piece // (self.form.group or CHUNK) + GROUPS) * LANES
-        return Scales(*(e.array(F32, size) if has else None for has in (not self.scales_sums, self.has_mins)))
+        if self.form.group is None:
+            return Scales(None, None)
+        size = (self.piece // self.form.group + GROUPS) * LANES
+        return Scales(e.array(F32, size), e.array(F32, size) if self.has_mins else None)
 
     def write_scales(self, e: Emitter, of: Operands, first: Any, piece: Range, to: Scales) -> None:
         """Write the scales of a piece of 16 rows, from one on; those of whole rows are no piece's."""
@@ -103,7 +105,10 @@ class Panels(Unpacker):
                 e.store_vector(vector_of(step), place, step * BYTES)
 
     def vectors(self, e: Emitter, codes: Codes, block: Any) -> Callable[[int], Any]:
-        """Return what writes the vectors of 64 inputs, by their numbers; as many codes that follow are fetched."""
+        """Return a function that gives a vector, by its number, of a block of 64 inputs: four codes of each row.
+
+        As many bytes of the next 16 rows are fetched.
+        """
         size = LANES * self._block_bytes
         for line in range(0, size, CACHE_LINE):
             e.prefetch(codes.following, I8, e.product(block, size), line, cache=1)

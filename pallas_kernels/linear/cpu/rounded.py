@@ -1,8 +1,8 @@
 """Rows of x that are rounded to 8 bits times quantized weights: products are integers, and added up as such.
 
-The products of a group, of up to 32 inputs, are added up to the bit. The group's sum is then scaled in float32, and
-added to that of the groups before it, in the same order for any number of rows: a row's result depends neither on the
-rows beside it nor on the processor.
+The products of a group, of up to 32 inputs, are added up exactly. The group's sum is then scaled in float32, and added
+to that of the groups before it, in the same order for any number of rows: a row's result depends neither on the rows
+beside it nor on which instructions multiply integers.
 
 Few rows are multiplied by codes that are in registers only. For more of them, those of 16 rows of w are written down
 first, as instructions take them.
@@ -25,6 +25,7 @@ from pallas_kernels.native.emitter import (
     I32,
     I64,
     LANES,
+    NULL,
     POINTER,
     VOID,
     Emitter,
@@ -38,25 +39,25 @@ from pallas_kernels.weights.format import CHUNK
 from .activations import ACTIVATIONS
 from .byte_products import BYTES, Sum
 from .kind import Kind
-from .operands import NULL, Operands, Range
+from .operands import Operands, Range
 from .panels import STEPS, Codes, Panels, Scales
 from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
 from .tiles import UNIT_ROWS
 
 MAX_CHUNK, UNITS_PER_CORE = 256, 8
-"""How many columns of y a unit has at most, and how many units there are for each core, or more."""
+"""The most columns of y that a unit has, and about how many units there are for each core."""
 FEW = (1, 2, 4)
 """How many rows are multiplied by codes that are in registers only."""
 MANY = (4, 8)
 """How many rows are multiplied at a time by codes that are written down; those of a tile are the last."""
 CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
-"""How many sums of one number's products need not wait for each other, by the number of rows."""
+"""How many independent sums each number of y has, to hide how long an instruction takes, by the number of rows."""
 
 
 class RoundedMultiplier:
     """Writes the functions that multiply a unit's rows of x by a unit's rows of w, as `Multiplier` does."""
 
-    has_matrix_unit = False
+    has_matrix_unit, has_scratch = False, True
 
     def __init__(self, kind: Kind) -> None:
         assert kind.form is not None
@@ -107,7 +108,7 @@ class RoundedMultiplier:
         written, scales = e.array(I8, panels.piece * LANES), panels.make_scales(e)
         sums = e.array(F32, self.parts * UNIT_ROWS * LANES)
         with e.range(start, stop, LANES) as column:
-            # What would reach beyond the end begins earlier instead.
+            # What would reach beyond the end begins earlier instead: two units may store the same numbers, to the bit.
             column = e.least(column, e.ir.sub(n, I64(LANES)))
             for part in range(self.parts):
                 place, own = e.sum(column, e.product(n, part)), e.at(sums, F32, part * UNIT_ROWS * LANES)

@@ -52,7 +52,7 @@ class RoundedInputs:
         self.num_groups = num_groups
         """How many groups 64 numbers have."""
         self.offset, self.unit = integers.offset, integers.unit
-        """What is taken off the products' sums, and what scales are multiplied by."""
+        """What codes are too large by, and what the scales of sums of their products are multiplied by."""
         self.has_sums = has_sums
 
     @property
@@ -110,7 +110,7 @@ class RoundedInputs:
     def _round(self, e: Emitter, numbers: Sequence[Any], part: int, to: Inputs, row: Any) -> None:
         """Round numbers that share a scale, and store them as a part of a tile's row."""
         scale, grow = self._scale(e, numbers)
-        e.store(scale, to.scales, row, part * self.tile)
+        e.store(e.ir.fmul(scale, F32(self.unit)), to.scales, row, part * self.tile)
         bits = [e.ir.bitcast(e.fma(each, grow, e.constant(SHIFT, each)), vector(I32)) for each in numbers]
         for index, each in enumerate(bits):
             place = e.sum(e.product(row, CHUNK), part * INPUT_GROUP + index * LANES)
@@ -144,4 +144,4 @@ class RoundedInputs:
         largest = e.ir.bitcast(e.reduce(larger, first), F32)
         is_tiny = e.ir.fcmp_ordered("<", largest, F32(LEAST))
         grow = e.ir.select(is_tiny, F32(0.0), e.ir.fdiv(F32(MAX_NUMBER), largest))
-        return e.ir.fmul(largest, F32(self.unit / MAX_NUMBER)), e.splat(grow)
+        return e.ir.fmul(largest, F32(1.0 / MAX_NUMBER)), e.splat(grow)

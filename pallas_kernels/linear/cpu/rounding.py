@@ -1,4 +1,4 @@
-"""Which matmuls can be those of rows rounded to 8 bits: weights are integers, and multiplying those is faster."""
+"""Which matmuls can round rows of x to 8 bits: those whose weights are small integers times a scale."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ MAX_NUMBER = 127
 """The largest number of a row that is rounded to 8 bits."""
 INPUT_GROUP = 32
 """How many numbers of a row share a scale."""
-MIN_COLUMNS = 16
+MIN_OUTPUTS = 16
 """The fewest columns of y: a vector of them."""
+MAX_GROUP = 1024
+"""The most inputs that share a scale of w: they are multiplied together, and their codes lie on the stack."""
 MAX_WORD = 2**15 - 1
 MIN_PAIRS = 2
 """How many sums of two products must fit into 16 bits, where that is how they are added up; else it does not pay."""
 SIGN = 128
 """What is added to signed codes of 8 bits."""
 HALF = 0.5
-"""Of which the numbers of e2m1 are multiples."""
+"""The numbers of e2m1 are multiples of this."""
 
 
 class Integers(NamedTuple):
@@ -30,9 +32,9 @@ class Integers(NamedTuple):
 
     largest: int
     offset: int
-    """What they are too large by."""
+    """What is subtracted from them to get signed values."""
     unit: float
-    """What 1 stands for, before it is scaled."""
+    """The value of 1, before the weights' scale."""
 
     @property
     def pairs_in_words(self) -> int:
@@ -41,7 +43,7 @@ class Integers(NamedTuple):
 
 
 def integers_of(form: WeightFormat) -> Integers:
-    """Return what the codes of a format become that stand for integers, or multiples of something."""
+    """Return the unsigned integers that stand for a format's codes, whose values are "integer" or "e2m1"."""
     if form.values in CODEBOOKS:
         table = form.table() / HALF
         return Integers(int(table.max() - table.min()), int(-table.min()), HALF)
@@ -54,10 +56,14 @@ def rounding_refusal(shape: LinearShape) -> str | None:
     if form is None or form.is_half:
         return "its weights are not quantized"
     if form.values not in ("integer", "e2m1"):
-        return f"its weights are {form.values}, which are no multiples of a scale"
-    if shape.num_columns < MIN_COLUMNS or shape.num_inputs % CHUNK:
-        return f"it must have at least {MIN_COLUMNS} outputs and a multiple of {CHUNK} inputs"
+        return f"its weights are {form.values}, whose values are not evenly spaced"
+    if shape.num_columns < MIN_OUTPUTS or shape.num_inputs % CHUNK:
+        return f"it must have at least {MIN_OUTPUTS} outputs and a multiple of {CHUNK} inputs"
+    if (form.group or 0) > MAX_GROUP:
+        return f"more than {MAX_GROUP} of its inputs share a scale"
     own = processor.current()
+    if own.name == "plain":
+        return "there are no kernels for the processor"
     if own.has_int8_dot or (own.is_x86 and integers_of(form).pairs_in_words >= MIN_PAIRS):
         return None
     if own.is_x86:

@@ -30,6 +30,7 @@ from pallas_kernels.native.emitter import (
     I8,
     I64,
     LANES,
+    NULL,
     POINTER,
     VOID,
     Emitter,
@@ -42,7 +43,7 @@ from pallas_kernels.native.number_formats import FORMATS
 from .activations import ACTIVATIONS
 from .amx import MatrixUnit
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
-from .operands import NULL, Operands, Range
+from .operands import Operands, Range
 from .unpack import Halves, Plain, Row, Unpacker
 
 COLUMNS = MIN_COLUMNS
@@ -113,6 +114,9 @@ type Functions = Tiles | ir.Function
 class Multiplier:
     """Writes the functions that kernels of one kind share."""
 
+    has_scratch = False
+    """Whether a call has memory that its units share."""
+
     def __init__(self, kind: Kind) -> None:
         self.dtype, self.out_dtype = jnp.dtype(kind.dtype), jnp.dtype(kind.out_dtype)
         self.out_format = FORMATS[self.out_dtype]
@@ -158,6 +162,9 @@ class Multiplier:
         one = self._add_tile(1, self.weights) if has_one or self.is_packed else None
         direct = self._add_tile(self.many_rows, self.weights) if isinstance(self.weights, Halves) else None
         return Tiles(few, many, one, direct)
+
+    def begin(self, e: Emitter, scratch: Any) -> None:
+        """Do what must come before all units: nothing."""
 
     def operands(self, e: Emitter, w: Any, parts: Sequence[Any], first: Any, k: Any) -> tuple[Any, list[Any]]:
         """Return the addresses of the weights and of their parts from a row on."""

@@ -64,7 +64,7 @@ def cpu_paged_attention(
         (*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kv_pool), jax.ShapeDtypeStruct(q_tnh.shape, q_tnh.dtype)),
         input_output_aliases={0: 0, 1: 1},
     )
-    # In the order of `kernel.BUFFERS`.
+    # In the order of `BUFFERS`.
     *pool, out_tnh = call(
         *kv_pool,
         q_tnh,

@@ -17,9 +17,9 @@ it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
@@ -29,10 +29,10 @@ from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
-    I1,
     I32,
     I64,
     LANES,
+    NULL,
     POINTER,
     VOID,
     Emitter,
@@ -40,10 +40,12 @@ from pallas_kernels.native.emitter import (
     vector,
 )
 from pallas_kernels.native.handler import add_handler
-from pallas_kernels.native.number_formats import FORMATS, Format
+from pallas_kernels.native.number_formats import FORMATS
 
-from ..layout import AttentionShape, has_pairs
-from .spans import MASKED, NULL, SPAN, Kept, State, merge
+from ..layout import AttentionShape
+from .buffers import BUFFERS, Call
+from .spans import MASKED, SPAN, Kept, State, merge
+from .write import Writer
 
 MAX_ROWS = 6
 """How many query rows are attended at a time."""
@@ -55,36 +57,6 @@ ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
 UNITS_PER_CORE = 4
 """Where decode rows times kv heads are fewer than so many per core, the spans of a long row are shared out to units."""
-
-
-BUFFERS = [
-    "pool_k",
-    "pool_v",
-    "q",
-    "k",
-    "v",
-    "slots",
-    "tables",
-    "lens",
-    "ends",
-    "num_decodes",
-    "tile_seqs",
-    "tile_rows",
-    "num_tiles",
-    "row_ends",
-    "first_block",
-    "window",
-    "scale",
-    "soft_cap",
-    "sinks",
-    "cos",
-    "sin",
-    "pool_k_after",
-    "pool_v_after",
-    "out",
-]
-"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so are the sizes of `row_ends`, `sinks` and
-of the rotation's `cos` and `sin`."""
 
 
 class Parts(NamedTuple):
@@ -114,12 +86,16 @@ class Rows(NamedTuple):
     """One part, addressed in what is kept of all, and room for its scores."""
 
     queries: Any
-    acc: Any
+    states: list[State]
+    """What each row has come to; their sums of values lie one behind the other."""
     scores: Any
     probs: Any
     """The probabilities that `scores` become, in the same dtype as `queries`."""
-    largest: list[Any]
-    sums: list[Any]
+
+    @property
+    def acc(self) -> Any:
+        """Return the address of the first row's sum of values."""
+        return self.states[0].acc
 
 
 class Past(NamedTuple):
@@ -144,18 +120,14 @@ class Blocks(NamedTuple):
     """How many tokens of the sequence they hold."""
 
 
-class Kernel:
+class Kernel(Call):
     """Writes the functions of one kernel."""
 
     def __init__(self, shape: AttentionShape, query_tile: int) -> None:
-        self.shape, self.query_tile = shape, query_tile
-        self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
-        self.width = 2 if has_pairs(shape) else 1
-        """How many numbers one step of a sum takes."""
+        super().__init__(shape)
+        self.query_tile = query_tile
         self._left_storage = self.format.storage if self.width == 2 else F32
         """The dtype of what the pool's numbers are multiplied by."""
-        self.has_words = self.kv_format.num_bytes * self.width == 4
-        """Whether a step takes 32 bits."""
         self.max_sums = num_registers() * 3 // 4
         """How many vectors of sums there are at a time; the other registers hold their operands."""
         self.num_blocks = max(1, TILE // shape.block_size)
@@ -165,23 +137,18 @@ class Kernel:
         """How many tokens have a softmax of their own, which is then merged with those before."""
         self.kept = Kept(shape.group, shape.head_dim)
         self.module = ir.Module()
+        self.writer = Writer(shape, self.module)
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
         passes = -(-group // MAX_ROWS)
-        writes = {count: self._add_write(count) for count in ((1, LANES) if self.has_words else (1,))}
+        writes = {count: self.writer.add(count) for count in ((1, LANES) if self.has_words else (1,))}
         decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, writes[1])
         prefill = self._add_attend("attend_prefill", min(MAX_ROWS, group * self.query_tile), 1)
         run = self._add_run(decode, prefill)
         add_handler(self.module, name, self._add_prepare(writes), run, self._add_finish())
         return self.module
-
-    def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
-        return {name: e.load(buffers, POINTER, index) for index, name in enumerate(BUFFERS)}
-
-    def _size(self, e: Emitter, dims: Any, name: LiteralString, axis: int) -> Any:
-        return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
 
     def _add_prepare(self, writes: Mapping[int, ir.Function]) -> ir.Function:
         """Write K and V of longer chunks, clear the output of rows of padding, make room for spans, and count the work.
@@ -191,8 +158,8 @@ class Kernel:
         shape = self.shape
         k, width = shape.num_kv_heads, shape.num_heads * shape.head_dim
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
-        of = self._buffers(e, buffers)
-        num_tokens, decodes = self._size(e, dims, "q", 0), e.load_int(of["num_decodes"], 0)
+        of = self.buffers(e, buffers)
+        num_tokens, decodes = self.size(e, dims, "q", 0), e.load_int(of["num_decodes"], 0)
         done = e.variable(I64, decodes)
         with e.range(decodes, num_tokens) as token, e.ir.if_then(e.ir.icmp_signed("==", token, done.value)):
             done.value = e.sum(token, 1)
@@ -204,14 +171,16 @@ class Kernel:
                 with is_token:
                     write = writes[1]
                     if self.has_words:
-                        is_run = self._begins_run(e, of["slots"], token, num_tokens)
+                        is_run = self.writer.begins_run(e, of["slots"], token, num_tokens)
                         write = e.ir.select(is_run, writes[LANES], write)
                         done.value = e.ir.select(is_run, e.sum(token, LANES), done.value)
                     e.ir.call(write, [buffers, dims, token, I64(0), I64(k)])
         tiles, units = e.load_int(of["num_tiles"], 0), e.product(decodes, k)
         each, most = self._heads_per_unit(e, decodes), e.variable(I64, I64(1))
         with e.ir.if_then(e.ir.icmp_signed("==", each, I64(1))), e.range(0, decodes) as row:
-            first, last = self._spans(e, *self._seen(e, of, dims, row, row)[1:])
+            position = self._position(e, of, row, row)
+            [end] = self._ends(e, of, dims, [row], [position])
+            first, last = self._spans(e, self._first_seen(e, of, position), end)
             most.value = e.most(most.value, e.ir.sub(last, first))
         # Units are as many as cores can share evenly, and of whole spans; the longest row decides.
         wanted = e.ceil_div(UNITS_PER_CORE * num_cores(), e.most(units, 1))
@@ -222,130 +191,36 @@ class Kernel:
         e.ir.ret(e.sum(e.product(tiles, k), units))
         return e.function
 
-    def _seen(self, e: Emitter, of: dict[str, Any], dims: Any, seq: Any, token: Any) -> tuple[Any, Any, Any]:
-        """Return the position of a sequence's token, the first position that it sees, and one past the last."""
+    def _position(self, e: Emitter, of: dict[str, Any], seq: Any, token: Any) -> Any:
+        """Return the position of a sequence's token."""
         # The sequence's last row, ends - 1, has position lens - 1; the others count back from there.
-        position = e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), token)
-        end = e.variable(I64, e.sum(position, 1))
-        with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "row_ends", 0), I64(0))):
-            end.value = e.load_int(of["row_ends"], token)
-        begin = e.most(e.sum(e.ir.sub(position, e.load_int(of["window"], 0)), 1), 0)
-        return position, begin, end.value
+        return e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), token)
+
+    def _first_seen(self, e: Emitter, of: dict[str, Any], position: Any) -> Any:
+        """Return the first position that a position sees."""
+        return e.most(e.sum(e.ir.sub(position, e.load_int(of["window"], 0)), 1), 0)
+
+    def _ends(self, e: Emitter, of: dict[str, Any], dims: Any, tokens: list[Any], positions: list[Any]) -> list[Any]:
+        """Return one past the last position that each of some tokens sees."""
+        ends = [e.variable(I64, e.sum(position, 1)) for position in positions]
+        with e.ir.if_then(e.ir.icmp_signed(">", self.size(e, dims, "row_ends", 0), I64(0))):
+            for token, end in zip(tokens, ends, strict=True):
+                end.value = e.load_int(of["row_ends"], token)
+        return [end.value for end in ends]
 
     def _spans(self, e: Emitter, begin: Any, end: Any) -> tuple[Any, Any]:
         """Return the first span of a range of positions, and one past the last."""
         return e.ir.sdiv(begin, I64(self.span)), e.ceil_div(end, self.span)
-
-    def _begins_run(self, e: Emitter, slots: Any, token: Any, num_tokens: Any) -> Any:
-        """Say whether a token and those after it fill `LANES` slots side by side, from a multiple of it on."""
-        is_run, slot = e.variable(I1, I1(0)), e.load(slots, I32, token)
-        is_aligned = e.ir.icmp_signed("==", e.ir.srem(slot, I32(LANES)), I32(0))
-        is_within = e.ir.icmp_signed("<=", e.sum(token, LANES), num_tokens)
-        with e.ir.if_then(e.ir.and_(is_aligned, is_within)):
-            wanted = e.ir.add(e.splat(slot), ir.Constant(vector(I32), list(range(LANES))))
-            differing = e.reduce(e.ir.or_, e.ir.xor(e.load_vector(slots, I32, token), wanted))
-            is_run.value = e.ir.icmp_signed("==", differing, I32(0))
-        return is_run.value
-
-    def _add_write(self, count: int) -> ir.Function:
-        """Write some heads' keys, rotated, and values of a token, or of `LANES` for slots side by side."""
-        k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
-        e, (buffers, dims, first, first_head, num_heads) = add_function(
-            self.module, f"write_{count}", VOID, *[POINTER] * 2, *[I64] * 3
-        )
-        of = self._buffers(e, buffers)
-        slot = e.load_int(of["slots"], first)
-        block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
-        target = e.product(e.sum(e.load_int(of["first_block"], 0), block), k * h * o)
-        rotated, has_rope = e.array(storage, count * h), self._has_rope(e, dims)
-        with e.range(first_head, e.sum(first_head, num_heads)) as head:
-            place = e.product(e.sum(e.product(first, k), head), h)
-            keys, values = (e.at(of[name], storage, place) for name in ("k", "v"))
-            apart = I64(k * h)
-            if self.kv_format.narrow:  # else they come rotated
-                with e.ir.if_then(has_rope), e.range(0, count) as which:
-                    own, angles = e.at(keys, storage, e.product(which, apart)), e.product(e.sum(first, which), h // 2)
-                    for some, i in self._rotate(e, of, self.kv_format, own, angles):
-                        e.store_vector(self.kv_format.narrow(e, some), rotated, e.product(which, h), i)
-                keys, apart = e.ir.select(has_rope, rotated, keys), e.ir.select(has_rope, I64(h), apart)
-            matrix = e.sum(target, e.product(head, h * o))
-            if count == 1:
-                self._write(e, of, keys, values, matrix, offset)
-            else:
-                self._write_run(e, of, keys, apart, values, matrix, offset)
-        e.ir.ret_void()
-        return e.function
 
     def _heads_per_unit(self, e: Emitter, num_decodes: Any) -> Any:
         """Return how many kv heads of a decode row are one unit: all, if there are rows enough for all cores."""
         is_enough = e.ir.icmp_signed(">=", num_decodes, I64(ROWS_PER_CORE * num_cores()))
         return e.ir.select(is_enough, I64(self.shape.num_kv_heads), I64(1))
 
-    def _has_rope(self, e: Emitter, dims: Any) -> Any:
-        return e.ir.icmp_signed(">", self._size(e, dims, "cos", 0), I64(0))
-
-    def _rotate(self, e: Emitter, of: dict[str, Any], stored: Format, x: Any, angles: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield vectors of a head's numbers, rotated, and where in the head they belong."""
-        half = self.shape.head_dim // 2
-        lanes = LANES if half % LANES == 0 else LANES // 2
-        for i in range(0, half, lanes):
-            first, second = (
-                stored.widen(e, e.load_vector(x, stored.storage, place, lanes=lanes)) for place in (i, half + i)
-            )
-            cos, sin = (e.load_vector(of[name], F32, angles, i, lanes=lanes) for name in ("cos", "sin"))
-            yield e.ir.fsub(e.ir.fmul(first, cos), e.ir.fmul(second, sin)), i
-            yield e.ir.fadd(e.ir.fmul(second, cos), e.ir.fmul(first, sin)), half + i
-
-    def _write(self, e: Emitter, of: dict[str, Any], keys: Any, values: Any, target: Any, offset: Any) -> None:
-        h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
-        if self.width == 2:
-            self._write_pairs(e, of, keys, values, target, offset)
-            return
-        with e.range(0, h) as i:
-            e.store(e.load(keys, storage, i), of["pool_k"], target, e.product(i, o), offset)
-        with e.range(0, h, LANES) as i:
-            numbers = e.load_vector(values, storage, i)
-            e.store_vector(numbers, of["pool_v"], target, e.product(offset, h), i)
-
-    def _write_pairs(self, e: Emitter, of: dict[str, Any], keys: Any, values: Any, target: Any, offset: Any) -> None:
-        """Write pairs of a key's numbers, and a value's as halves of pairs with another token's."""
-        h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
-        pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
-        with e.range(0, h // 2) as i:
-            e.store(e.load(keys, I32, i), pool_k, e.product(i, o), offset)
-        place = e.product(e.ir.sdiv(offset, I64(2)), h)
-        shift = e.splat(e.ir.trunc(e.product(e.ir.srem(offset, I64(2)), 16), I32))
-        with e.range(0, h, LANES) as i:
-            before = e.load_vector(pool_v, I32, place, i)
-            other = e.ir.and_(before, e.ir.not_(e.ir.shl(e.constant(0xFFFF, before), shift)))
-            own = e.ir.shl(e.ir.zext(e.load_vector(values, storage, i), vector(I32)), shift)
-            e.store_vector(e.ir.or_(other, own), pool_v, place, i)
-
-    def _write_run(
-        self, e: Emitter, of: dict[str, Any], keys: Any, apart: Any, values: Any, target: Any, offset: Any
-    ) -> None:
-        """Write `LANES` tokens, with keys that are so far apart: 32 bits at a time, turned around in registers."""
-        k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
-        pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
-        words = h // self.width
-        lanes = LANES if words % LANES == 0 else LANES // 2
-        starts = [e.at(keys, storage, e.product(apart, token)) for token in range(LANES)]
-        with e.range(0, words, lanes) as i:
-            for column, tokens in enumerate(_turn(e, [e.load_vector(start, I32, i, lanes=lanes) for start in starts])):
-                e.store_vector(tokens, pool_k, e.product(e.sum(i, column), o), offset)
-        with e.range(0, h, LANES) as i:
-            for token in range(0, LANES, self.width):
-                found = e.load_vector(values, storage, token * k * h, i)
-                if self.width == 2:
-                    other = e.load_vector(values, storage, (token + 1) * k * h, i)
-                    found, other = (e.ir.zext(x, vector(I32)) for x in (found, other))
-                    found = e.ir.or_(found, e.ir.shl(other, e.constant(16, other)))
-                e.store_vector(found, pool_v, e.product(e.ir.sdiv(e.sum(offset, token), I64(self.width)), h), i)
-
     def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
         """Do one unit: the tiles of longer chunks come first, as they are the largest."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        of = self._buffers(e, buffers)
+        of = self.buffers(e, buffers)
         k = self.shape.num_kv_heads
         tile_units = e.product(e.load_int(of["num_tiles"], 0), k)
         with e.ir.if_else(e.ir.icmp_signed("<", unit, tile_units)) as (is_tile, is_decode):
@@ -403,7 +278,7 @@ class Kernel:
     def _clear(self, e: Emitter, of: dict[str, Any], dims: Any, state: State, head: Any) -> None:
         """Begin with nothing, or with the sink of a query head."""
         state.clear(e, self.shape.head_dim)
-        with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
+        with e.ir.if_then(e.ir.icmp_signed(">", self.size(e, dims, "sinks", 0), I64(0))):
             e.store(e.load(of["sinks"], F32, head), state.largest)
             e.store(F32(1.0), state.total)
 
@@ -417,8 +292,8 @@ class Kernel:
         e, (buffers, dims, seq, head, num_heads, first, count, kept, stretch) = add_function(
             self.module, name, VOID, *[POINTER] * 2, *[I64] * 5, POINTER, I64
         )
-        of = self._buffers(e, buffers)
-        table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
+        of = self.buffers(e, buffers)
+        table = e.at(of["tables"], I32, e.product(seq, self.size(e, dims, "tables", 1)))
         size, most = num_rows * h, most_parts * num_rows
         heads, places, queries = e.array(I64, most_parts), e.array(I64, most), e.array(storage, most_parts * size)
         arrays = [heads, places, queries, *(State.make(e, most, h) for _ in range(2))]
@@ -433,9 +308,8 @@ class Kernel:
 
         with e.range(0, total, most_parts) as start:
             tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in members(start)]
-            positions, begins, ends = map(
-                list, zip(*(self._seen(e, of, dims, seq, token) for token in tokens), strict=True)
-            )
+            positions = [self._position(e, of, seq, token) for token in tokens]
+            ends = self._ends(e, of, dims, tokens, positions)
             num_parts = e.least(e.ir.sub(total, start), most_parts)
             parts = Parts(num_parts, positions, ends, *arrays)
             with e.range(0, num_parts) as part:
@@ -443,7 +317,7 @@ class Kernel:
                 e.store(e.sum(head, e.ir.sdiv(which, per_head)), heads, part)
                 queries = [e.ir.srem(each, I64(group)) for each in members(which)]
                 self._begin(e, of, dims, parts, part, tokens, queries)
-            begin, end = begins[0], reduce(e.most, parts.ends)
+            begin, end = self._first_seen(e, of, positions[0]), reduce(e.most, ends)
             first_span, _ = self._spans(e, begin, end)
             past = Past(table, *self._share(e, kept, stretch, begin, end))
 
@@ -502,9 +376,9 @@ class Kernel:
             with e.range(0, h, LANES) as i:
                 numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
                 e.store_vector(e.ir.fmul(numbers, scale), query, i)
-            with e.ir.if_then(self._has_rope(e, dims)):
+            with e.ir.if_then(self.has_rope(e, dims)):
                 plain = FORMATS[jnp.dtype(jnp.float32)]
-                for some, i in self._rotate(e, of, plain, query, e.product(token, h // 2)):
+                for some, i in self.rotate(e, of, plain, query, e.product(token, h // 2)):
                     e.store_vector(some, query, i)
             with e.range(0, h, LANES) as i:
                 self._store_rounded(e, e.load_vector(query, F32, i), parts.queries, e.product(row, h), i)
@@ -584,9 +458,8 @@ class Kernel:
         first = e.product(part, num_rows)
         queries = e.at(parts.queries, self._left_storage, e.product(first, h))
         states = [parts.span.of(e, e.sum(first, r), h) for r in range(num_rows)]
-        largest, sums = [each.largest for each in states], [each.total for each in states]
         scores, probs = rooms
-        return Rows(queries, states[0].acc, scores, probs if self.width == 2 else scores, largest, sums)
+        return Rows(queries, states, scores, probs if self.width == 2 else scores)
 
     def _store(self, e: Emitter, out: Any, state: State, place: Any) -> None:
         """Divide the sum of values by that of probabilities, and store the result."""
@@ -624,7 +497,7 @@ class Kernel:
 
     def _score(self, e: Emitter, rows: Rows, blocks: Blocks, fetches: bool) -> None:
         """Multiply queries and keys, and begin to read the values."""
-        h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(rows.sums)
+        h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(rows.states)
         most = _even(tile // LANES, self.max_sums // num_rows)
         # Of a tile that is not full only what is live is read, but for the rest of a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
@@ -658,7 +531,7 @@ class Kernel:
 
     def _add_values(self, e: Emitter, rows: Rows, blocks: Blocks, seen: Any, following: Blocks | None) -> None:
         """Add the values of a tile's tokens from `seen` on, and begin to read the keys that follow."""
-        h, tile, live, num_rows = self.shape.head_dim, self.tile, blocks.live, len(rows.sums)
+        h, tile, live, num_rows = self.shape.head_dim, self.tile, blocks.live, len(rows.states)
         vectors = _even(h // LANES, self.max_sums // num_rows)
         steps = tile // self.width
         num_steps = steps * h // LANES // vectors
@@ -715,7 +588,7 @@ class Kernel:
 
     def _cap(self, e: Emitter, rows: Rows, live: Any, soft_cap: Any) -> None:
         cap = e.splat(soft_cap)
-        for r in range(len(rows.sums)):
+        for r in range(len(rows.states)):
             row = e.at(rows.scores, F32, r * self.tile)
             with e.range(0, live, LANES) as i:
                 inside = e.tanh(e.ir.fdiv(e.load_vector(row, F32, i), cap))
@@ -727,7 +600,7 @@ class Kernel:
         Return by how much older ones shrink, a vector per row. Rows go through each loop together: they do not wait
         for each other.
         """
-        scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.sums))]
+        scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.states))]
         behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in parts.ends]
         ahead = [
             e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(parts.ends, parts.positions, strict=True)
@@ -744,7 +617,7 @@ class Kernel:
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
-        before = [e.load(largest, F32) for largest in rows.largest]
+        before = [e.load(state.largest, F32) for state in rows.states]
         after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, found, strict=True)]
         shifts = [e.splat(largest) for largest in after]
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in scores]
@@ -758,9 +631,9 @@ class Kernel:
         decays = []
         for r, (old, largest, some) in enumerate(zip(before, after, added, strict=True)):
             decay = e.exp(e.ir.fsub(old, largest))
-            total = e.fma(e.load(rows.sums[r], F32), decay, e.reduce(e.ir.fadd, some.value))
-            e.store(total, rows.sums[r])
-            e.store(largest, rows.largest[r])
+            total = e.fma(e.load(rows.states[r].total, F32), decay, e.reduce(e.ir.fadd, some.value))
+            e.store(total, rows.states[r].total)
+            e.store(largest, rows.states[r].largest)
             decays.append(e.splat(decay))
         return decays
 
@@ -795,17 +668,6 @@ class Kernel:
                     each.value = self._add_product(e, each.value, factor, column)
         for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
             e.store_vector(total.value, place)
-
-
-def _turn(e: Emitter, rows: list[Any]) -> list[Any]:
-    """Return the columns of a matrix of `LANES` rows."""
-    for _ in range(LANES.bit_length() - 1):
-        # The highest bit of an element's row becomes the lowest of its column, whose highest becomes the row's lowest.
-        half, count = len(rows) // 2, rows[0].type.count
-        order = [lane + which for lane in range(count) for which in (0, count)]
-        parts = [order[start : start + LANES] for start in range(0, 2 * count, LANES)]
-        rows = [e.shuffle(a, b, part) for a, b in zip(rows[:half], rows[half:], strict=True) for part in parts]
-    return rows
 
 
 def _even(size: int, most: int = MAX_ROWS) -> int:

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from llvmlite import ir
 
-from pallas_kernels.native.emitter import F32, I8, I64, LANES, POINTER, VOID, Emitter
+from pallas_kernels.native.emitter import F32, I8, I64, LANES, NULL, POINTER, VOID, Emitter
 from pallas_kernels.native.handler import libc
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 """The score of a position that a row does not see."""
-NULL = ir.Constant(POINTER, None)
 SPAN = 256
 """About how many tokens a span has: a core's share of a long context, beside which merging costs little."""
 HEADER_BYTES, I64_BYTES, F32_BYTES = 64, 8, 4
