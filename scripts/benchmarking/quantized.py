@@ -148,9 +148,10 @@ def table(results: Mapping[str, Any]) -> list[list[str]]:
     for metric in METRICS:
         cells = []
         for name, each in figures.items():
-            own, theirs = each[metric.key], figures.get(THEIRS, {}).get(metric.key)
-            is_beside = theirs is not None and name != THEIRS
-            cells.append(number(own) + (f" ({times_better(metric, own, theirs):.2f}x)" if is_beside else ""))
+            cell = number(each[metric.key])
+            if THEIRS in figures and name != THEIRS:
+                cell += f" ({times_better(metric, each[metric.key], figures[THEIRS][metric.key]):.2f}x)"
+            cells.append(cell)
         rows.append([metric.label, *cells])
     rows.append(["perplexity", *(f"{each['perplexity']:.3f}" for each in found.values())])
     return rows

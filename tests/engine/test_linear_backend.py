@@ -49,8 +49,13 @@ def test_experts_stay_exact(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.usefixtures("wide")
 def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"skip_tokenizer_init": True, "dtype": "float32", "linear_backend": "cpu_int8", "quantization": "int8"}
-    speculation = {"model": str(folder("llama3_tied")), "num_speculative_tokens": 2, "method": "draft_model"}
+    given: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "linear_backend": "cpu_int8",
+        "quantization": "int8",
+    }
+    speculation: Any = {"model": str(folder("llama3_tied")), "num_speculative_tokens": 2, "method": "draft_model"}
     config = EngineArgs(str(folder("llama3_tied")), speculative_config=speculation, **given).create_engine_config()
     model, specs = checked_model(config)
     assert model.ops.linear.implementation == "cpu_int8"

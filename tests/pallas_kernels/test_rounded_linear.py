@@ -93,6 +93,7 @@ def test_bits_are_those_of_other_instructions(name: str, monkeypatch: pytest.Mon
     parts, x = make_parts(form, 33, k), make_x(13, k)
     expected = {t: multiply(x[:t], form, parts) for t in (1, 13)}
     own, kernel_name = processor.current(), Kind.name.fget
+    assert kernel_name is not None
     others = [processor.restricted(own, lesser) for lesser in processor.LESSER.get(own.name, ())[:-1]]
     if own.is_x86 and own.has_int8_dot:
         others.append(replace(own, has_int8_dot=False))
@@ -102,7 +103,9 @@ def test_bits_are_those_of_other_instructions(name: str, monkeypatch: pytest.Mon
     for number, other in enumerate(others):
         monkeypatch.setattr("pallas_kernels.native.processor.current", lambda other=other: other)
         # The kernels of a name stay what they are.
-        monkeypatch.setattr(Kind, "name", property(lambda self, number=number: f"{kernel_name(self)}_{number}"))
+        monkeypatch.setattr(
+            Kind, "name", property(lambda self, number=number, name=kernel_name: f"{name(self)}_{number}")
+        )
         if rounding_refusal(LinearShape(33, k, jnp.float32, jnp.float32, form)) is None:
             num_compared += 1
             for t, found in expected.items():

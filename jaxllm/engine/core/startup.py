@@ -25,6 +25,7 @@ from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+from jaxllm.engine.core.host_memory import keep_freed_memory
 from jaxllm.engine.core.kv_cache_size import (
     beside_draft,
     fit_num_seqs,
@@ -38,7 +39,6 @@ from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.hosts.wire import Agreement
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
-from jaxllm.execution.host_memory import keep_freed_memory
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format

@@ -161,7 +161,7 @@ def _single_bits(e: Emitter, words: Any, place: int) -> Any:
 
 def _look_up(e: Emitter, table: Sequence[int], index: Any) -> Any:
     """Return the entries of a table of 16 bytes."""
-    own, tables = processor.current(), _bytes(*table * (BYTES // len(table)))
+    own, tables = processor.current(), _bytes(*list(table) * (BYTES // len(table)))
     if own.has_avx512:
         return e.call_named("llvm.x86.avx512.pshuf.b.512", tables, index)
     name = "llvm.aarch64.neon.tbl1.v16i8" if own.is_aarch64 else "llvm.x86.avx2.pshuf.b"

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from jaxllm.execution.host_memory import keep_freed_memory
+from jaxllm.engine.core.host_memory import keep_freed_memory
 
 PROGRAM = """
 import resource
 import jax, jax.numpy as jnp
-from jaxllm.execution.host_memory import keep_freed_memory
+from jaxllm.engine.core.host_memory import keep_freed_memory
 
 x = jnp.ones((2560, 4096))
 step = jax.jit(lambda x: jnp.sort(x, axis=-1).sum())
