@@ -103,9 +103,8 @@ def test_bits_are_those_of_other_instructions(name: str, monkeypatch: pytest.Mon
     for number, other in enumerate(others):
         monkeypatch.setattr("pallas_kernels.native.processor.current", lambda other=other: other)
         # The kernels of a name stay what they are.
-        monkeypatch.setattr(
-            Kind, "name", property(lambda self, number=number, name=kernel_name: f"{name(self)}_{number}")
-        )
+        renamed = property(lambda self, number=number, name=kernel_name: f"{name(self)}_{number}")
+        monkeypatch.setattr(Kind, "name", renamed)
         if rounding_refusal(LinearShape(33, k, jnp.float32, jnp.float32, form)) is None:
             num_compared += 1
             for t, found in expected.items():
