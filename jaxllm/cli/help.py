@@ -29,6 +29,7 @@ GROUPS: Mapping[str, str] = {
     "CompilationConfig": "which programs are compiled",
     "StructuredOutputsConfig": "structured outputs and reasoning",
     "AttentionConfig": "kernels of attention",
+    "KernelConfig": "kernels of matmuls",
     "ObservabilityConfig": "statistics and metrics",
     "ProfilerConfig": "the profiler",
 }
