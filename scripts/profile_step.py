@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--linear-backend", default="auto", help="as the engine's argument")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as the engine's argument")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -52,7 +53,7 @@ def main() -> int:
     # Else a program may come from the cache with the names that it was compiled with.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     settings: dict[str, Any] = {"enable_prefix_caching": False, "enforce_eager": True}
-    settings["linear_backend"] = args.linear_backend
+    settings |= {"linear_backend": args.linear_backend, "kv_cache_dtype": args.kv_cache_dtype}
     llm = LLM(args.model, dtype=args.dtype, max_num_seqs=max(args.rows), **settings)
     rows = [profile(llm, count, args.context) for count in args.rows]
     print_sheet(rows)

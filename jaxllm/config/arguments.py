@@ -41,7 +41,7 @@ from jaxllm.params.checks import INT32_MAX
 from jaxllm.parsers.reasoning import REASONING_PARSERS
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS: Mapping[str, str] = {
     "int8": "int8",

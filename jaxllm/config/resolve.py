@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 KV_DTYPES: Mapping[str, str] = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from pallas_kernels.linear.cpu.multiplier import UNIT_ROWS
 from pallas_kernels.linear.cpu.operands import Operands, Range
-from pallas_kernels.linear.cpu.tiles import FEW_ROWS, UNIT_ROWS, Functions, Multiplier
+from pallas_kernels.linear.cpu.tiles import FEW_ROWS, ExactMultiplier, Functions
 from pallas_kernels.native.emitter import I64, NULL, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
@@ -32,7 +33,7 @@ class Call(NamedTuple):
     k: Any
 
 
-class Kernel(Multiplier):
+class Kernel(ExactMultiplier):
     """Writes the functions of one kernel."""
 
     def build(self, name: str) -> ir.Module:

@@ -13,21 +13,22 @@ from pallas_kernels.native.emitter import I64, NULL, POINTER, VOID, Emitter, add
 from pallas_kernels.native.handler import add_handler
 
 from .kind import Kind
+from .multiplier import UNIT_ROWS, Multiplier
 from .operands import Operands, Range
 from .rounded import RoundedMultiplier
-from .tiles import UNIT_ROWS, Multiplier
+from .tiles import ExactMultiplier
 
 
 class Kernel:
     """Writes the functions of one kernel."""
 
     def __init__(self, kind: Kind) -> None:
-        self.multiplier: Multiplier | RoundedMultiplier = RoundedMultiplier(kind) if kind.rounds else Multiplier(kind)
+        self.multiplier: Multiplier[Any] = RoundedMultiplier(kind) if kind.rounds else ExactMultiplier(kind)
         self.module, self.parts = self.multiplier.module, self.multiplier.parts
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        tiles: Any = self.multiplier.add_tiles()
+        tiles = self.multiplier.add_tiles()
         add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
 

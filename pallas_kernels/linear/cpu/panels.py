@@ -38,7 +38,9 @@ class Codes(NamedTuple):
     stride: Any
     """How many bytes those of a row are behind those of the row before."""
     following: Any
-    """The address of the next 16 rows, which are fetched meanwhile."""
+    """The address of what is fetched meanwhile."""
+    fetched: Any
+    """How many bytes of it are fetched with each 64 inputs."""
 
 
 class Scales(NamedTuple):
@@ -91,10 +93,11 @@ class Panels(Unpacker):
                         e.store_vector(scales, target, e.product(start, LANES), group * LANES)
 
     def codes(self, e: Emitter, of: Operands, first: Any, start: Any) -> Codes:
-        """Return 16 rows from one on, from one of their inputs on."""
-        offset = e.product(e.ir.udiv(start, I64(CHUNK)), self._block_bytes)
+        """Return 16 rows from one on, from one of their inputs on; the next 16 are fetched meanwhile."""
+        offset, size = e.product(e.ir.udiv(start, I64(CHUNK)), self._block_bytes), LANES * self._block_bytes
         base, following = (self.at(e, of.w, e.sum(first, row), of.k) for row in (0, LANES))
-        return Codes(e.at(base, I8, offset), self.width(e, of.k), e.at(following, I8, e.product(offset, LANES)))
+        following = e.at(following, I8, e.product(offset, LANES))
+        return Codes(e.at(base, I8, offset), self.width(e, of.k), following, I64(size))
 
     def write_codes(self, e: Emitter, codes: Codes, num_blocks: Any, target: Any) -> None:
         """Write the vectors of so many times 64 inputs."""
@@ -104,14 +107,20 @@ class Panels(Unpacker):
             for step in range(STEPS):
                 e.store_vector(vector_of(step), place, step * BYTES)
 
-    def vectors(self, e: Emitter, codes: Codes, block: Any) -> Callable[[int], Any]:
-        """Return a function that gives a vector, by its number, of a block of 64 inputs: four codes of each row.
+    def share(self, e: Emitter, codes: Codes, num_blocks: Any, index: Any, count: Any) -> Codes:
+        """Return codes with which one of `count` shares is fetched of what is fetched with so many times 64 inputs."""
+        fetched = e.product(e.ceil_div(codes.fetched, e.product(count, CACHE_LINE)), CACHE_LINE)
+        following = e.at(codes.following, I8, e.product(index, num_blocks, fetched))
+        return codes._replace(following=following, fetched=fetched)
 
-        As many bytes of the next 16 rows are fetched.
-        """
-        size = LANES * self._block_bytes
-        for line in range(0, size, CACHE_LINE):
-            e.prefetch(codes.following, I8, e.product(block, size), line, cache=1)
+    def fetch(self, e: Emitter, codes: Codes, block: Any) -> None:
+        """Begin to read what is fetched with a block of 64 inputs."""
+        start = e.product(block, codes.fetched)
+        with e.range(0, codes.fetched, CACHE_LINE) as line:
+            e.prefetch(codes.following, I8, start, line, cache=1)
+
+    def vectors(self, e: Emitter, codes: Codes, block: Any) -> Callable[[int], Any]:
+        """Return a function that gives a vector, by its number, of a block of 64 inputs: four codes of each row."""
         start = e.product(block, self._block_bytes)
         rows = [e.at(codes.base, I8, start, e.product(codes.stride, row)) for row in range(LANES)]
         planes, offset = [], 0

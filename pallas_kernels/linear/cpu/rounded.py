@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native.compiling import num_cores, num_registers
@@ -33,16 +32,14 @@ from pallas_kernels.native.emitter import (
     add_function,
     vector,
 )
-from pallas_kernels.native.number_formats import FORMATS
 from pallas_kernels.weights.format import CHUNK
 
-from .activations import ACTIVATIONS
 from .byte_products import BYTES, Sum
 from .kind import Kind
+from .multiplier import UNIT_ROWS, Multiplier
 from .operands import Operands, Range
 from .panels import STEPS, Codes, Panels, Scales
 from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
-from .tiles import UNIT_ROWS
 
 MAX_CHUNK, UNITS_PER_CORE = 256, 8
 """The most columns of y that a unit has, and about how many units there are for each core."""
@@ -54,19 +51,16 @@ CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
 """How many independent sums each number of y has, to hide how long an instruction takes, by the number of rows."""
 
 
-class RoundedMultiplier:
-    """Writes the functions that multiply a unit's rows of x by a unit's rows of w, as `Multiplier` does."""
+class RoundedMultiplier(Multiplier[ir.Function]):
+    """Multiplies integers: those of x's rows, once they are rounded, by codes."""
 
-    has_matrix_unit, has_scratch = False, True
+    has_scratch = True
+    weights: Panels
 
     def __init__(self, kind: Kind) -> None:
         assert kind.form is not None
-        self.module = ir.Module()
-        self.in_format, self.out_format = FORMATS[jnp.dtype(kind.dtype)], FORMATS[jnp.dtype(kind.out_dtype)]
-        self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
-        self.is_gated = kind.activation is not None and kind.is_gated
-        self.parts = 2 if self.is_gated else 1
-        self.weights = panels = Panels(kind.form)
+        panels = Panels(kind.form)
+        super().__init__(kind, panels)
         self.many = MANY if num_registers() == 32 else MANY[:1]
         self.inputs = RoundedInputs(self.many[-1], panels.num_groups, panels.integers, has_sums=panels.has_mins)
 
@@ -82,10 +76,6 @@ class RoundedMultiplier:
         """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
         wanted = LANES * UNITS_PER_CORE * num_cores()
         return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), LANES), MAX_CHUNK)
-
-    def operands(self, e: Emitter, w: Any, parts: Sequence[Any], first: Any, k: Any) -> tuple[Any, list[Any]]:
-        """Return the addresses of the weights and of their parts from a row on."""
-        return self.weights.at(e, w, first, k), self.weights.parts_at(e, parts, first, k)
 
     def multiply(self, e: Emitter, unit: ir.Function, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
@@ -121,7 +111,7 @@ class RoundedMultiplier:
                             self._multiply_piece(e, few, of, rows, piece, codes, scales, own)
                         with by_many:
                             panels.write_codes(e, codes, self._blocks(e, piece), written)
-                            codes = Codes(written, I64(0), NULL)
+                            codes = codes._replace(base=written)
                             self._multiply_piece(e, many, of, rows, piece, codes, scales, own)
             scale = parts[:1] if panels.scales_sums else [NULL]
             e.ir.call(finish, [sums, first, last, column, n, y, plus, bias, *scale])
@@ -142,29 +132,38 @@ class RoundedMultiplier:
         scales: Scales,
         sums: Any,
     ) -> None:
-        """Multiply all rows of a unit by a piece of 16 rows of w, a tile of rows at a time."""
+        """Multiply all rows of a unit by a piece of 16 rows of w, a tile of rows at a time.
+
+        With each tile a share of what comes next is fetched: all at once would be waited for.
+        """
         *fewer, most = functions
         is_first, tile = e.ir.icmp_signed("==", piece.start, I64(0)), self.inputs.tile
-        with e.range(*rows, tile) as row:
+        num_blocks, num_tiles = self._blocks(e, piece), e.ceil_div(e.ir.sub(rows.stop, rows.start), tile)
+        with e.range(0, num_tiles) as index:
+            row = e.sum(rows.start, e.product(index, tile))
             left, function = e.ir.sub(rows.stop, row), functions[most]
             for count in reversed(fewer):
                 function = e.ir.select(e.ir.icmp_signed("<=", left, I64(count)), functions[count], function)
             x = self.inputs.at(e, of, e.ir.udiv(row, I64(tile)), e.ir.udiv(piece.start, I64(CHUNK)))
-            own = e.at(sums, F32, e.product(e.ir.sub(row, rows.start), LANES))
-            e.ir.call(function, [*x, *codes, *_addresses(scales), self._blocks(e, piece), own, is_first])
+            own = e.at(sums, F32, e.product(index, tile * LANES))
+            share = self.weights.share(e, codes, num_blocks, index, num_tiles)
+            e.ir.call(function, [*x, *share, *_addresses(scales), num_blocks, own, is_first])
 
     def _add_multiply(self, num_rows: int, *, is_few: bool) -> ir.Function:
         """Multiply the first rows of a tile by a piece of 16 rows of w, and add what comes of it to their sums."""
         panels = self.weights
         name = f"multiply_{'few' if is_few else 'many'}_{num_rows}"
-        e, arguments = add_function(self.module, name, VOID, *[POINTER] * 5, I64, *[POINTER] * 3, I64, POINTER, I1)
-        x, codes, scales = Inputs(*arguments[:4]), Codes(*arguments[4:7]), Scales(*arguments[7:9])
-        num_blocks, sums, is_first = arguments[9:]
+        e, arguments = add_function(
+            self.module, name, VOID, *[POINTER] * 5, I64, POINTER, I64, *[POINTER] * 2, I64, POINTER, I1
+        )
+        x, codes, scales = Inputs(*arguments[:4]), Codes(*arguments[4:8]), Scales(*arguments[8:10])
+        num_blocks, sums, is_first = arguments[10:]
         totals = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(num_rows)]
         with e.ir.if_then(e.ir.not_(is_first)):
             for row, total in enumerate(totals):
                 total.value = e.load_vector(sums, F32, row * LANES)
         with e.range(0, num_blocks) as block:
+            panels.fetch(e, codes, block)
             if is_few:
                 codes_of = panels.vectors(e, codes, block)
             else:

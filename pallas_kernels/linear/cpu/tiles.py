@@ -38,11 +38,10 @@ from pallas_kernels.native.emitter import (
     add_function,
     vector,
 )
-from pallas_kernels.native.number_formats import FORMATS
 
-from .activations import ACTIVATIONS
 from .amx import MatrixUnit
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from .multiplier import GATED, UNIT_ROWS, Multiplier
 from .operands import Operands, Range
 from .unpack import Halves, Plain, Row, Unpacker
 
@@ -50,8 +49,6 @@ COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
 FEW_ROWS = MIN_ROWS
 """How many rows of x are multiplied at a time where there are few."""
-UNIT_ROWS = 96
-"""How many rows of x a unit of work has; they stay in a core's cache."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
@@ -66,8 +63,6 @@ PIECE_COLUMNS, PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
 sums."""
 GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
-GATED = 2
-"""The halves of w's rows where the result is gated: the gates, and what they gate."""
 SCRATCH_BYTES = 256 << 10
 """Bytes of the stack for weights that are unpacked; rows that are too long for it are taken in registers."""
 PACKED_FEW_ROWS = 8
@@ -111,23 +106,16 @@ type Functions = Tiles | ir.Function
 """What multiplies a unit: tiles, or on a processor with AMX one function."""
 
 
-class Multiplier:
-    """Writes the functions that kernels of one kind share."""
-
-    has_scratch = False
-    """Whether a call has memory that its units share."""
+class ExactMultiplier(Multiplier[Functions]):
+    """Multiplies x by the numbers that weights are or stand for, as floats."""
 
     def __init__(self, kind: Kind) -> None:
         self.dtype, self.out_dtype = jnp.dtype(kind.dtype), jnp.dtype(kind.out_dtype)
-        self.out_format = FORMATS[self.out_dtype]
-        self.storage = FORMATS[self.dtype].storage
         self.plain = Plain(self.dtype)
-        self.weights = _weights_of(kind, self.plain)
+        super().__init__(kind, _weights_of(kind, self.plain))
+        self.storage = self.in_format.storage
         self.is_packed = isinstance(self.weights, Unpacker)
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
-        self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
-        self.is_gated = kind.activation is not None and kind.is_gated
-        self.parts = GATED if self.is_gated else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
         own = processor.current()
@@ -141,7 +129,6 @@ class Multiplier:
         """How many rows of x are multiplied at a time where there are many."""
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """How much of longer rows is multiplied at a time where there are many."""
-        self.module = ir.Module()
         self.max_chunk = 2 * MAX_CHUNK if own.has_matrix_unit else MAX_CHUNK
         self.has_matrix_unit = self.dtype == jnp.bfloat16 and own.has_matrix_unit
 
@@ -162,13 +149,6 @@ class Multiplier:
         one = self._add_tile(1, self.weights) if has_one or self.is_packed else None
         direct = self._add_tile(self.many_rows, self.weights) if isinstance(self.weights, Halves) else None
         return Tiles(few, many, one, direct)
-
-    def begin(self, e: Emitter, scratch: Any) -> None:
-        """Do what must come before all units: nothing."""
-
-    def operands(self, e: Emitter, w: Any, parts: Sequence[Any], first: Any, k: Any) -> tuple[Any, list[Any]]:
-        """Return the addresses of the weights and of their parts from a row on."""
-        return self.weights.at(e, w, first, k), self.weights.parts_at(e, parts, first, k)
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
         """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
@@ -533,12 +513,8 @@ class Multiplier:
     def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any], count: int = COLUMNS) -> Any:
         """Return a vector of so many numbers from each place."""
         some = [e.load_vector(base, self.out_format.storage, place, lanes=count) for place in places]
-        while len(some) < LANES // count:
-            some.append(some[-1])
-        while len(some) > 1:
-            count = 2 * some[0].type.count
-            some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
-        return self.out_format.widen(e, some[0])
+        some += some[-1:] * (LANES // count - len(some))
+        return self.out_format.widen(e, e.join(some))
 
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
         for begin in range(0, x.type.count, self.lanes):
