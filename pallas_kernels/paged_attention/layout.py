@@ -101,8 +101,8 @@ def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> 
 
 
 def to_pool_dtype(x: Array, dtype: Any) -> Array:
-    """Cast keys or values as the pool holds them; 8-bit floats get what is beyond their range clipped."""
-    if dtype in FLOAT8:  # out of range they would become NaN
+    """Cast keys or values as the pool holds them; what is beyond the range of float16 or 8-bit floats is clipped."""
+    if dtype in (jnp.float16, *FLOAT8) and x.dtype != dtype:  # out of range they would become infinite or NaN
         most = float(jnp.finfo(dtype).max)
         x = jnp.clip(x, -most, most)
     return x.astype(dtype)

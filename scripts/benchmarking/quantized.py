@@ -25,9 +25,9 @@ KV_BYTES = 1 << 28
 PIECES, PIECE = 16, 512
 """Perplexity is that of so many pieces of a text, each of so many tokens."""
 OURS, ROUNDED, THEIRS = "jaxllm", "jaxllm_int8", "llamacpp"
-"""The names of contestants: jaxllm as it is, rounding to 8 bits what quantized weights multiply, and llama.cpp, which
-rounds so too.
-"""
+"""The names of contestants: jaxllm as it is, jaxllm rounding what llama.cpp rounds, and llama.cpp."""
+ROUNDS = {"linear_backend": "cpu_int8", "kv_cache_dtype": "float16"}
+"""The settings that round as llama.cpp does: to 8 bits what quantized weights multiply, to 16 keys and values."""
 METRICS = (
     Metric("stream", "one stream, output tokens/s", True),
     Metric("prefill", "a prompt of 512 tokens, tokens/s", True),
@@ -72,10 +72,9 @@ class Tasks:
 def contestants(gguf: Path, dtype: str, llamacpp: str | None) -> list[Contestant]:
     """Return jaxllm in two settings and, where its Python is given, llama.cpp, which read one file."""
     found = []
-    for name, backend in ((OURS, "auto"), (ROUNDED, "cpu_int8")):
-        engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048, "linear_backend": backend}
+    for name, label, changes in ((OURS, "jaxllm", {}), (ROUNDED, "jaxllm, cpu_int8, float16 KV", ROUNDS)):
+        engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048, **changes}
         settings = {"library": "jaxllm", "model": str(gguf), "dtype": dtype, "engine": engine}
-        label = "jaxllm" if name == OURS else f"jaxllm, {backend}"
         found.append(Contestant(name, label, "vllm_api", sys.executable, settings))
     if llamacpp:
         settings = {"gguf": str(gguf), "streams": STREAMS}

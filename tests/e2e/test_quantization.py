@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.execution.launcher import Launcher
 from pallas_kernels.linear import LinearShape, rounding_refusal
 from pallas_kernels.weights import WeightFormat
 from tests.e2e.goldens import load_rows
@@ -41,7 +42,8 @@ def rounding(smollm2_path: str) -> Iterator[LLM]:
     shape = LinearShape(64, 64, jnp.bfloat16, jnp.float32, WeightFormat(4, 32, has_mins=True))
     if reason := rounding_refusal(shape):
         pytest.skip(reason)
-    with LLM(smollm2_path, linear_backend="cpu_int8", **SETTINGS) as llm:
+    settings = SETTINGS | {"dtype": "float32", "kv_cache_dtype": "float16"}
+    with LLM(smollm2_path, linear_backend="cpu_int8", **settings) as llm:
         yield llm
 
 
@@ -68,10 +70,14 @@ def perplexity(outputs: list[RequestOutput]) -> float:
     return math.exp(-sum(found) / len(found))
 
 
-def num_bytes(llm: LLM) -> int:
+def launcher_of(llm: LLM) -> Launcher:
     runner = core_of(llm)._runner
     assert runner is not None
-    return sum(array.nbytes for array in jax.tree.leaves(runner.launcher.params))
+    return runner.launcher
+
+
+def num_bytes(llm: LLM) -> int:
+    return sum(array.nbytes for array in jax.tree.leaves(launcher_of(llm).params))
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +99,13 @@ def test_is_nearly_the_same_model_in_half_the_memory(
     assert kept < Path(smollm2_path).stat().st_size
 
 
-def test_rounded_inputs_are_nearly_the_same_model(exact: tuple[float, int], rounding: LLM) -> None:
+def test_rounded_inputs_keys_and_values_are_nearly_the_same_model(exact: tuple[float, int], rounding: LLM) -> None:
     expected, kept = exact
     got = perplexity(read(rounding, PROMPTS))
     assert got != expected
     assert got == pytest.approx(expected, rel=0.02), "0.3 % on the 8,000 tokens of scripts/benchmark.py --task gguf"
-    assert num_bytes(rounding) == kept
+    assert num_bytes(rounding) == pytest.approx(kept, rel=1e-3), "norms are in float32"
+    assert {array.dtype for array in jax.tree.leaves(launcher_of(rounding).pools)} == {jnp.dtype(jnp.float16)}
 
 
 @pytest.mark.parametrize("name", ["quantized", "rounding"])

@@ -236,8 +236,8 @@ def test_rotates_queries_and_keys(kv_dtype) -> None:
     assert_pools_equal(pool, expected_pool)
 
 
-@pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
-def test_a_pool_of_8_bits_holds_rounded_values(kv_dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_a_narrower_pool_holds_rounded_values(kv_dtype) -> None:
     op = attention(4, 2, 16, kv_dtype=kv_dtype)
     step = make(6, RAGGED, op)
     expected, expected_pool = reference(step)
@@ -246,12 +246,13 @@ def test_a_pool_of_8_bits_holds_rounded_values(kv_dtype) -> None:
     assert_pools_equal(SplitPool(*(jax.lax.bitcast_convert_type(x, kv_dtype) for x in pool)), expected_pool)
 
 
-def test_values_beyond_8_bits_are_clipped() -> None:
-    op = attention(1, 1, 16, kv_dtype=jnp.float8_e4m3fn)
+@pytest.mark.parametrize(("kv_dtype", "most"), [(jnp.float8_e4m3fn, 448.0), (jnp.float16, 65504.0)])
+def test_values_beyond_a_narrower_range_are_clipped(kv_dtype, most: float) -> None:
+    op = attention(1, 1, 16, kv_dtype=kv_dtype)
     step = make(7, [(3, 3)], op)
-    step = step._replace(v=step.v.at[0].set(1e4))
+    step = step._replace(v=step.v.at[0].set(1e6))
     out, _ = run(op, step)
-    np.testing.assert_allclose(out[0], 448.0)
+    np.testing.assert_allclose(out[0], most)
 
 
 def assert_same(got, expected, dtype) -> None:
