@@ -33,10 +33,10 @@ sentence-transformers: 512 texts of 4 to 500 tokens, a log-normal mix of random 
 alone; start and memory as above. sentence-transformers gets its best size of a batch (8 to 128), found anew in each
 run. First, cosines: with sentence-transformers in float32, or with jaxllm where that is not given.
 
---task gguf compares with llama.cpp alone, on quantized GGUF files as they are, jaxllm as it is and with
-linear_backend="cpu_int8" and kv_cache_dtype="float16", as llama.cpp rounds: one stream (32 prompt, 128 output tokens), a
-prompt of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation in pieces of
-512 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
+--task gguf compares with llama.cpp alone, on quantized GGUF files, jaxllm as it is and rounding as llama.cpp
+does, with linear_backend="cpu_int8" and kv_cache_dtype="float16": one stream (32 prompt, 128 output tokens), a prompt
+of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation in pieces of 512
+tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
 
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --speculation what drafts
 bring (beside HF's prompt lookup, if --hf-python is given), --beside-xla what a CPU's own kernels bring to a whole
