@@ -208,6 +208,11 @@ class Emitter:
             size //= 2
         return rows
 
+    def load_columns(self, rows: Sequence[Any], count: int) -> list[Any]:
+        """Return the first columns, as many as `count`, of a matrix of 32-bit integers: 16 rows that are anywhere."""
+        loaded = [self.load_vector(row, I32, 0, lanes=count) for row in rows]
+        return self.transpose([self.join(loaded[first::count]) for first in range(count)])
+
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an intrinsic that is overloaded for the type of its first argument, and returns that."""
         kind = arguments[0].type

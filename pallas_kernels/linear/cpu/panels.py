@@ -89,7 +89,7 @@ class Panels(Unpacker):
             if source is not None:
                 with e.range(0, count, GROUPS) as start:
                     places = [e.at(source, F32, start, lane * room) for lane in range(LANES)]
-                    for group, scales in enumerate(_words(e, places, GROUPS)):
+                    for group, scales in enumerate(e.load_columns(places, GROUPS)):
                         e.store_vector(scales, target, e.product(start, LANES), group * LANES)
 
     def codes(self, e: Emitter, of: Operands, first: Any, start: Any) -> Codes:
@@ -125,7 +125,7 @@ class Panels(Unpacker):
         rows = [e.at(codes.base, I8, start, e.product(codes.stride, row)) for row in range(LANES)]
         planes, offset = [], 0
         for width in PLANES[self.form.bits]:
-            planes.append(_words(e, [e.at(row, I8, offset) for row in rows], 2 * width))
+            planes.append(e.load_columns([e.at(row, I8, offset) for row in rows], 2 * width))
             offset += CHUNK * width // 8
         return lambda step: self._vector(e, planes, step)
 
@@ -140,12 +140,6 @@ class Panels(Unpacker):
             _, offset, unit = self.integers
             return _look_up(e, [round(value / unit) + offset for value in self.form.table()], found)
         return e.ir.xor(found, _bytes(SIGN)) if self.form.bits == 8 else found
-
-
-def _words(e: Emitter, rows: Sequence[Any], count: int) -> list[Any]:
-    """Return vectors of 16 rows' 32 bits, as many as `count`, from the addresses of rows on."""
-    loaded = [e.load_vector(row, I32, 0, lanes=count) for row in rows]
-    return e.transpose([e.join(loaded[first::count]) for first in range(count)])
 
 
 def _bits(e: Emitter, words: Sequence[Any], width: int, step: int) -> Any:

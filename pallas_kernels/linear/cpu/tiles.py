@@ -102,6 +102,19 @@ class Tiles(NamedTuple):
     """What takes many by weights of 16 bits, which are widened for a few rows at a time."""
 
 
+class Group(NamedTuple):
+    """Some of a unit's rows of w, which stay in a core's cache while all of its rows of x are multiplied."""
+
+    of: Operands
+    rows: Range
+    """The rows of x."""
+    start: Any
+    """The first row of w, and one past the last."""
+    stop: Any
+    size: Any
+    """How many there are in a group, but for a unit's last."""
+
+
 type Functions = Tiles | ir.Function
 """What multiplies a unit: tiles, or on a processor with AMX one function."""
 
@@ -189,29 +202,23 @@ class ExactMultiplier(Multiplier[Functions]):
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
                     e.ir.call(few, [row, start, stop, of.n, *_flat(of, NOTHING_AHEAD)])
                 with by_many:
-                    unit = of, rows, start, stop, group
-                    if tiles.direct is None:
-                        self._multiply_many(e, tiles.many, *unit, scratch)
-                    else:
-                        # Rows that are taken in pieces are not in the first cache: half of them comes sooner.
-                        with e.ir.if_else(e.ir.icmp_signed(">", of.k, I64(self.piece))) as (in_pieces, in_one):
-                            with in_pieces:
-                                self._multiply_many(e, tiles.direct, *unit, None)
-                            with in_one:
-                                self._multiply_many(e, tiles.many, *unit, scratch)
+                    self._multiply_many(e, tiles, Group(of, rows, start, stop, group), scratch)
 
-    def _multiply_many(
-        self,
-        e: Emitter,
-        many: ir.Function,
-        of: Operands,
-        rows: Range,
-        start: Any,
-        stop: Any,
-        group: Any,
-        scratch: Any,
-    ) -> None:
+    def _multiply_many(self, e: Emitter, tiles: Tiles, group: Group, scratch: Any) -> None:
+        """Multiply a unit's rows of x by a group of w's, in the way that is quicker for rows of their length."""
+        if tiles.direct is None:
+            self._multiply_group(e, tiles.many, group, scratch)
+            return
+        # Rows that are taken in pieces are not in the first cache: half of them comes sooner.
+        with e.ir.if_else(e.ir.icmp_signed(">", group.of.k, I64(self.piece))) as (in_pieces, in_one):
+            with in_pieces:
+                self._multiply_group(e, tiles.direct, group, None)
+            with in_one:
+                self._multiply_group(e, tiles.many, group, scratch)
+
+    def _multiply_group(self, e: Emitter, many: ir.Function, group: Group, scratch: Any) -> None:
         """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
+        of, rows, start, stop, size = group
         here, apart, weights = of, of.n, self.weights
         if scratch is not None:
             apart = self._columns(e, start, stop)
@@ -220,7 +227,7 @@ class ExactMultiplier(Multiplier[Functions]):
                 target = e.at(scratch, self.storage, e.product(apart, of.k, part))
                 weights.write(e, of.w, of.parts, Range(first, e.sum(first, apart)), of.k, target)
             here = of._replace(w=e.at(scratch, self.storage, e.product(start, of.k, -1)))
-        ahead = self._ahead(e, of, stop, group, e.most(e.ir.sub(rows.stop, rows.start), 1))
+        ahead = self._ahead(e, of, stop, size, e.most(e.ir.sub(rows.stop, rows.start), 1))
         steps = e.product(e.ceil_div(e.ir.sub(stop, start), self.width), e.ir.udiv(of.k, I64(self.plain.step)))
         with e.range(*rows, self.many_rows) as row:
             tile = e.ir.sdiv(e.ir.sub(row, rows.start), I64(self.many_rows))

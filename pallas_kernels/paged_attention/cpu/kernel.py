@@ -297,7 +297,6 @@ class Kernel(Call):
         size, most = num_rows * h, most_parts * num_rows
         heads, places, queries = e.array(I64, most_parts), e.array(I64, most), e.array(storage, most_parts * size)
         arrays = [heads, places, queries, *(State.make(e, most, h) for _ in range(2))]
-        is_apart = e.ir.icmp_unsigned("!=", kept, NULL)
         per_head = e.ceil_div(e.product(count, group), num_rows)
         total = e.product(num_heads, per_head)
 
@@ -329,22 +328,10 @@ class Kernel(Call):
             fetches = write is not None or self.shape.head_dim > MAX_NARROW
 
             def end_span(span: Any) -> None:
-                """Merge what all rows have come to in a span, or keep it, and begin the next one."""
-                with e.range(0, num_parts) as part:
-                    places = [e.sum(e.product(part, num_rows), r) for r in range(num_rows)]
-                    spans, merged = ([each.of(e, row, h) for row in places] for each in (parts.span, parts.merged))
-                    with e.ir.if_else(is_apart) as (is_kept, is_merged):
-                        with is_kept:
-                            for row, state in zip(places, spans, strict=True):
-                                index = e.ir.udiv(e.load(parts.places, I64, row), I64(h))
-                                self.kept.state(e, kept, index, e.ir.sub(span, first_span)).copy(e, state, h)
-                        with is_merged:
-                            merge(e, merged, spans, h)
-                    for state in spans:
-                        state.clear(e, h)
+                self._end_span(e, parts, kept, e.ir.sub(span, first_span))
 
             self._attend_tiles(e, of, past, parts, write_own, end_span, fetches=fetches)
-            with e.ir.if_else(is_apart) as (is_kept, is_whole):
+            with e.ir.if_else(e.ir.icmp_unsigned("!=", kept, NULL)) as (is_kept, is_whole):
                 with is_kept:
                     _, last_span = self._spans(e, begin, end)
                     self._merge_kept(e, of, dims, kept, seq, head, e.ir.sub(last_span, first_span))
@@ -352,6 +339,22 @@ class Kernel(Call):
                     self._store(e, of["out"], parts.merged.of(e, row, h), e.load(parts.places, I64, row))
         e.ir.ret_void()
         return e.function
+
+    def _end_span(self, e: Emitter, parts: Parts, kept: Any, span: Any) -> None:
+        """Merge what all rows have come to in a span, or keep it, and begin the next one."""
+        h, num_rows = self.shape.head_dim, len(parts.ends)
+        with e.range(0, parts.count) as part:
+            places = [e.sum(e.product(part, num_rows), r) for r in range(num_rows)]
+            spans, merged = ([each.of(e, row, h) for row in places] for each in (parts.span, parts.merged))
+            with e.ir.if_else(e.ir.icmp_unsigned("!=", kept, NULL)) as (is_kept, is_merged):
+                with is_kept:
+                    for row, state in zip(places, spans, strict=True):
+                        index = e.ir.udiv(e.load(parts.places, I64, row), I64(h))
+                        self.kept.state(e, kept, index, span).copy(e, state, h)
+                with is_merged:
+                    merge(e, merged, spans, h)
+            for state in spans:
+                state.clear(e, h)
 
     def _begin(
         self,

@@ -95,7 +95,7 @@ class Writer(Call):
         lanes = LANES if words % LANES == 0 else LANES // 2
         starts = [e.at(keys, storage, e.product(apart, token)) for token in range(LANES)]
         with e.range(0, words, lanes) as i:
-            for column, tokens in enumerate(_turn(e, [e.load_vector(start, I32, i, lanes=lanes) for start in starts])):
+            for column, tokens in enumerate(e.load_columns([e.at(start, I32, i) for start in starts], lanes)):
                 e.store_vector(tokens, pool_k, e.product(e.sum(i, column), o), offset)
         with e.range(0, h, LANES) as i:
             for token in range(0, LANES, self.width):
@@ -105,14 +105,3 @@ class Writer(Call):
                     found, other = (e.ir.zext(x, vector(I32)) for x in (found, other))
                     found = e.ir.or_(found, e.ir.shl(other, e.constant(16, other)))
                 e.store_vector(found, pool_v, e.product(e.ir.sdiv(e.sum(offset, token), I64(self.width)), h), i)
-
-
-def _turn(e: Emitter, rows: list[Any]) -> list[Any]:
-    """Return the columns of a matrix of `LANES` rows."""
-    for _ in range(LANES.bit_length() - 1):
-        # The highest bit of an element's row becomes the lowest of its column, whose highest becomes the row's lowest.
-        half, count = len(rows) // 2, rows[0].type.count
-        order = [lane + which for lane in range(count) for which in (0, count)]
-        parts = [order[start : start + LANES] for start in range(0, 2 * count, LANES)]
-        rows = [e.shuffle(a, b, part) for a, b in zip(rows[:half], rows[half:], strict=True) for part in parts]
-    return rows
