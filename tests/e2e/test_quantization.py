@@ -42,7 +42,7 @@ def rounding(smollm2_path: str) -> Iterator[LLM]:
     shape = LinearShape(64, 64, jnp.bfloat16, jnp.float32, WeightFormat(4, 32, has_mins=True))
     if reason := rounding_refusal(shape):
         pytest.skip(reason)
-    settings = SETTINGS | {"dtype": "float32", "kv_cache_dtype": "float16"}
+    settings: dict[str, Any] = SETTINGS | {"dtype": "float32", "kv_cache_dtype": "float16"}
     with LLM(smollm2_path, linear_backend="cpu_int8", **settings) as llm:
         yield llm
 

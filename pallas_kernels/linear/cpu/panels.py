@@ -113,7 +113,7 @@ class Panels(Unpacker):
         following = e.at(codes.following, I8, e.product(index, num_blocks, fetched))
         return codes._replace(following=following, fetched=fetched)
 
-    def fetch(self, e: Emitter, codes: Codes, block: Any) -> None:
+    def fetch_next(self, e: Emitter, codes: Codes, block: Any) -> None:
         """Begin to read what is fetched with a block of 64 inputs."""
         start = e.product(block, codes.fetched)
         with e.range(0, codes.fetched, CACHE_LINE) as line:

@@ -77,10 +77,12 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         wanted = LANES * UNITS_PER_CORE * num_cores()
         return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), LANES), MAX_CHUNK)
 
-    def multiply(self, e: Emitter, unit: ir.Function, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
+    def multiply(
+        self, e: Emitter, tiles: ir.Function, of: Operands, num_rows: Any, rows: Range, columns: Range
+    ) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
         self.inputs.round(e, of, self.in_format, e.least(num_rows, of.t))
-        e.ir.call(unit, [*rows, *columns, *of.own, of.scratch, *of.parts])
+        e.ir.call(tiles, [*rows, *columns, *of.own, of.scratch, *of.parts])
 
     def add_tiles(self) -> ir.Function:
         """Define the function that `multiply` calls, of ranges of rows and columns, and the operands."""
@@ -163,7 +165,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
             for row, total in enumerate(totals):
                 total.value = e.load_vector(sums, F32, row * LANES)
         with e.range(0, num_blocks) as block:
-            panels.fetch(e, codes, block)
+            panels.fetch_next(e, codes, block)
             if is_few:
                 codes_of = panels.vectors(e, codes, block)
             else:
