@@ -27,7 +27,7 @@ class Multiplier[F](ABC):
     """Writes the functions that kernels of one kind share; `F` are those that `multiply` calls."""
 
     has_matrix_unit = False
-    """Whether a matrix unit multiplies, for which w passes by each stretch of x's rows."""
+    """Whether the processor's matrix unit multiplies; then w is cut for all stretches of x's rows together."""
     has_scratch = False
     """Whether a call has memory that its units share."""
 
