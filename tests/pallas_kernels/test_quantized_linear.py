@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.linear.cpu import can_multiply, cpu_linear
+from pallas_kernels.linear import LinearShape
+from pallas_kernels.linear.cpu import can_multiply, cpu_linear, cpu_refusal
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
@@ -182,3 +183,15 @@ def test_without_instructions_for_tables(name: str, dtype: Any, monkeypatch: pyt
 def test_says_what_it_cannot_unpack(form: WeightFormat, k: int) -> None:
     assert not can_multiply((8, k), jnp.bfloat16, form=form)
     assert can_multiply((8, 256), jnp.bfloat16, form=FORMATS["Q4_K"])
+
+
+def test_what_kernels_do_not_take_is_refused() -> None:
+    form = FORMATS["Q4_0"]
+    parts = make_parts(form, 16, 64)
+    loose = Quantized({name: jnp.asarray(part)[None] for name, part in parts.items()}, form)
+    with pytest.raises(ValueError, match="take codes of 4 bits packed"):
+        cpu_linear(jnp.ones((4, 64)), loose, 0, out_dtype=jnp.float32)
+    for dtypes in ((jnp.float16, jnp.float32), (jnp.float32, jnp.float16)):
+        refusal = cpu_refusal(LinearShape(16, 64, *dtypes))
+        assert refusal is not None
+        assert refusal.startswith("dtypes must be bfloat16 or float32")

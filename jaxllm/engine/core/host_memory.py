@@ -17,8 +17,9 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed, and say whether it does.
 
     XLA takes a step's temporary memory anew each time on a CPU, and glibc asks the system for every piece above 32 MiB:
-    the logits of 16 rows of 262,144 are such a piece, and the system clears it page by page, for a fifth of the step's
-    time. Other C libraries, and an allocator that the process's environment tunes, stay as they are.
+    that of a step with 16 rows of 262,144 logits is such a piece, and the system clears it page by page, for a fifth of
+    the step's time. The setting holds for the whole process, and stays; on threads other than the main one, for pieces
+    of less than 64 MiB. Other C libraries, and an allocator that the process's environment tunes, stay as they are.
     """
     if sys.platform != "linux" or tunes_malloc():
         return False

@@ -40,6 +40,9 @@ def can_multiply(
 
 def cpu_refusal(shape: LinearShape) -> str | None:
     """Say why there is no kernel for a matmul, None if there is."""
+    dtype, out_dtype = jnp.dtype(shape.dtype), jnp.dtype(shape.out_dtype)
+    if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
+        return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
     size = (shape.num_outputs, shape.num_inputs)
     if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
         from pallas_kernels.native.compiling import refuse
@@ -74,7 +77,8 @@ def cpu_linear(
     """See `Linear`; there is nothing to interpret. No row depends on the others.
 
     If it `rounds`, rows of x are rounded to 8 bits where the kernel can multiply such, as `rounding_refusal` says.
-    Otherwise the result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit.
+    Otherwise the result is, to the bit, that of the numbers that quantized weights stand for, rounded to x's dtype;
+    where all numbers of a row share a scale, it multiplies the sums.
     Rows that do not count become 0, or what multiplying gives.
     """
     del interpret
@@ -99,9 +103,15 @@ def cpu_linear(
 
 
 def arrays_of(weight: Array | Quantized) -> list[Array]:
-    """Return the arrays of weights as kernels take them, the codes first."""
+    """Return the arrays of weights as kernels take them, the codes first.
+
+    Raises:
+      ValueError: several codes would fit into a byte, and each has one of its own.
+    """
     if not isinstance(weight, Quantized):
         return [weight]
+    if weight.format.is_packed and not weight.is_packed:
+        raise ValueError(f"a CPU's kernels take codes of {weight.format.bits} bits packed (Quantized.is_packed)")
     return [weight.parts[name] for name in weight.format.parts]
 
 

@@ -1,4 +1,6 @@
-"""A kernel of `linear` is made for a kind; all kinds share the smallest sizes."""
+"""A kernel of `linear` is made for a kind. Here are the smallest sizes of kinds that do not round; `rounding.py` has
+those of the others.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.format import CHUNK
 
 MIN_ROWS = 4
-"""The fewest rows of x; fewer are padded."""
+"""The fewest rows of x; fewer are padded. Kinds that round take any number."""
 MIN_COLUMNS = 4
 STEP_BYTES = 64
 """The kernel takes so much of a row at a time."""

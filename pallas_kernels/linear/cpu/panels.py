@@ -23,7 +23,7 @@ from .rounding import INPUT_GROUP, SIGN, integers_of
 from .unpack import Row, Unpacker
 
 PIECE = 2048
-"""How many codes of a row are multiplied at a time: those of 16 rows stay in a core's first cache."""
+"""How many codes of a longer row are multiplied at a time, rounded up to whole groups: those of 16 rows take 32 KiB."""
 STEPS = CHUNK // 4
 """How many vectors 64 codes of 16 rows are."""
 GROUPS = 8

@@ -46,7 +46,9 @@ MAX_CHUNK, UNITS_PER_CORE = 256, 8
 FEW = (1, 2, 4)
 """How many rows are multiplied by codes that are in registers only."""
 MANY = (4, 8)
-"""How many rows are multiplied at a time by codes that are written down; those of a tile are the last."""
+"""How many rows are multiplied at a time by codes that are written down. A tile of rows has as many as the last, 4 with
+16 registers.
+"""
 CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
 """How many independent sums each number of y has, to hide how long an instruction takes, by the number of rows."""
 

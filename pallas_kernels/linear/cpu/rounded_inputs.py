@@ -1,4 +1,4 @@
-"""Rows of x are rounded to 8 bits. 32 numbers share a scale: the largest of them divided by 127.
+"""Rows of x are rounded to 8 bits. 32 numbers share a scale: the largest magnitude among them, divided by 127.
 
 Rows lie in tiles of a few. A tile has the first 64 numbers of each of its rows, then the next 64 of each; and so lie
 their scales, and what is known of the sums of numbers.

@@ -17,7 +17,9 @@ INPUT_GROUP = 32
 MIN_OUTPUTS = 16
 """The fewest columns of y: a vector of them."""
 MAX_GROUP = 1024
-"""The most inputs that share a scale of w: they are multiplied together, and their codes lie on the stack."""
+"""The most inputs of a group: whole groups are multiplied at a time, and their codes lie on the stack. A scale for all
+inputs of a row is none of a group.
+"""
 MAX_WORD = 2**15 - 1
 MIN_PAIRS = 2
 """How many sums of two products must fit into 16 bits, where that is how they are added up; else it does not pay."""
