@@ -127,12 +127,29 @@ class TestCommandLine:
         words = ("--quick", "--rounds", 2, "--model", file, "--llamacpp-python", "/somewhere/python", "--out", tmp_path)
         assert self.run(monkeypatch, *words) == 0
         turn = [quantized.OURS, quantized.ROUNDED, quantized.THEIRS]
-        assert started == [turn[0], *turn, *turn, *turn[1:], turn[0]], "the sizes, cold starts, rounds in turns"
+        whether_it_starts, sizes = turn[1], turn[0]
+        assert started == [whether_it_starts, sizes, *turn, *turn, *turn[1:], turn[0]], "cold starts, rounds in turns"
         saved = json.loads((tmp_path / "gguf_auto.json").read_text())
         assert "somewhere" not in json.dumps(saved)
         assert saved["command"] == "scripts/benchmark.sh --quick --task gguf --rounds 2"
         assert [len(each["rounds"]) for each in saved["files"]["m.Q4_1.gguf"]["contestants"].values()] == [2, 2, 2]
         assert "m.Q4_1.gguf" in capsys.readouterr().out
+
+    def test_where_nothing_is_rounded(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ):
+        def start(contestant: Contestant, _: Path) -> FakeWorker:
+            if contestant.name == quantized.ROUNDED:
+                raise BenchmarkError("it would round nothing")
+            return FakeWorker()
+
+        monkeypatch.setattr(Contestant, "start", start)
+        file = tmp_path / "m.Q8_0.gguf"
+        file.write_bytes(bytes(100))
+        assert self.run(monkeypatch, "--quick", "--model", file, "--llamacpp-python", "x", "--out", tmp_path) == 0
+        saved = json.loads((tmp_path / "gguf_auto.json").read_text())
+        assert list(saved["files"]["m.Q8_0.gguf"]["contestants"]) == [quantized.OURS, quantized.THEIRS]
+        assert "float16 KV is left out: it would round nothing" in capsys.readouterr().err
 
     @pytest.mark.parametrize("words", [("--hf-python", "x"), ("--sweep",), ("--readme",)])
     def test_what_does_not_go_together(
