@@ -23,7 +23,7 @@ FILES = ("test_linear", "test_grouped_matmul", "test_paged_attention", "test_rms
 TRIPLE = "aarch64-linux-gnu"
 OLD = "cortex-a72"
 """A processor with NEON and little else, by the name that LLVM and QEMU have for it."""
-NOT_HERE = ("avx", "disk", "kept", "register", "at_once", "memory_nobody", "strangers", "xla")
+NOT_HERE = ("avx", "other_processors", "disk", "kept", "register", "at_once", "memory_nobody", "strangers", "xla")
 """Words of the names of tests that are not about a kernel's numbers, or about plain XLA's."""
 
 
