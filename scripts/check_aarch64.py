@@ -19,11 +19,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests/pallas_kernels"
-FILES = ("test_linear", "test_grouped_matmul", "test_paged_attention", "test_rms_norm", "test_layer_norm")
+FILES = (
+    "test_linear",
+    "test_quantized_linear",
+    "test_rounded_linear",
+    "test_grouped_matmul",
+    "test_paged_attention",
+    "test_rms_norm",
+    "test_layer_norm",
+)
 TRIPLE = "aarch64-linux-gnu"
 OLD = "cortex-a72"
 """A processor with NEON and little else, by the name that LLVM and QEMU have for it."""
-NOT_HERE = ("avx", "other_processors", "disk", "kept", "register", "at_once", "memory_nobody", "strangers", "xla")
+NOT_HERE = ("avx", "disk", "kept", "register", "at_once", "memory_nobody", "strangers", "xla")
 """Words of the names of tests that are not about a kernel's numbers, or about plain XLA's."""
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from jaxllm.config.formats import CHECKPOINT_QUANTIZATIONS, KV_CACHE_DTYPES, QUANTIZATIONS
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import (
     Choice,
@@ -41,27 +42,7 @@ from jaxllm.params.checks import INT32_MAX
 from jaxllm.parsers.reasoning import REASONING_PARSERS
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-QUANTIZATIONS: Mapping[str, str] = {
-    "int8": "int8",
-    "int8_per_channel_weight_only": "int8",
-    "int4": "int4",
-    "fp8": "fp8",
-}
-"""This maps our name of a way to round weights when they are loaded, and vLLM's, to ours."""
-CHECKPOINT_QUANTIZATIONS = (
-    "awq",
-    "bitsandbytes",
-    "compressed-tensors",
-    "fbgemm_fp8",
-    "gguf",
-    "gptq",
-    "modelopt",
-    "modelopt_fp4",
-    "mxfp4",
-)
-"""What a checkpoint may be quantized with, by vLLM's names."""
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 MAX_LORAS = 1024
@@ -230,7 +211,7 @@ class EngineArguments(UnsupportedArguments):
         "reuse the KV blocks of equal prompt beginnings; default: where attention is causal",
     )
     kv_cache_dtype: str = argument(
-        "auto", Choice(KV_CACHE_DTYPES), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
+        "auto", Choice(("auto", *KV_CACHE_DTYPES)), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
     )
     max_num_batched_tokens: int | None = argument(
         None,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config.arguments import QUANTIZATIONS
+from jaxllm.config.formats import QUANTIZATIONS
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_ints, shown
 from jaxllm.sampling_params import SamplingParams

@@ -11,6 +11,7 @@ from jaxllm.config import checkpoint_settings as settings
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
+from jaxllm.config.formats import KV_CACHE_DTYPES
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.head_settings import with_token_ids
 from jaxllm.config.limits import check_attention_chunks, resolve_limits
@@ -38,13 +39,6 @@ if TYPE_CHECKING:
     from pallas_kernels.paged_attention import AttentionShape, PoolAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
-KV_DTYPES: Mapping[str, str] = {
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "fp8": "float8_e4m3fn",
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +270,7 @@ def resolve_groups(
     from jaxllm.execution.kv_pool import KVGroup
     from jaxllm.models.plan import LayerPlan
 
-    groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)))
+    groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
     for group in plan.attention_groups:
         attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform)

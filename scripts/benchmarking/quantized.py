@@ -97,11 +97,13 @@ def compare(gguf: Path, dtype: str, llamacpp: str | None, *, rounds: int, quick:
 
 
 def _starts(contestant: Contestant, cache: Path) -> bool:
-    """Say whether it starts: jaxllm does not with a setting by which it would round nothing."""
+    """Say whether jaxllm starts, which it refuses to do with a setting by which it would round nothing."""
     try:
         with contestant.start(cache) as worker:
             worker.call("versions")
     except BenchmarkError as error:
+        if "would round nothing" not in str(error):
+            raise
         say(f"{contestant.label} is left out: {error}")
         return False
     return True
@@ -174,8 +176,8 @@ def judge(results: Mapping[str, Any]) -> list[str]:
     found = results["contestants"]
     memory = (found[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
     lines = [_verdict(memory <= MAX_MEMORY, f"arrays but the KV cache: at most {MAX_MEMORY} times the file", memory)]
-    for name in [name for name in (OURS, ROUNDED) if name in found] if THEIRS in found else ():
-        lines += _beside(found[name], found[THEIRS])
+    if theirs := found.get(THEIRS):
+        lines += [line for name, each in found.items() if name != THEIRS for line in _beside(each, theirs)]
     return lines
 
 

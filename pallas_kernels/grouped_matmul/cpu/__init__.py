@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear.cpu import Kind, arrays_of, can_multiply
+from pallas_kernels.linear.cpu import Kind, arrays_of, can_multiply, dtype_refusal
 from pallas_kernels.linear.cpu.kind import MIN_ROWS
 from pallas_kernels.weights.held import Quantized
 
@@ -22,11 +22,10 @@ ROW_ALIGNMENT = MIN_ROWS
 
 def cpu_refusal(shape: MatmulShape) -> str | None:
     """Say why there is no kernel for a matmul, None if there is."""
-    dtype, out_dtype = jnp.dtype(shape.dtype), jnp.dtype(shape.out_dtype)
-    if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
-        return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
+    if reason := dtype_refusal(shape.dtype, shape.out_dtype):
+        return reason
     o, i = shape.num_outputs, shape.num_inputs
-    if not can_multiply((o, i), dtype, shape.activation, form=shape.format):
+    if not can_multiply((o, i), shape.dtype, shape.activation, form=shape.format):
         return f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few, not [{o}, {i}]"
     from pallas_kernels.native.compiling import refuse
 

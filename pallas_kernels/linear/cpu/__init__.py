@@ -13,10 +13,19 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from ..shape import ACTIVATIONS, LinearShape
-from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
+from .kind import DTYPES, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
 from .rounding import rounding_refusal
 
-__all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal", "rounding_refusal"]
+__all__ = [
+    "Kind",
+    "arrays_of",
+    "can_multiply",
+    "cpu_linear",
+    "cpu_prepare",
+    "cpu_refusal",
+    "dtype_refusal",
+    "rounding_refusal",
+]
 
 
 def can_multiply(
@@ -32,17 +41,24 @@ def can_multiply(
     has_rows = n >= MIN_COLUMNS and activation in (None, *ACTIVATIONS)
     if activation is not None and is_gated:
         has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
-    has_steps = dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
+    has_steps = dtype in DTYPES and k * dtype.itemsize % STEP_BYTES == 0
     if form is not None and (not can_unpack(form, k) or (form.is_half and dtype != jnp.float32)):
         return False
     return has_rows and has_steps
 
 
+def dtype_refusal(dtype: DTypeLike, out_dtype: DTypeLike) -> str | None:
+    """Say why there is no kernel for x and a result of these dtypes, None if there may be."""
+    dtype, out_dtype = jnp.dtype(dtype), jnp.dtype(out_dtype)
+    if {dtype, out_dtype} <= {*DTYPES}:
+        return None
+    return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
+
+
 def cpu_refusal(shape: LinearShape) -> str | None:
     """Say why there is no kernel for a matmul, None if there is."""
-    dtype, out_dtype = jnp.dtype(shape.dtype), jnp.dtype(shape.out_dtype)
-    if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
-        return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
+    if reason := dtype_refusal(shape.dtype, shape.out_dtype):
+        return reason
     size = (shape.num_outputs, shape.num_inputs)
     if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
         from pallas_kernels.native.compiling import refuse

@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.format import CHUNK
 
+DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
+"""What x may be, and the result."""
 MIN_ROWS = 4
 """The fewest rows of x; fewer are padded. Kinds that round take any number."""
 MIN_COLUMNS = 4

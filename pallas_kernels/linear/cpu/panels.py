@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native import processor
-from pallas_kernels.native.emitter import CACHE_LINE, F32, I8, I32, I64, LANES, Emitter, vector
+from pallas_kernels.native.emitter import CACHE_LINE, F32, I8, I32, I64, LANES, POINTER, Emitter, vector
 from pallas_kernels.weights import CODEBOOKS, WeightFormat
 from pallas_kernels.weights.format import CHUNK, PLANES
 
@@ -41,6 +41,9 @@ class Codes(NamedTuple):
     """The address of what is fetched meanwhile."""
     fetched: Any
     """How many bytes of it are fetched with each 64 inputs."""
+
+
+CODES_TYPES = (POINTER, I64, POINTER, I64)
 
 
 class Scales(NamedTuple):

@@ -38,7 +38,7 @@ from .byte_products import BYTES, Sum
 from .kind import Kind
 from .multiplier import UNIT_ROWS, Multiplier
 from .operands import Operands, Range
-from .panels import STEPS, Codes, Panels, Scales
+from .panels import CODES_TYPES, STEPS, Codes, Panels, Scales
 from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
 
 MAX_CHUNK, UNITS_PER_CORE = 256, 8
@@ -157,9 +157,8 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         """Multiply the first rows of a tile by a piece of 16 rows of w, and add what comes of it to their sums."""
         panels = self.weights
         name = f"multiply_{'few' if is_few else 'many'}_{num_rows}"
-        e, arguments = add_function(
-            self.module, name, VOID, *[POINTER] * 5, I64, POINTER, I64, *[POINTER] * 2, I64, POINTER, I1
-        )
+        types = [*[POINTER] * 4, *CODES_TYPES, *[POINTER] * 2, I64, POINTER, I1]
+        e, arguments = add_function(self.module, name, VOID, *types)
         x, codes, scales = Inputs(*arguments[:4]), Codes(*arguments[4:8]), Scales(*arguments[8:10])
         num_blocks, sums, is_first = arguments[10:]
         totals = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(num_rows)]
