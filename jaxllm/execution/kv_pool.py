@@ -128,16 +128,16 @@ class KVLayout:
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return how many blocks each group has, its null block included, if the largest has `most`.
 
-        A group with a window or chunks gets what all sequences read and the tokens of a step take: no more memory than
-        the groups without, but always enough for one request.
+        A group with a window or chunks gets what all sequences read and the tokens of a step take. That is no more
+        memory than the groups without have, unless these have all that they want, but always enough for one request.
         """
         unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded) + self.draft_block_bytes
         bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
-        if not unbounded:
+        if not unbounded or not bounded:
             return (most,) * len(self.groups)
+        share = most if most >= self.most_wanted else most * unbounded // bounded
         return tuple(
-            min(most, self._num_bounded(group, most * unbounded // bounded)) if group.is_bounded else most
-            for group in self.groups
+            min(most, self._num_bounded(group, share)) if group.is_bounded else most for group in self.groups
         )
 
     def _num_bounded(self, group: KVGroup, share: int) -> int:

@@ -82,6 +82,17 @@ def test_windows_take_no_more_than_all_sequences_do_nor_than_the_others() -> Non
     assert replace(layout, groups=(window,)).num_blocks(77) == (77,)
 
 
+def test_windows_have_room_for_all_sequences_where_the_other_groups_have() -> None:
+    full, window = replace(make_group(), num_layers=1), replace(make_group(5), window=40)
+    layout = replace(LAYOUT, groups=(full, window), max_num_seqs=16, max_model_len=160, max_num_batched_tokens=64)
+    most = layout.most_wanted
+    assert most == 1 + 16 * 10
+    assert layout.num_blocks(most) == (most, most)
+    assert layout.num_blocks(most - 1) == (most - 1, 1 + (most - 1) // 5)
+    fits = layout.bytes(most)
+    assert (layout.most_blocks(fits), layout.most_blocks(fits - 1)) == (most, most - 1)
+
+
 def test_chunks_take_no_more_than_all_sequences_do() -> None:
     full, chunk = replace(make_group(), num_layers=1), replace(make_group(5), attention_chunk=64)
     layout = replace(LAYOUT, groups=(full, chunk), max_model_len=10_000, max_num_batched_tokens=64)
