@@ -97,6 +97,8 @@ class StepCompiler:
         quantized = model.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
+        self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}  # each step asks for one
+        self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
 
     @property
     def max_rows(self) -> int:
@@ -155,16 +157,17 @@ class StepCompiler:
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
         num_tokens = num_token_rows(plan, self.config.row_alignment)
-        return self._batch_shape(pick_bucket(self.buckets, num_tokens, plan.num_rows))
+        return self._batch_shapes[pick_bucket(self.buckets, num_tokens, plan.num_rows)]
 
     def step_shape(self, bucket: Bucket, *, is_full: bool, has_chunks: bool = True) -> StepShape:
         """Return the program of a bucket, for steps with longer chunks or without."""
-        takes_less = all(group.attention.takes_decodes_alone for group in self.config.groups)
         return StepShape(
-            self._batch_shape(bucket),
+            self._batch_shapes[bucket],
             is_full=is_full,
             # Most steps are plain ones. The full ones do not have to be compiled twice.
-            decodes_only=takes_less and bucket.num_tokens == bucket.num_seqs and not (is_full or has_chunks),
+            decodes_only=self._has_decode_programs
+            and bucket.num_tokens == bucket.num_seqs
+            and not (is_full or has_chunks),
             num_logprobs=max(1, self.config.max_logprobs) if is_full else 0,
             logprobs_mode=self.config.logprobs_mode,
             max_rows=self.max_rows,
@@ -172,7 +175,7 @@ class StepCompiler:
 
     def pool_shape(self, bucket: Bucket, *, by_token: bool) -> PoolShape:
         """Return the program of a bucket for steps that pool."""
-        return PoolShape(self._batch_shape(bucket), by_token)
+        return PoolShape(self._batch_shapes[bucket], by_token)
 
     def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
         """Return the programs that also hold what a program holds, smallest first."""
@@ -281,8 +284,8 @@ class StepCompiler:
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
-            # Elsewhere the head takes as long as its weights take to read.
-            few_rows=self._least if self.config.platform == "cpu" else None,
+            # Elsewhere the head takes as long as its weights take to read, and rows are cheap.
+            few_rows=self._least if self.config.platform == "cpu" and not self.config.host_processors else None,
             skips_unused=self.config.platform != "gpu",
         )
 

@@ -136,9 +136,7 @@ class KVLayout:
         if not unbounded or not bounded:
             return (most,) * len(self.groups)
         share = most if most >= self.most_wanted else most * unbounded // bounded
-        return tuple(
-            min(most, self._num_bounded(group, share)) if group.is_bounded else most for group in self.groups
-        )
+        return tuple(min(most, self._num_bounded(group, share)) if group.is_bounded else most for group in self.groups)
 
     def _num_bounded(self, group: KVGroup, share: int) -> int:
         config = group.config(1)

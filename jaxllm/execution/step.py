@@ -77,8 +77,8 @@ def run_step(
 ) -> tuple[DeviceState, StepOutput]:
     """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
 
-    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many. For
-    `skips_unused` see `sampling.branches`.
+    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many, and what samples
+    so few does not pass over padding. For `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
@@ -88,14 +88,15 @@ def run_step(
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     if rare is None:
-        draw = partial(draw_plain, model=model, params=params, mesh=mesh, skips_unused=skips_unused)
+        fixed = {"model": model, "params": params, "mesh": mesh, "few_rows": few_rows, "skips_unused": skips_unused}
+        draw = partial(draw_plain, **fixed)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
-        return sample_full(
-            _gathered(model.logits(params, hidden_rd, num_rows), mesh),
-            *settings,
+        given = _gathered(model.logits(params, hidden_rd, num_rows), mesh), *settings
+        sampler = partial(
+            sample_full,
             uses=inputs.uses,
             counts_cv=state.counts_cv,
             num_logprobs=shape.num_logprobs,
@@ -103,6 +104,9 @@ def run_step(
             processors=processors,
             skips_unused=skips_unused,
         )
+        # Few rows are sampled one by one, lest one or two take the time of all.
+        tile = 1 if _is_few(hidden_rd, few_rows) else hidden_rd.shape[0]
+        return map_row_tiles(lambda _, *rows: sampler(*rows), given, num_rows=num_rows, tile=tile)
 
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
     counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
@@ -118,18 +122,24 @@ def draw_plain(
     model: Model,
     params: Any,
     mesh: Mesh,
+    few_rows: int | None,
     skips_unused: bool,
 ) -> Array:
     """Return the token of each row, of which those from `num_rows` on are padding, by temperature and seed alone."""
-    sampler = plain_sampler(mesh, model.config.vocab_size, skips_unused)
+    alone = num_rows if _is_few(hidden_sd, few_rows) else None
+    sampler = plain_sampler(mesh, model.config.vocab_size, alone, skips_unused)
     return sampler(model.logits(params, hidden_sd, num_rows), batch)
 
 
-def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:
+def plain_sampler(
+    mesh: Mesh, vocab_size: int, num_rows: Array | None, skips_unused: bool
+) -> Callable[[Array, SamplingBatch], Array]:
     """Return `sample_plain` for logits of a vocabulary that lies on several devices."""
     shards = VocabShards(vocab_size, mesh.size, MESH_AXES)
     if mesh.size == 1 or not shards.can_sample:
-        return lambda logits_sv, batch: sample_plain(_gathered(logits_sv, mesh), batch, skips_unused=skips_unused)
+        return lambda logits_sv, batch: sample_plain(
+            _gathered(logits_sv, mesh), batch, num_rows, skips_unused=skips_unused
+        )
     return jax.shard_map(
         partial(sample_plain_shard, shards=shards, skips_unused=skips_unused),
         mesh=mesh,
@@ -137,6 +147,11 @@ def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[
         out_specs=PartitionSpec(),
         check_vma=False,
     )
+
+
+def _is_few(hidden_sd: Array, few_rows: int | None) -> bool:
+    """Say whether most of these rows may be padding that takes time: see `run_step`."""
+    return few_rows is not None and hidden_sd.shape[0] <= few_rows
 
 
 def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
@@ -187,6 +202,7 @@ def map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array,
         return function(num_rows, *arrays)
     arrays = jax.tree.map(lambda x: jnp.pad(x, ((0, -total % tile), *[(0, 0)] * (x.ndim - 1))), arrays)
     cut = partial(lax.dynamic_slice_in_dim, slice_size=tile)
+    function = jax.jit(function, inline=True)  # traced once, for the shapes and for the loop
     put = partial(lax.dynamic_update_slice_in_dim, axis=0)
 
     def body(index: Array, results: Any) -> Any:

@@ -22,7 +22,7 @@ def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
 
 def draw(rows: Rows, distribution: Distribution, uniforms_s: Array) -> Array:
     """Return one id per row, each as likely as its mass; in two levels: a tile of ids, then the id within it."""
-    sums_si = rows.each_tile(lambda logits_sij: distribution.mass(logits_sij).sum(axis=2))
+    sums_si = rows.each_tile(_mass_sums, distribution)
     ends_si = jnp.cumsum(sums_si, axis=1)
     target_s = uniforms_s * ends_si[:, -1]
     tile_s = _first_above(ends_si, sums_si, target_s)
@@ -31,6 +31,10 @@ def draw(rows: Rows, distribution: Distribution, uniforms_s: Array) -> Array:
     mass_sj = distribution.mass(rows.take(tile_s))
     ids_s = tile_s * TILE + _first_above(jnp.cumsum(mass_sj, axis=1), mass_sj, target_s - before_s)
     return jnp.minimum(ids_s, rows.vocab_size - 1)
+
+
+def _mass_sums(logits_sij: Array, distribution: Distribution) -> Array:
+    return distribution.mass(logits_sij).sum(axis=2)
 
 
 def _first_above(ends_si: Array, mass_si: Array, target_s: Array) -> Array:

@@ -25,9 +25,14 @@ from .token_counts import in_prompt, with_drafts
 from .truncation import truncate
 
 
-def sample_plain(logits_sv: Array, batch: SamplingBatch, *, skips_unused: bool = True) -> Array:
-    """Return one token per row, by its temperature and seed only; for `skips_unused` see `branches`."""
-    return _sample_plain(WholeRows(logits_sv), batch, skips_unused)
+def sample_plain(
+    logits_sv: Array, batch: SamplingBatch, num_rows: Array | None = None, *, skips_unused: bool = True
+) -> Array:
+    """Return one token per row, by its temperature and seed only; for `skips_unused` see `branches`.
+
+    `num_rows` says how many rows are no padding, if that is to be made use of: see `WholeRows`.
+    """
+    return _sample_plain(WholeRows(logits_sv, num_rows), batch, skips_unused)
 
 
 def sample_plain_shard(

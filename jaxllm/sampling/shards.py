@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -73,8 +73,8 @@ class ShardedRows:
     def vocab_size(self) -> int:
         return self.shards.vocab_size
 
-    def each_tile(self, function: Callable[[Array], Array]) -> Array:
-        own_si = function(split_tiles(self.logits_sv, -jnp.inf))
+    def each_tile(self, function: Callable[..., Array], *of_rows: Any) -> Array:
+        own_si = function(split_tiles(self.logits_sv, -jnp.inf), *of_rows)
         return lax.all_gather(own_si, self.shards.axis, axis=1, tiled=True)[:, : self.shards.num_tiles]
 
     def take(self, tile_s: Array) -> Array:

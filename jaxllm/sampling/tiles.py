@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -22,8 +23,10 @@ class Rows(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def each_tile(self, function: Callable[[Array], Array]) -> Array:
-        """Return [s, tiles], `function` of [s, tiles, TILE] with -inf beyond the vocabulary."""
+    def each_tile(self, function: Callable[..., Array], *of_rows: Any) -> Array:
+        """Return [s, tiles], `function` of [s, tiles, TILE], with -inf beyond the vocabulary, and of pytrees of arrays
+        [s, ...].
+        """
         ...
 
     def take(self, tile_s: Array) -> Array:
@@ -36,13 +39,23 @@ class WholeRows:
     """Rows of logits in one array."""
 
     logits_sv: Array
+    num_rows: Array | None = None
+    """How many are no padding: one alone is read without the others. None: all are read."""
 
     @property
     def vocab_size(self) -> int:
         return self.logits_sv.shape[1]
 
-    def each_tile(self, function: Callable[[Array], Array]) -> Array:
-        return function(split_tiles(self.logits_sv, -jnp.inf))
+    def each_tile(self, function: Callable[..., Array], *of_rows: Any) -> Array:
+        def of_first(count: int) -> Array:
+            logits_sv, *others = jax.tree.map(lambda x: x[:count], (self.logits_sv, *of_rows))
+            own_si = function(split_tiles(logits_sv, -jnp.inf), *others)
+            return jnp.pad(own_si, ((0, total - count), (0, 0)))
+
+        total = self.logits_sv.shape[0]
+        if self.num_rows is None:
+            return of_first(total)
+        return lax.cond(self.num_rows == 1, lambda: of_first(1), lambda: of_first(total))
 
     def take(self, tile_s: Array) -> Array:
         return take_tiles(self.logits_sv, tile_s[:, None], -jnp.inf)[:, 0]
