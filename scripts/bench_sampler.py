@@ -51,11 +51,13 @@ def main() -> int:
     parser.add_argument("--vocab", type=int, default=128_256, help="ids (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=30, help="turns to measure (default: %(default)s)")
     parser.add_argument("--step", metavar="MODEL", help="also measure the decode step of a .gguf, folder or hub id")
+    parser.add_argument("--step-rows", type=int, default=ROWS, help="rows of that step (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="OUT", help="default: %(default)s")
     args = parser.parse_args()
     figures = {f"sampler, {ROWS} rows of {args.vocab} ids": measure_sampler(args.vocab, args.repeats)}
     if args.step:
-        figures[f"decode step of {Path(args.step).name}, {ROWS} rows"] = measure_steps(args.step, args.repeats)
+        title = f"decode step of {Path(args.step).name}, {args.step_rows} rows"
+        figures[title] = measure_steps(args.step, args.step_rows, args.repeats)
     for title, table in figures.items():
         show(title, table)
     settings = {"model": args.step and Path(args.step).name, "rows": ROWS, "repeats": args.repeats}
@@ -148,22 +150,24 @@ def compile_for_cpu(function: Callable[..., Any], *args: Any) -> Callable[..., A
     return jax.jit(function).lower(*args).compile(compiler_options=options)
 
 
-def measure_steps(model: str, repeats: int) -> Table:
-    """Time decode steps of a real model at 64 rows, by what the rows ask for and by which program serves them."""
+def measure_steps(model: str, num_rows: int, repeats: int) -> Table:
+    """Time decode steps of a real model, by what the rows ask for and by which program serves them."""
     from jaxllm.config import EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
 
     # enforce_eager: no thread compiles what is not needed while we measure.
-    engine: Any = LLMEngine.from_engine_args(EngineArgs(model=model, max_num_seqs=ROWS, enforce_eager=True))
+    engine: Any = LLMEngine.from_engine_args(
+        EngineArgs(model=model, max_num_seqs=max(ROWS, num_rows), enforce_eager=True)
+    )
     runner = engine._core._core._runner
     block_size, vocab_size = runner.compiler.config.block_size, runner.compiler.model.config.vocab_size
 
     def case(sampler: Callable[[Array, SamplingBatch], Array] | None = None, **params: Any) -> StepCase:
-        plan = decode_plan(SamplingParams(**params), block_size, num_blocks(runner), vocab_size)
+        plan = decode_plan(SamplingParams(**params), block_size, num_blocks(runner), vocab_size, num_rows)
         return StepCase(runner, plan, sampler=sampler)
 
     cases = {
-        "bare argmax": case(lambda logits_sv, _: jnp.argmax(logits_sv, axis=1), temperature=0.0),
+        "bare argmax": case(lambda logits_sv, *_, **__: jnp.argmax(logits_sv, axis=1), temperature=0.0),
         "greedy": case(temperature=0.0),
         "temperature": case(temperature=0.8),
         "temperature, top_p": case(temperature=0.8, top_p=0.9),
@@ -218,11 +222,15 @@ def num_blocks(runner: Any) -> int:
     return jax.tree.leaves(pool)[0].shape[0] // group.num_layers
 
 
-def decode_plan(params: SamplingParams, block_size: int, num_blocks: int, vocab_size: int) -> StepPlan:
+def decode_plan(
+    params: SamplingParams, block_size: int, num_blocks: int, vocab_size: int, num_rows: int = ROWS
+) -> StepPlan:
     """Return a plan in which every row decodes one token at the same position, each in blocks of its own."""
     per_row = -(-(CONTEXT + 1) // block_size)
-    if 1 + ROWS * per_row > num_blocks:
-        raise SystemExit(f"{ROWS} rows of {CONTEXT} tokens need {ROWS * per_row} blocks; the pool has {num_blocks - 1}")
+    if 1 + num_rows * per_row > num_blocks:
+        raise SystemExit(
+            f"{num_rows} rows of {CONTEXT} tokens need {num_rows * per_row} blocks; the pool has {num_blocks - 1}"
+        )
     return StepPlan(
         step_id=0,
         chunks=tuple(
@@ -238,7 +246,7 @@ def decode_plan(params: SamplingParams, block_size: int, num_blocks: int, vocab_
                 seed=row,
                 num_output_tokens=1,
             )
-            for row in range(ROWS)
+            for row in range(num_rows)
         ),
         num_preempted=0,
     )
