@@ -28,7 +28,7 @@ from jaxllm import SamplingParams
 from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
 from jaxllm.execution.options import compiler_options
-from jaxllm.execution.packing import PackedBuffers, rare_specs
+from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.step import DeviceState
 from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.sampler import sample_full, sample_plain
@@ -61,6 +61,7 @@ def main() -> int:
     for title, table in figures.items():
         show(title, table)
     settings = {"model": args.step and Path(args.step).name, "rows": ROWS, "repeats": args.repeats}
+    settings |= {"step_rows": args.step_rows} if args.step else {}
     settings |= {"num_logprobs": NUM_LOGPROBS, "biases": BIASES}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     machine = describe(argparse.Namespace(model=args.step or "", seqs=ROWS, steps=args.repeats))
@@ -186,9 +187,7 @@ class StepCase:
         shape = compiler.batch_shape(plan)
         masks = [None] * len(plan.chunks)
         self._runner = runner
-        self._inputs = build(
-            plan, PackedBuffers(shape), compiler.config.block_size, compiler.model.config.vocab_size, masks
-        )
+        self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
         inputs = self._inputs
         key = compiler.step_shape(shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
         self._program = runner.programs.get(key)

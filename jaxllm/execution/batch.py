@@ -13,7 +13,7 @@ from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
-from .packing import BatchShape, PackedBuffers, PackedInputs, Placement, Sequences, StatePlaces, rare_specs
+from .packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
 from .rows import fill_rare, fill_rows, find_extra
 
 
@@ -32,10 +32,13 @@ class StepInputs(NamedTuple):
 
 
 def build(
-    plan: StepPlan, buffers: PackedBuffers, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
+    plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
 ) -> StepInputs:
-    """Pad and pack one plan; `masks` say what each row may sample, None for everything."""
-    shape, inputs = buffers.shape, buffers.begin()
+    """Pad and pack one plan; `masks` say what each row may sample, None for everything.
+
+    Buffers are new each time: the device may still be reading the last step's.
+    """
+    ints, floats, inputs = allocate(shape)
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
     starts = np.array([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
@@ -65,7 +68,6 @@ def build(
     rare = fill_rare(inputs.uses, plan.chunks, masks, specs, extra)
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
     has_chunks = bool((lengths > 1).any())
-    ints, floats = buffers.copies()
     return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=bool(is_full), has_chunks=has_chunks)
 
 

@@ -97,7 +97,8 @@ class StepCompiler:
         quantized = model.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
-        self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}  # each step asks for one
+        # Made once: every step asks for one.
+        self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
         self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
 
     @property

@@ -57,8 +57,7 @@ def run_head_step(
     hidden_sd = hidden_td[inputs.logit_rows.logit_tokens_s]
     # The noise is that of the token which is guessed, one further on than where the head is.
     sampling = inputs.sampling._replace(positions_s=inputs.sampling.positions_s + 1)
-    fixed = {"model": model, "params": params, "mesh": mesh, "few_rows": few_rows, "skips_unused": skips_unused}
-    draw = partial(draw_plain, **fixed)
+    draw = partial(draw_plain, model=model, params=params, mesh=mesh, few_rows=few_rows, skips_unused=skips_unused)
     num_rows = inputs.logit_rows.num_rows
     tokens_s = map_rows(draw, (hidden_sd, sampling), num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
     own = DeviceState(pools, None, pad_rows(hidden_sd, shape.max_rows))

@@ -33,37 +33,20 @@ def tracing() -> Iterator[None]:
         yield
 
 
-RUNNING: Mapping[str, Any] = {
-    "disable_jit": False,
-    "transfer_guard_host_to_device": "allow",
-    "transfer_guard_device_to_host": "allow",
-    "debug_infs": False,
-    "debug_nans": False,
-}
-"""What running a compiled program and reading its outputs depends on, as `PINNED` has it.
-
-Inputs come from the host's arrays, and rows that nobody reads hold garbage.
-"""
-
-
 @contextmanager
 def running() -> Iterator[None]:
-    """Pin `RUNNING`, in a microsecond or two where it is so already: each of a step's parts does it anew."""
-    if _is_running():
-        yield
-        return
-    with ExitStack() as stack:
-        for name, value in RUNNING.items():
-            stack.enter_context(getattr(jax, name)(value))
-        yield
+    """Pin what running a compiled program and reading its outputs depends on, in a few microseconds.
 
-
-def _is_running() -> bool:
-    config = jax.config
-    directions = config.jax_transfer_guard_host_to_device, config.jax_transfer_guard_device_to_host
-    # Within `jax.transfer_guard`, which is for all directions, the values of each do not show it.
-    allows = all(guard in (None, "allow") for guard in (config.jax_transfer_guard, *directions))
-    return allows and not (config.jax_disable_jit or config.jax_debug_infs or config.jax_debug_nans)
+    Inputs come from the host's arrays, and rows that nobody reads hold garbage.
+    """
+    with (
+        jax.disable_jit(False),
+        jax.transfer_guard_host_to_device("allow"),
+        jax.transfer_guard_device_to_host("allow"),
+        jax.debug_infs(False),
+        jax.debug_nans(False),
+    ):
+        yield
 
 
 def counts(name: str) -> bool:

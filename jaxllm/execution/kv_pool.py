@@ -128,8 +128,8 @@ class KVLayout:
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return how many blocks each group has, its null block included, if the largest has `most`.
 
-        A group with a window or chunks gets what all sequences read and the tokens of a step take. That is no more
-        memory than the groups without have, unless these have all that they want, but always enough for one request.
+        A group with a window or chunks gets what all sequences read and the tokens of a step take. It gets no more
+        memory than the groups without until those have all they want, but always enough for one request.
         """
         unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded) + self.draft_block_bytes
         bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
@@ -263,11 +263,13 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
     if request.memory_limit is None:
         # Virtual devices share the host's memory.
         room = CPU_POOL_BYTES // request.num_devices + request.layout.state_bytes
-        blocks = request.layout.most_blocks(room)
-        return min(_coarse(blocks), most), "kv_cache_memory_bytes"
+        return _coarse(request.layout.most_blocks(room), most), "kv_cache_memory_bytes"
     free = max(0, request.memory_limit - used_bytes)
-    return min(_coarse(request.layout.most_blocks(free)), most), "gpu_memory_utilization"
+    return _coarse(request.layout.most_blocks(free), most), "gpu_memory_utilization"
 
 
-def _coarse(blocks: int) -> int:
+def _coarse(blocks: int, most: int) -> int:
+    """Return `most` if there are as many blocks, else a round number of them."""
+    if blocks >= most:
+        return most
     return blocks // COARSE_BLOCKS * COARSE_BLOCKS if blocks >= 4 * COARSE_BLOCKS else blocks

@@ -20,7 +20,7 @@ from .host_processors import HostProcessors
 from .jax_settings import running
 from .launcher import Launcher
 from .launches import AdapterLaunch, Launch, StepLaunch
-from .packing import BatchShape, PackedBuffers
+from .packing import BatchShape
 from .pooled import NO_ACTIVATION, Activation, read_pooled
 from .pooled_step import PoolShape
 from .programs import Programs
@@ -109,7 +109,6 @@ class ModelRunner:
         self.compiler = launcher.compiler
         self._broadcast, self._is_draft = broadcast, is_draft
         self._places = {key: place for place, key in enumerate(self.programs.keys)}
-        self._buffers: dict[BatchShape, PackedBuffers] = {}
 
     @property
     def programs(self) -> Programs[ProgramKey]:
@@ -196,9 +195,7 @@ class ModelRunner:
         return self.launcher.launch(launch)
 
     def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
-        if (buffers := self._buffers.get(shape)) is None:
-            buffers = self._buffers[shape] = PackedBuffers(shape)
-        return build(plan, buffers, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
+        return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
 
     def _step(
         self, plan: StepPlan, inputs: StepInputs, shape: ProgramKey, rare: list[np.ndarray | None] | None = None

@@ -179,30 +179,16 @@ def buffer_sizes(shape: BatchShape) -> tuple[int, int]:
     return num_ints, num_floats
 
 
-class PackedBuffers:
-    """The buffers that steps of one shape are packed in, one after the other."""
-
-    def __init__(self, shape: BatchShape) -> None:
-        self.shape = shape
-        slices, num_ints, num_floats = _lay_out(shape)
-        # Zeros are right for most padding: token 0 at position 0, written to the null block, in sequences of length 0.
-        self._buffers = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
-        arrays = _cut(*self._buffers, slices)
-        for array, (packed, *_) in zip(arrays, slices, strict=True):
+def allocate(shape: BatchShape) -> tuple[np.ndarray, np.ndarray, PackedInputs]:
+    """Return new buffers, and the records in them, which are neutral."""
+    slices, num_ints, num_floats = _lay_out(shape)
+    # Zeros are right for most padding: token 0 at position 0, written to the null block, in sequences of length 0.
+    ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
+    arrays = _cut(ints, floats, slices)
+    for array, (packed, *_) in zip(arrays, slices, strict=True):
+        if packed.neutral:
             array[...] = packed.neutral
-        self._neutral = self.copies()
-        self._inputs = _assemble(arrays, shape)  # takes longer than to fill a small step
-
-    def begin(self) -> PackedInputs:
-        """Return the records in the buffers, neutral again."""
-        for buffer, neutral in zip(self._buffers, self._neutral, strict=True):
-            buffer[...] = neutral
-        return self._inputs
-
-    def copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the int32 and the float32 buffer, for the device to read while the next step is packed."""
-        ints, floats = self._buffers
-        return ints.copy(), floats.copy()
+    return ints, floats, _assemble(arrays, shape)
 
 
 def unpack(ints: Any, floats: Any, shape: BatchShape) -> PackedInputs:

@@ -77,8 +77,9 @@ def run_step(
 ) -> tuple[DeviceState, StepOutput]:
     """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
 
-    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many, and what samples
-    so few does not pass over padding. For `skips_unused` see `sampling.branches`.
+    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many. Of so few, a full
+    step samples those in use one by one, and a plain step reads one alone without the others. For `skips_unused` see
+    `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
@@ -88,8 +89,7 @@ def run_step(
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     if rare is None:
-        fixed = {"model": model, "params": params, "mesh": mesh, "few_rows": few_rows, "skips_unused": skips_unused}
-        draw = partial(draw_plain, **fixed)
+        draw = partial(draw_plain, model=model, params=params, mesh=mesh, few_rows=few_rows, skips_unused=skips_unused)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
@@ -150,7 +150,7 @@ def plain_sampler(
 
 
 def _is_few(hidden_sd: Array, few_rows: int | None) -> bool:
-    """Say whether most of these rows may be padding that takes time: see `run_step`."""
+    """Say whether these are so few rows that padding among them is worth skipping."""
     return few_rows is not None and hidden_sd.shape[0] <= few_rows
 
 

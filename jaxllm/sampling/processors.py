@@ -1,8 +1,8 @@
 """Custom logits processors: pure jnp functions `(logits_sv, state) -> logits_sv` that are traced into the step, and
 classes that run on the host (`jaxllm.logits_processors`).
 
-A function sees all rows at once and must treat each by itself. It may carry `extra_args`, a dict from names to default
-numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
+A function sees some rows at a time, on a CPU often one, and must treat each by itself. It may carry `extra_args`, a
+dict from names to default numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def sample_plain(
 ) -> Array:
     """Return one token per row, by its temperature and seed only; for `skips_unused` see `branches`.
 
-    `num_rows` says how many rows are no padding, if that is to be made use of: see `WholeRows`.
+    `num_rows` is how many rows are in use, None if all are: see `WholeRows`.
     """
     return _sample_plain(WholeRows(logits_sv, num_rows), batch, skips_unused)
 

@@ -40,7 +40,7 @@ class WholeRows:
 
     logits_sv: Array
     num_rows: Array | None = None
-    """How many are no padding: one alone is read without the others. None: all are read."""
+    """How many rows are in use: one alone is read without the others. None if all are."""
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
-from jaxllm.execution.packing import BatchShape, PackedBuffers, unpack
+from jaxllm.execution.packing import BatchShape, unpack
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
@@ -45,7 +45,7 @@ def step(
     tiles = (query_tile,) * len(attention_chunks)
     shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
-    inputs = build(plan, PackedBuffers(shape), BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
+    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, inputs.floats, shape)
 
 

@@ -19,7 +19,6 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build
 from jaxllm.execution.compiler import ProgramKey
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
-from jaxllm.execution.packing import PackedBuffers
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.messages import TokenLogprobs
@@ -150,9 +149,8 @@ def count_build(plan: StepPlan) -> int:
     compiler = make_compiler(max_num_batched_tokens=512)
     shape = compiler.batch_shape(plan)
     masks = [None] * len(plan.chunks)
-    buffers = PackedBuffers(shape)
-    build(plan, buffers, 16, 300, masks)
-    return count_instructions(lambda: build(plan, buffers, 16, 300, masks))
+    build(plan, shape, 16, 300, masks)
+    return count_instructions(lambda: build(plan, shape, 16, 300, masks))
 
 
 def test_build_has_no_loop_over_tokens_or_blocks() -> None:

@@ -91,6 +91,10 @@ def test_windows_have_room_for_all_sequences_where_the_other_groups_have() -> No
     assert layout.num_blocks(most - 1) == (most - 1, 1 + (most - 1) // 5)
     fits = layout.bytes(most)
     assert (layout.most_blocks(fits), layout.most_blocks(fits - 1)) == (most, most - 1)
+    request = replace(BASE, layout=layout, memory_limit=fits)
+    # A number that is rounded down would be too few for that.
+    assert count_blocks(request, used_bytes=0) == most != most // 16 * 16
+    assert count_blocks(request, used_bytes=1) == (most - 1) // 16 * 16
 
 
 def test_chunks_take_no_more_than_all_sequences_do() -> None:

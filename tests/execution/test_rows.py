@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.execution.buckets import Bucket
-from jaxllm.execution.packing import ArrayField, BatchShape, PackedBuffers, array_fields, unpack
+from jaxllm.execution.packing import ArrayField, BatchShape, allocate, array_fields, unpack
 from jaxllm.sampling.inputs import Packed
 from jaxllm.sampling_params import SamplingParams
 from tests.execution.test_batch import make_chunk, step
@@ -100,13 +100,11 @@ def test_a_field_that_a_record_gets_is_packed_without_another_word() -> None:
 def test_the_step_reads_what_the_host_wrote() -> None:
     """Each array of every record gets numbers of its own, through views, and comes out of traced buffers."""
     shape = BatchShape(Bucket(16, 8), 6, (4,), (None,), 1, (("target", -1), ("scale", 2.0)))
-    buffers = PackedBuffers(shape)
-    arrays = buffers.begin()
+    ints, floats, arrays = allocate(shape)
     assert [arrays.sampling.top_p_s[0], arrays.rules.extra_args["scale"][0]] == [1.0, 2.0]
     assert not arrays.sampling.top_k_s.any()
     for number, view in enumerate(jax.tree.leaves(arrays), 1):
         view[...] = number
-    ints, floats = buffers.copies()
     assert ints.all()
     assert floats.all()
     traced = jax.jit(partial(unpack, shape=shape))(ints, floats)
@@ -116,21 +114,8 @@ def test_the_step_reads_what_the_host_wrote() -> None:
         np.testing.assert_array_equal(got, expected)
 
 
-def test_nothing_of_a_step_is_left_for_the_next() -> None:
-    buffers = PackedBuffers(BatchShape(Bucket(16, 8), 6, (4,), (None,), 1, (("target", -1), ("scale", 2.0))))
-    buffers.begin()
-    neutral = buffers.copies()
-    for view in jax.tree.leaves(buffers.begin()):
-        view[...] = 7
-    sent = buffers.copies()
-    buffers.begin()
-    for was, now, copy in zip(neutral, buffers.copies(), sent, strict=True):
-        np.testing.assert_array_equal(now, was)
-        assert (copy == 7).all(), "the next step wrote into what the device may be reading"
-
-
 def test_a_step_of_decodes_alone_has_neither_tiles_nor_chunks() -> None:
-    arrays = PackedBuffers(BatchShape(Bucket(8, 8), 6, (4,), (None,), 1, has_states=True)).begin()
+    _, _, arrays = allocate(BatchShape(Bucket(8, 8), 6, (4,), (None,), 1, has_states=True))
     for decodes_only in (False, True):
         (attention,) = arrays.batches(decodes_only=decodes_only)
         states = arrays.state_batch(decodes_only=decodes_only)

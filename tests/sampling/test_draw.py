@@ -129,23 +129,6 @@ def test_infinite_temperatures_forbid_what_is_forbidden() -> None:
     assert set(np.asarray(plain(logits, make_batch(rows)))) <= {1, 3}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_row_without_company_gets_the_token_it_gets_in_company(temperature: float) -> None:
-    """One row alone is not sampled by the code for all of them; what padding holds does not matter."""
-    logits = np.random.default_rng(9).standard_normal((8, 1000)).astype(np.float32)
-    batch = make_batch([Row(temperature=temperature, seed=seed) for seed in range(8)])
-    expected = np.asarray(plain(jnp.asarray(logits), batch))
-    assert len(set(expected)) > 1
-    for first in range(8):
-        order = [(first + place) % 8 for place in range(8)]
-        rolled = jax.tree.map(lambda x, order=order: x[jnp.asarray(order)], batch)
-        for num_rows in (1, 2, 8):
-            given = logits[order]
-            given[num_rows:] = np.nan
-            tokens = plain(jnp.asarray(given), rolled, jnp.int32(num_rows))
-            np.testing.assert_array_equal(tokens[:num_rows], expected[order[:num_rows]])
-
-
 @pytest.mark.parametrize("v", [5, 256, 300, 1000])
 def test_most_likely_ids_equal_a_stable_sort(v: int) -> None:
     """There are many ties, with minus infinity among them: of equal ones the least ids come first."""

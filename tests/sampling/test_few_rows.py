@@ -1,0 +1,72 @@
+"""A row has the same token and log-probabilities, to the bit, alone and in company: a CPU samples few rows singly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.execution.options import compiler_options
+from jaxllm.sampling.sampler import sample_full, sample_plain
+from tests.sampling.oracle import Row, make_batch, make_rules
+
+pytestmark = pytest.mark.sampling
+
+V, NUM_ROWS = 50_000, 64
+KINDS = (
+    Row(),
+    Row(temperature=0.7),
+    Row(temperature=1.0, top_k=40),
+    Row(temperature=1.2, top_p=0.9),
+    Row(temperature=1.0, min_p=0.01, top_p=0.95),
+    Row(temperature=0.9, presence=0.5, repetition=1.3, prompt=(1, 3, 8), output=(3, 3, 12), bias={3: 2.0}),
+)
+ROWS = [replace(KINDS[index % len(KINDS)], seed=index, position=index) for index in range(NUM_ROWS)]
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """Compile as an engine does whose answers do not depend on company."""
+    options = compiler_options("cpu", jnp.float32, batch_invariant=True)
+    return jax.jit(function).lower(*arguments).compile(compiler_options=options)
+
+
+def make_logits(num_rows: int) -> jax.Array:
+    """Return logits with a few likely ids and a long tail, as models have."""
+    return jnp.asarray(np.random.default_rng(9).gumbel(size=(num_rows, V)) * 2.0, jnp.float32)
+
+
+def test_full_rows_have_the_same_bits_one_by_one() -> None:
+    full = partial(sample_full, num_logprobs=20, logprobs_mode="processed_logprobs", processors=())
+    rules, rare, uses, counts_cv = make_rules(ROWS, V)
+    of_rows = make_logits(NUM_ROWS), make_batch(ROWS), rules, rare
+
+    def one(row: int) -> Any:
+        return jax.tree.map(lambda x: x[row : row + 1], of_rows)
+
+    expected = compiled(full, *of_rows, uses, counts_cv)(*of_rows, uses, counts_cv)
+    alone = compiled(full, *one(0), uses, counts_cv)
+    for row in range(NUM_ROWS):
+        found = alone(*one(row), uses, counts_cv)
+        jax.tree.map(lambda got, want, row=row: np.testing.assert_array_equal(got[0], want[row]), found, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_plain_row_without_company_gets_its_token(temperature: float) -> None:
+    """What padding holds does not matter."""
+    logits = make_logits(8)
+    batch = make_batch([Row(temperature=temperature, seed=seed) for seed in range(8)])
+    expected = np.asarray(compiled(sample_plain, logits, batch)(logits, batch))
+    assert len(set(expected)) > 1
+    program = compiled(sample_plain, logits, batch, jnp.int32(1))
+    for first in range(8):
+        order = (np.arange(8) + first) % 8
+        for num_rows in (1, 2, 8):
+            given = logits[order].at[num_rows:].set(jnp.nan)
+            tokens = program(given, jax.tree.map(lambda x, order=order: x[order], batch), jnp.int32(num_rows))
+            np.testing.assert_array_equal(tokens[:num_rows], expected[order[:num_rows]])
