@@ -14,7 +14,7 @@ from tests.models.tiny import folder
 
 MODEL = str(folder("llama3_tied"))
 TOY = Hardware(
-    name="toy", platform="cpu", device_kind="cpu", memory_bytes=1_600_000, usable_bytes=1_600_000,
+    name="toy", platform="cpu", device_kind="cpu", memory_bytes=1_400_000, usable_bytes=1_400_000,
     bytes_per_second=1e9, flops_per_second=1e12, devices_per_host=1, layouts=("1x1", "2x2"),
 )  # fmt: skip
 
