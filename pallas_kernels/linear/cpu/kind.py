@@ -14,7 +14,7 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.format import CHUNK
 
 DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
-"""What x may be, and the result."""
+"""The dtypes of x and of the result that there are kernels for."""
 MIN_ROWS = 4
 """The fewest rows of x; fewer are padded. Kinds that round take any number."""
 MIN_COLUMNS = 4

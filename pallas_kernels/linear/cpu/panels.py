@@ -43,7 +43,7 @@ class Codes(NamedTuple):
     """How many bytes of it are fetched with each 64 inputs."""
 
 
-CODES_TYPES = (POINTER, I64, POINTER, I64)
+CODES_TYPES = (POINTER, I64, POINTER, I64)  # as arguments of a function
 
 
 class Scales(NamedTuple):
