@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.architecture.module_state import find_module_state
 from tests.architecture.sources import ROOT, Source, is_function, product
 
-MAX_FILE_LINES = {"jaxllm": 400, "models": 400, "pallas_kernels": 900}
+MAX_FILE_LINES = {"jaxllm": 600, "models": 600, "pallas_kernels": 900}
 MAX_FUNCTION_LINES = {"jaxllm": 50, "models": 50, "pallas_kernels": 150}
 # The kernels stand alone: a CPU's follow JAXLLM_CPU, and a GPU's interpreter must know how many threads XLA takes.
 READS_ENVIRONMENT = {
