@@ -18,8 +18,8 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """The JSON schema of its arguments, an object; None takes any arguments."""
-    strict: bool = False
-    """Whether arguments must match the schema even where the model is free to call or not."""
+    strict: bool | None = None
+    """Whether arguments must match the schema even where the model is free to call or not; they need not by default."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _read(tool: Any, label: str, parameter: str) -> FunctionTool:
         message = f"{label}: only tools of type 'function' are called, got {shown(kind if kind else tool)}."
         raise VLLMValidationError(message, parameter=parameter, value=kind)
     try:
-        read = msgspec.convert(tool.get("function"), FunctionTool)
+        read = msgspec.convert(tool.get("function"), FunctionTool, strict=False)
     except msgspec.ValidationError as error:
         raise VLLMValidationError(f"{label}.function: {error}.", parameter=parameter) from None
     if not read.name:

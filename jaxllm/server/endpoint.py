@@ -124,7 +124,7 @@ class Endpoint:
                 state.load.check_open()
                 state.engine_client.admission.check_room()  # under overload a refusal has to be cheap
             if self._takes_json:
-                _check_json(headers)
+                _check_kind(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)
         except (RequestFailedError, EngineBusyError) as error:
             await send_reply(self.refusal(error, request_id), send)
@@ -213,7 +213,12 @@ async def _wait_disconnect(receive: Receive) -> None:
         pass
 
 
-def _check_json(headers: dict[bytes, bytes]) -> None:
+def _check_kind(headers: dict[bytes, bytes]) -> None:
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        shown = encoding.decode("latin-1")[:40]
+        message = f"Content-Encoding: {shown} is not decoded here: send the body as plain JSON, without that header."
+        raise RequestFailedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise RequestFailedError(

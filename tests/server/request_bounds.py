@@ -40,7 +40,7 @@ def nested(depth: int) -> str:
     return '{"a":' + "[" * depth + "]" * depth + "}"
 
 
-FLAG = Bound("true", ("2", '"true"'))
+FLAG = Bound("true", ("2", '"maybe"'))
 NAME = Bound('"a"', ("1", "{}"), ('""', LONG))
 """A text that has no effect on the answer."""
 TEMPLATE_TRUST = Bound("null", ('"{{ 1 }}"',))
@@ -84,7 +84,7 @@ SAMPLING: dict[str, Bound] = {
     "use_beam_search": FLAG._replace(beside={"ignore_eos": "true"}),
     "length_penalty": Bound("32", ("33", "-33"), ("-1",), {"use_beam_search": "true"}),
     "stream": FLAG,
-    "stream_options": Bound('{"include_usage":true}', ('{"include_usage":1}',), (), {"stream": "true"}),
+    "stream_options": Bound('{"include_usage":true}', ('{"include_usage":2}',), (), {"stream": "true"}),
     "stream_interval": Bound("2147483647", ("0",)),
     "return_token_ids": FLAG,
     "return_tokens_as_token_ids": FLAG,
@@ -229,7 +229,7 @@ RESPONSES: dict[str, Bound] = {
     "previous_response_id": Bound("null"),
     "store": FLAG,
     "background": FLAG,
-    "stream_options": Bound('{"include_obfuscation":true}', ('{"include_obfuscation":1}',), (), {"stream": "true"}),
+    "stream_options": Bound('{"include_obfuscation":true}', ('{"include_obfuscation":2}',), (), {"stream": "true"}),
     "tools": Bound('[{"type":"web_search"}]', ('[{"type":"function"}]', "[{}]", "[1]"), ("[]",)),
     "tool_choice": CHAT["tool_choice"],
     "parallel_tool_calls": FLAG,

@@ -17,8 +17,14 @@ MAX_DEPTH = 200
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string in JSON, or what has begun as one: to look for an end that is not there would take time with a square."""
+_SURROGATES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""What a backslash begins in JSON: a surrogate pair, half of one, or another escape."""
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_NULL = msgspec.Raw(b"null")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -26,23 +32,39 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
     type, and for the fields that are `refused` with a reason, unless they are null.
 
-    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once.
+    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. Values
+    are coerced as pydantic does it there: a string or a float that is an integer is one, and so on. Null means that
+    a field is left out, wherever it may be.
     """
     _check_depth(body)
     try:
         fields = _fields.decode(body)
+        if nulls := {name for name, value in fields.items() if value == _NULL} & _optional(kind):
+            body = msgspec.json.encode({name: value for name, value in fields.items() if name not in nulls})
         request = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise VLLMValidationError(f"The body is not JSON: {error}.", parameter=None) from None
+        raise VLLMValidationError(_not_json(body, error), parameter=None) from None
     unknown = fields.keys() - _names(kind)
     for name in unknown:
-        if name in refused and bytes(fields[name]) != b"null":
+        if name in refused and fields[name] != _NULL:
             raise VLLMValidationError(f"{name} is not supported: {refused[name]}.", parameter=name)
     if unknown := unknown - refused.keys():
         _UNKNOWN.note(unknown)
     return request
+
+
+def _not_json(body: bytes, error: Exception) -> str:
+    """Say why a body is not JSON; half a character is what clients send that cut a text within an emoji."""
+    half = next((each for each in _SURROGATES.finditer(body) if each["half"]), None)
+    if half is None:
+        return f"The body is not JSON: {error}."
+    escape, place = half["half"].decode(), half.start("half")
+    return (
+        f"The body is not valid JSON: {escape} at byte {place} is half of a surrogate pair without its other half, as "
+        "where a text was cut within an emoji. Cut texts between characters, or replace the half by \\ufffd."
+    )
 
 
 def _check_depth(body: bytes) -> None:
@@ -70,9 +92,14 @@ def _refusal(message: str) -> VLLMValidationError:
 
 @lru_cache(maxsize=64)  # a route has one kind
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    return msgspec.json.Decoder(kind, strict=False)
 
 
 @lru_cache(maxsize=64)  # a route has one kind
 def _names(kind: Any) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+@lru_cache(maxsize=64)  # a route has one kind
+def _optional(kind: Any) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if not field.required)
