@@ -38,7 +38,7 @@ class StructuredOutputsConfig:
     disable_any_whitespace: bool = False
     """True leaves whitespace out of all JSON, not only for the requests that ask for it."""
     disable_additional_properties: bool = False
-    """True keeps objects to the properties that their JSON schema names, unless it says otherwise."""
+    """With backend="guidance", True keeps objects to the properties that their JSON schema lists; see below."""
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
@@ -54,6 +54,14 @@ class StructuredOutputsConfig:
         check_bool(f"{group}.enable_in_reasoning", self.enable_in_reasoning, parameter=group)
         for name in ("reasoning_parser", "reasoning_parser_plugin"):
             _refuse_parser(group, name, getattr(self, name))
+
+    @property
+    def closes_objects(self) -> bool:
+        """Say whether objects have no properties but those that their JSON schema lists, unless it mentions others.
+
+        As in vLLM, where only the backend "guidance" leaves them open without being asked to close them.
+        """
+        return self.disable_additional_properties or self.backend != "guidance"
 
 
 @dataclasses.dataclass(frozen=True)

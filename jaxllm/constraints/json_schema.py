@@ -6,13 +6,13 @@ reachable subschema is visited once, and references must stay inside the schema.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from jaxllm.constraints.closed_objects import close_objects
 from jaxllm.constraints.limits import check_depth, check_parentheses, refuse
 from jaxllm.constraints.name_patterns import property_names
 from jaxllm.constraints.schema_rewrites import Rewriter
@@ -20,7 +20,7 @@ from jaxllm.params.checks import shown
 from jaxllm.params.limits import MAX_ENUM_VALUES, MAX_JSON_NESTING, MAX_PROPERTIES, MAX_SCHEMA_NODES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
 _COUNTED = ("Length", "Items", "Properties", "Contains")
 _SCHEMAS = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
@@ -28,13 +28,12 @@ _SCHEMAS = (
     *("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "contentSchema"),
 )
 _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys((*_MAPS, "dependentRequired"), ("an object", dict)),
+    **dict.fromkeys((*_MAPS, "$defs", "definitions", "dependentRequired"), ("an object", dict)),
     **dict.fromkeys(("enum", "required", "prefixItems", "allOf", "anyOf", "oneOf"), ("an array", list)),
     **dict.fromkeys(("$ref", "pattern", "format"), ("a string", str)),
     **dict.fromkeys((f"{m}{of}" for m in ("min", "max") for of in _COUNTED), ("a number", (int, float))),
 }
 """The kind of value that each keyword must have; the rest llguidance checks."""
-_DEFINITIONS = ("$defs", "definitions")  # reached by reference only
 
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a bound, small models never stop
 
@@ -54,10 +53,10 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
     if not isinstance(schema, dict):
         raise refuse(parameter, f"a JSON Schema is an object, got {json.dumps(schema)[:80]}.")
     check_nesting(parameter, schema)
-    _check_schema(parameter, schema)
+    references = _References(parameter, schema)
+    _check_schema(parameter, schema, references)
     if params.disable_additional_properties:
-        schema = copy.deepcopy(schema)
-        _close_objects(schema)
+        schema = close_objects(parameter, schema, references.target)
     schema = Rewriter(parameter, property_names(schema), expands_one_of=expands_one_of).rewrite(schema)
     given = schema.get("x-guidance")
     schema["x-guidance"] = _whitespace(params, given if isinstance(given, dict) else {})
@@ -74,7 +73,7 @@ def check_schemas_inside(parameter: str, text: str) -> None:
         except ValueError:
             continue  # for llguidance to complain about
         check_nesting(parameter, schema)
-        _check_schema(parameter, schema)
+        _check_schema(parameter, schema, _References(parameter, schema))
 
 
 def parse_json(parameter: str, text: str) -> Any:
@@ -114,33 +113,18 @@ def _whitespace(params: StructuredOutputsParams, given: dict[str, Any]) -> dict[
     return {"whitespace_pattern": _WHITESPACE, **given} if given.get("whitespace_flexible", True) else given
 
 
-def _close_objects(schema: Schema) -> None:
-    """Forbid other properties wherever some are listed and nothing is said about others."""
-    pending = [schema]
-    while pending:
-        node = pending.pop()
-        pending.extend(inner for key, inner in _subschemas(node, definitions=True))
-        if "additionalProperties" not in node and any(
-            isinstance(node.get(key), dict) for key in ("properties", "patternProperties")
-        ):
-            node["additionalProperties"] = False
-
-
-def _subschemas(node: Schema, *, definitions: bool) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas directly inside one, each with its keyword; those of $defs only with `definitions`."""
+def _subschemas(node: Schema) -> Iterator[Schema]:
+    """Yield the schemas directly inside one, but for those of $defs, which are reached by reference only."""
     for key, value in node.items():
-        if key in _MAPS and isinstance(value, dict) and (definitions or key not in _DEFINITIONS):
-            inside = list(value.values())
+        if key in _MAPS and isinstance(value, dict):
+            yield from (inner for inner in value.values() if isinstance(inner, dict))
         elif key in _SCHEMAS:
             inside = value if isinstance(value, list) else [value]
-        else:
-            continue
-        yield from ((key, inner) for inner in inside if isinstance(inner, dict))
+            yield from (inner for inner in inside if isinstance(inner, dict))
 
 
-def _check_schema(parameter: str, schema: Schema) -> None:
+def _check_schema(parameter: str, schema: Schema, references: _References) -> None:
     """Check every reachable subschema and how deep they lie inside each other."""
-    references = _References(parameter, schema)
     graph: dict[int, list[int]] = {}
     pending = [schema]
     while pending:
@@ -148,9 +132,9 @@ def _check_schema(parameter: str, schema: Schema) -> None:
         if id(node) in graph:
             continue
         _check_keywords(parameter, node)
-        inside = [inner for _, inner in _subschemas(node, definitions=False)]
+        inside = list(_subschemas(node))
         target = references.target(node)
-        if target is not None:
+        if isinstance(target, dict):
             inside.append(target)
         graph[id(node)] = [id(inner) for inner in inside]
         if len(graph) > MAX_SCHEMA_NODES:
@@ -206,8 +190,8 @@ class _References:
                 self._bases[id(node)] = base
             pending.extend((inner, base) for inner in _inside(node))
 
-    def target(self, node: Schema) -> Schema | None:
-        """Return the schema that `node`'s $ref names; None without one, or when it is `true` or `false`."""
+    def target(self, node: Schema) -> Any:
+        """Return what `node`'s $ref leads to, `true` and `false` too; None without a $ref."""
         reference = node.get("$ref")
         if not isinstance(reference, str):
             return None
@@ -224,7 +208,7 @@ class _References:
         found = self._pointed(resource, fragment) if fragment[:1] in ("", "/") else self._anchors.get((url, fragment))
         if found is None:
             raise refuse(self._parameter, f"$ref {reference[:200]!r} leads nowhere.")
-        return found if isinstance(found, dict) else None
+        return found
 
     @staticmethod
     def _pointed(resource: Schema, pointer: str) -> Any:

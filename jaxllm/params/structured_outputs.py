@@ -48,7 +48,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
     disable_any_whitespace: bool = False
     """Compact JSON only; for json, json_object and the schemas of structural_tag, like the next two."""
     disable_additional_properties: bool = False
-    """Schemas that list properties and do not say whether others are allowed allow none."""
+    """Objects that list properties and say nothing of others have no others; an engine adds this to all requests
+    unless its structured_outputs_config is {"backend": "guidance"}.
+    """
     whitespace_pattern: str | None = None
     """A regular expression for the whitespace between JSON tokens, matched at most once in each place."""
     structural_tag: str | None = None
@@ -101,12 +103,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
         """Return these params with an engine's options switched on, where they go with the constraint."""
         if self.kind not in _TAKES_JSON_OPTIONS:
             return self
-        compact = disable_any_whitespace and self.whitespace_pattern is None
-        return msgspec.structs.replace(
-            self,
-            disable_any_whitespace=self.disable_any_whitespace or compact,
-            disable_additional_properties=self.disable_additional_properties or disable_additional_properties,
-        )
+        compact = self.disable_any_whitespace or (disable_any_whitespace and self.whitespace_pattern is None)
+        closed = self.disable_additional_properties or disable_additional_properties
+        return msgspec.structs.replace(self, disable_any_whitespace=compact, disable_additional_properties=closed)
 
 
 def _check_json(schema: Any) -> str | dict[str, Any]:

@@ -176,6 +176,15 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
     assert waits == [None, GRAMMAR_SECONDS, 0], "one request among others that run does not wait long"
 
 
+@pytest.mark.parametrize(("backend", "closes"), [("auto", True), ("guidance", False)])
+def test_objects_are_closed_as_the_engine_s_settings_say(tokenizer: Tokenizer, backend: str, closes: bool) -> None:
+    inputs = processor(tokenizer, structured_outputs=StructuredOutputsConfig(backend=backend))
+    for kind in ({"json": {"type": "object"}}, {"structural_tag": "{}"}):
+        constraint = resolved(inputs, structured_outputs=StructuredOutputsParams(**kind)).structured_outputs
+        assert constraint is not None
+        assert constraint.disable_additional_properties is closes
+
+
 def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer) -> None:
     inputs = processor(
         tokenizer,

@@ -226,10 +226,10 @@ class ParamsResolver:
     def _resolve_structured_outputs(self, params: SamplingParams) -> None:
         """Put the engine's settings into the constraint."""
         constraint, defaults = params.structured_outputs, self._limits.structured_outputs
-        if constraint is not None and (defaults.disable_any_whitespace or defaults.disable_additional_properties):
+        if constraint is not None:
             params.structured_outputs = constraint.with_defaults(
                 disable_any_whitespace=defaults.disable_any_whitespace,
-                disable_additional_properties=defaults.disable_additional_properties,
+                disable_additional_properties=defaults.closes_objects,
             )
 
     def _ask_core(self, params: SamplingParams, label: str, grammar_seconds: float | None) -> None:
