@@ -57,6 +57,8 @@ WRAPPER_PREFIXES = (
 )
 
 
+EMBEDDING, HEAD, FINAL_NORM = "embed.table", "lm_head.table", "final_norm.scale"
+
 # Tensors that checkpoints may hold and no model needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
 OTHER_MODALITIES = (
@@ -96,32 +98,57 @@ class Family:
         return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
     def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
-        """Read a config.json; for a wrapper the checkpoint's tensor names, if given, say whether it has a head.
+        """Read a config.json. The checkpoint's tensor names, if given, decide whether there is an output head.
 
-        HF's defaults for wrappers have changed over time, and HF too unties a head that the checkpoint holds.
         Raises ValueError that names the key for what is malformed or not supported.
         """
         try:
             config = self.config_from_hf(hf)
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from error
-        if self.is_wrapper and tensor_names and config.pooling is None:
-            return replace(
-                config, tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in tensor_names)
-            )
-        return config
+        return self._with_stored_head(config, tensor_names)
 
-    def find_names(self, tensor_names: Collection[str]) -> Mapping[str, TensorName]:
-        """Return the names that a checkpoint has."""
+    def _with_stored_head(self, config: ModelConfig, tensor_names: Collection[str]) -> ModelConfig:
+        """Return the config tied if and only if the checkpoint has an embedding and no output head.
+
+        As in HF, a head that is stored is used even where the config says that it is tied. Where the embedding is
+        missing, the config decides.
+        """
+        stored = self._stored_tables(tensor_names)
+        if EMBEDDING not in stored:
+            return config
+        if config.pooling is None:
+            return replace(config, tie_word_embeddings=HEAD not in stored)
+        source = self.names[HEAD if HEAD in stored else EMBEDDING].name.removesuffix(".weight")
+        layers = (layer if layer.rows is None else replace(layer, source=source) for layer in config.pooling.head)
+        return replace(config, pooling=replace(config.pooling, head=tuple(layers)))
+
+    def _stored_tables(self, tensor_names: Collection[str]) -> set[str]:
+        """Return which of the embedding and the output head the checkpoint has."""
+        prefixes = self.find_prefixes(tensor_names)._asdict()
+        tables = [path for path in (EMBEDDING, HEAD) if path in self.names]
+        return {path for path in tables if self.names[path].name.format(**prefixes) in tensor_names}
+
+    def find_names(self, tensor_names: Collection[str], *, is_tied: bool = False) -> Mapping[str, TensorName]:
+        """Return the names that a checkpoint has; a tied model that lacks its embedding has the output head for it."""
+        names = self.names
+        if is_tied and self._stored_tables(tensor_names) == {HEAD}:
+            names = {**names, EMBEDDING: names[HEAD]}
         for others in self.other_names:
             ends = {tensor.name.rpartition("}")[2] for tensor in others.values()}
             if all(any(name.endswith(end) for name in tensor_names) for end in ends):
-                return {**self.names, **others}
-        return self.names
+                return {**names, **others}
+        return names
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
-        """Return the prefixes under which the checkpoint has one of the `marks`; the first ones if it has none."""
+        """Return the prefixes under which the checkpoint has the `marks`, or else another norm; the first ones if it
+        has none of them.
+        """
         prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
-        marks = [self.names[path].name for path in self.marks if path in self.names]
-        found = [each for each in prefixes if {mark.format(**each._asdict()) for mark in marks} <= set(tensor_names)]
-        return (found or prefixes)[0]
+        # A tied checkpoint may have its embedding as its output head alone.
+        for marks in (self.marks, (FINAL_NORM,)):
+            names = [self.names[path].name for path in marks if path in self.names]
+            for each in prefixes if names and all("{l}" not in name for name in names) else ():
+                if {name.format(**each._asdict()) for name in names} <= set(tensor_names):
+                    return each
+        return prefixes[0]

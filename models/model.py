@@ -196,7 +196,7 @@ class Model:
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
-        return ignored + projections + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
+        return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
@@ -213,7 +213,8 @@ class Model:
         )
         tensor_names = tensor_names or self._tensor_names
         prefixes = self.family.find_prefixes(tensor_names)
-        names = {**self.family.find_names(tensor_names), **head_names(self.config.pooling)}
+        is_tied = self.config.tie_word_embeddings and self.config.pooling is None
+        names = {**self.family.find_names(tensor_names, is_tied=is_tied), **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
             path: make_spec(path, in_frame, names, self._source(path, names, prefixes), reading) for path in in_frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.models.family import Family
+
+logger = logging.getLogger(__name__)
 
 MAX_NAME = 256
 MAX_ENDS = 4096
@@ -47,9 +50,16 @@ def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, A
     """Find the model's family and let it read the HF config; what cannot run here is refused by name."""
     architecture, family = find_family(model, config)
     try:
+        stated = family.read_config(config)
         model_config = family.read_config(config, checkpoint.tensors)
     except ValueError as error:
         raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
+    if model_config.tie_word_embeddings and not stated.tie_word_embeddings and not family.is_wrapper:
+        logger.warning(
+            "config.json does not tie the output head to the embedding, but %s has no lm_head.weight: "
+            "the embedding is the head too.",
+            checkpoint.source,
+        )
     # A registered family may read its config with a built-in one's function, and would be taken for that one later.
     return dataclasses.replace(model_config, architecture=architecture)
 

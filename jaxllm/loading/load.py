@@ -36,6 +36,9 @@ __all__ = ["check_names", "init_dummy", "load_params"]
 
 logger = logging.getLogger(__name__)
 
+EMBEDDING, HEAD = "embed.table", "lm_head.table"
+COMPARED_BYTES = 1 << 20
+"""How much of two tables is compared at once."""
 ALIGNMENT = 64
 """JAX on a CPU wants a buffer aligned to so many bytes, or it copies it."""
 
@@ -66,7 +69,8 @@ def load_params(
     Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
     tensor. What is to be quantized is so where it will be, a layer at a time. `dtype` replaces the specs' own;
     `format_for` gives the sharding of an array's path, which may come with a layout; None is the default device. Each
-    tensor is read once, and of it what this process's devices hold.
+    tensor is read once, and of it what this process's devices hold. An output head that is the embedding once more is
+    the same array.
     """
     started = time.perf_counter()
     sources = {source for spec in specs.values() for source in spec.sources}
@@ -75,6 +79,10 @@ def load_params(
         placed = {}
         for path, array in array_specs(specs).items():
             where = format_for(path) if format_for else None
+            if path == HEAD and repeats_embedding(specs, checkpoint):
+                placed[path] = placed[EMBEDDING]
+                advance(checkpoint.tensors[specs[path].sources[0]].num_bytes)
+                continue
 
             def place(spec: ArraySpec, part_dtype: Any, where: Any = where) -> Any:
                 return _place(spec, part_dtype, where, _reader(spec, checkpoint, advance))
@@ -88,6 +96,21 @@ def load_params(
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
     return params
+
+
+def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> bool:
+    """Say whether the checkpoint stores the embedding a second time, as the output head of a model that has one."""
+    if not {EMBEDDING, HEAD} <= specs.keys():
+        return False
+    names = [specs[path].sources[0] for path in (EMBEDDING, HEAD)]
+    first, second = (checkpoint.tensors[name] for name in names)
+    is_alike = (first.shape, first.dtype) == (second.shape, second.dtype)
+    if not is_alike or any(checkpoint.format_of(name) is not None for name in names):
+        return False
+    # Most heads that differ do so from the first rows on.
+    rows, others = (checkpoint.read(name).view(np.uint8) for name in names)
+    step = max(1, COMPARED_BYTES // max(1, rows.shape[-1]))
+    return all(np.array_equal(rows[i : i + step], others[i : i + step]) for i in range(0, len(rows), step))
 
 
 def init_dummy(

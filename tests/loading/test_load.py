@@ -82,6 +82,18 @@ def test_stacked_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_
         np.testing.assert_array_equal(params["layers"]["norm"]["scale"][layer], hf[f"layers.{layer}.norm"])
 
 
+@pytest.mark.parametrize("row", [None, 0, V - 1])
+def test_a_head_that_is_the_embedding_once_more_is_the_same_array(tmp_path: Path, row: int | None):
+    hf = tensors()
+    hf["head"] = hf["embed"].copy()
+    if row is not None:
+        hf["head"][row] += 1
+    head = {"lm_head.table": spec((V, D), ["head"], "v d -> v d", (V, D), stacked=False, dtype=np.float32)}
+    params = load_params(specs() | head, open_checkpoint(str(write_folder(tmp_path, hf))))
+    assert (params["lm_head"]["table"] is params["embed"]["table"]) == (row is None)
+    np.testing.assert_array_equal(params["lm_head"]["table"], hf["head"])
+
+
 @pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, device_path: bool):

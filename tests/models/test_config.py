@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
+from jaxllm.models import Model, ModelConfig, QueryScaling, RopeConfig, get_family
 from jaxllm.models.config import LatentSpec, MoESpec
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.state_specs import ScanSpec
-from tests.models.tiny import CASES, read_hf_config
+from tests.models.tiny import CASES, read_hf_config, read_tensors
 
 SIZES = {
     "vocab_size": 128,
@@ -375,12 +376,21 @@ def test_windows() -> None:
     assert windows(given) == (None,) * 4
 
 
-def test_wrapper_follows_the_checkpoint_on_tying() -> None:
-    hf = read_hf_config("mistral3") | {"tie_word_embeddings": True}
-    family = get_family("Mistral3ForConditionalGeneration")
-    assert family.read_config(hf).tie_word_embeddings
-    assert family.read_config(hf, ["language_model.model.norm.weight"]).tie_word_embeddings
-    assert not family.read_config(hf, ["language_model.lm_head.weight"]).tie_word_embeddings
+@pytest.mark.parametrize("case", CASES)
+def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
+    hf, names = read_hf_config(case), set(read_tensors(case))
+    family = get_family(hf["architectures"][0])
+    prefixes = family.find_prefixes(names)._asdict()
+    embedding, head = (family.names[path].name.format(**prefixes) for path in ("embed.table", "lm_head.table"))
+    for stated in (True, False):
+        hf |= {"tie_word_embeddings": stated}
+        assert not family.read_config(hf, names | {head}).tie_word_embeddings
+        assert family.read_config(hf, names - {head}).tie_word_embeddings
+        assert family.read_config(hf).tie_word_embeddings == stated
+        alone = family.read_config(hf, (names | {head}) - {embedding})
+        assert alone.tie_word_embeddings == stated
+        specs = Model(alone, np.float32).param_specs((names | {head}) - {embedding})
+        assert specs["embed.table"].sources == (head if stated else embedding,)
 
 
 @pytest.mark.parametrize(

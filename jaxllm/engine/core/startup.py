@@ -53,7 +53,7 @@ from jaxllm.lora.request import LoRARequest
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
-from jaxllm.models.registry import is_built_in
+from jaxllm.models.registry import get_family, is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
@@ -346,7 +346,21 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
     if config.load_format == "dummy":
         return init_dummy(specs, config.seed, format_for=format_for)
     config.checkpoint.fetch()
-    return load_params(specs, config.checkpoint, format_for=format_for, progress=config.use_tqdm_on_load)
+    params = load_params(specs, config.checkpoint, format_for=format_for, progress=config.use_tqdm_on_load)
+    _warn_of_own_head(config, params)
+    return params
+
+
+def _warn_of_own_head(config: EngineConfig, params: Mapping[str, Any]) -> None:
+    """Log it where config.json ties the output head to the embedding, and the checkpoint has another head."""
+    if not {"embed", "lm_head"} <= params.keys() or params["lm_head"]["table"] is params["embed"]["table"]:
+        return
+    family = get_family(config.model_config.architecture)
+    if not family.is_wrapper and family.read_config(config.hf_config).tie_word_embeddings:
+        logger.warning(
+            "config.json ties the output head to the embedding, but the checkpoint has an lm_head.weight that differs: "
+            "it is used, as in HF Transformers. tie_word_embeddings=false in config.json would say so."
+        )
 
 
 def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSettings | None:
