@@ -65,9 +65,8 @@ class PromptChoices:
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None or self._tokenizer is None:
             return output.prompt or ""
-        return self._tokenizer.backend.decode(
-            output.prompt_token_ids or [], skip_special_tokens=self._request.skip_special_tokens
-        )
+        # With the special tokens, which the offsets of log-probabilities count too.
+        return self._tokenizer.backend.decode(output.prompt_token_ids or [], skip_special_tokens=False)
 
     def _logprobs(
         self, each: CompletionOutput, prompt_ids: list[int], token_ids: list[int]

@@ -11,6 +11,7 @@ from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.messages import MessagesRequest
 from jaxllm.server.protocol.tools import LEFT_OUT
+from jaxllm.text.chat import without_billing
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -112,15 +113,18 @@ def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapp
         blocks = _blocks(
             [{"type": "text", "text": content}] if isinstance(content, str) else content, f"{label}.content"
         )
-        if role == "system" and not turns:
-            first += blocks
-            continue
+        if role == "system":
+            blocks = _without_billing(blocks)
+            if not turns:
+                first += blocks
+            if not turns or not blocks:
+                continue
         # Some clients put the system's words between those of others, where templates have no place for them.
         speaker = "assistant" if role == "assistant" else "user"
         if not turns or turns[-1][0] != speaker:
             turns.append((speaker, []))
         turns[-1][1].extend(blocks)
-    text = "\n\n".join(filter(None, _texts(first)))
+    text = "\n\n".join(filter(None, _texts(_without_billing(first))))
     found = [{"role": "system", "content": text}] if text else []
     for speaker, blocks in turns:
         found += [_assistant(blocks)] if speaker == "assistant" else _user(blocks)
@@ -132,6 +136,18 @@ def _blocks(content: Any, label: str) -> list[Block]:
         text = f"{label}: must be a text or a list of blocks, got {shown(content)}."
         raise VLLMValidationError(text, parameter=label.partition("[")[0], value=shown(content))
     return [(f"{label}[{j}]", block) for j, block in enumerate(content)]
+
+
+def _without_billing(blocks: Sequence[Block]) -> list[Block]:
+    """Return the system's blocks without Claude Code's billing header."""
+    found: list[Block] = []
+    for label, block in blocks:
+        text = block.get("text")
+        if isinstance(text, str):
+            found += [(label, {**block, "text": rest}) for rest in without_billing([text])]
+        else:
+            found.append((label, block))
+    return found
 
 
 def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.server.errors import RequestFailedError
+from jaxllm.text.chat import SYSTEM_ROLES
 
 MAX_ITEMS = 65_536
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-"""Chat templates know the developer as the system."""
+_ROLES = ("user", "assistant", *SYSTEM_ROLES)
 _TEXTS = {
     **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
     "refusal": "refusal",
@@ -52,9 +51,8 @@ def messages_of(
 ) -> list[dict[str, Any]]:
     """Return the conversation of `earlier` items and some new ones in chat's form, after the instructions.
 
-    What the model has thought, said and called in one go is one message, and so are the instructions with those of
-    the system that come right after them, since many chat templates take no more than one. Arguments of calls that
-    are no JSON object, as those of a call that was cut short, are told as the argument "arguments".
+    What the model has thought, said and called in one go is one message. The instructions are one message with those
+    of the system and the developer that come right after them, since many chat templates take no more than one.
     Raises VLLMValidationError naming the item.
     """
     conversation = _Conversation(instructions)
@@ -62,7 +60,7 @@ def messages_of(
         conversation.add(item, "previous_response_id")
     for i, item in enumerate(items):
         conversation.add(item, f"input[{i}]")
-    if not any(message["role"] != "system" for message in conversation.messages):
+    if not any(message["role"] not in SYSTEM_ROLES for message in conversation.messages):
         raise VLLMValidationError("input must have at least one message.", parameter="input", value=[])
     return conversation.messages
 
@@ -85,10 +83,7 @@ class _Conversation:
             case "reasoning":
                 self._add_reasoning(item, label)
             case "function_call":
-                function = {
-                    "name": _text(item, "name", label),
-                    "arguments": _arguments(_text(item, "arguments", label)),
-                }
+                function = {name: _text(item, name, label) for name in ("name", "arguments")}
                 call = {"id": _text(item, "call_id", label), "type": "function", "function": function}
                 self._answering().setdefault("tool_calls", []).append(call)
             case "function_call_output":
@@ -104,10 +99,9 @@ class _Conversation:
                 raise _refusal(label, message, kind)
 
     def _add_message(self, item: Mapping[str, Any], label: str) -> None:
-        given = item.get("role")
-        role = _ROLES.get(given) if isinstance(given, str) else None
-        if role is None:
-            raise _refusal(label, f"must have a role, one of {', '.join(_ROLES)}, got {shown(given)}", given)
+        role = item.get("role")
+        if role not in _ROLES:
+            raise _refusal(label, f"must have a role, one of {', '.join(_ROLES)}, got {shown(role)}", role)
         content = _content(item.get("content"), f"{label}.content")
         if role == "assistant":
             answer = self._answering()
@@ -117,7 +111,7 @@ class _Conversation:
             answer["content"] = _joined(answer.get("content"), content)
             return
         self._answer = None
-        if role == "system" and self.messages and all(each["role"] == "system" for each in self.messages):
+        if role in SYSTEM_ROLES and self.messages and all(each["role"] in SYSTEM_ROLES for each in self.messages):
             self.messages[-1]["content"] = _joined(self.messages[-1]["content"], content, "\n\n")
             return
         self.messages.append({"role": role, "content": content})
@@ -184,15 +178,6 @@ def _text(item: Mapping[str, Any], name: str, label: str) -> str:
     if not isinstance(text, str):
         raise _refusal(label, f"needs {name!r}, a text, got {shown(text)}", text)
     return text
-
-
-def _arguments(text: str) -> str:
-    """Return a call's arguments as the JSON text of an object."""
-    try:
-        is_object = isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return text if is_object else json.dumps({"arguments": text})
 
 
 def _refusal(label: str, message: str, value: Any) -> VLLMValidationError:

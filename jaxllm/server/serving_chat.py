@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
@@ -232,7 +234,7 @@ class OpenAIServingChat:
                 content=text if text or not (calls or reasoning) else None,
                 reasoning=reasoning,
                 reasoning_content=reasoning,
-                tool_calls=calls,
+                tool_calls=calls or UNSET,
             ),
             logprobs=logprobs,
             finish_reason=reader.finish_reason(output),

@@ -39,6 +39,7 @@ class OpenAIServingTokenization:
         with chat.fields_named("prompt" if request.messages is None else "messages"):
             if request.prompt is None:
                 chat.check(trusts_template=self._args.trust_request_chat_template)
+                chat.tool_use()  # whose errors are chat's
                 prompt = await self._chat.render(chat)
             else:
                 prompt = ParsedPrompt(request.prompt)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +13,11 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
-from jaxllm.text.templates import ChatTemplates
+from jaxllm.text.templates import REASONING_FIELDS, ChatTemplates
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.text.tool_prompt import has_calls, knows_tools, tell_tools
+
+logger = logging.getLogger(__name__)
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 _TEXT_PARTS = {
@@ -24,6 +28,7 @@ _TEXT_PARTS = {
     "thinking": "thinking",
 }
 """Each type of content part has its text under this key."""
+SYSTEM_ROLES = ("system", "developer")
 _RESERVED = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
@@ -32,6 +37,8 @@ _RESERVED = frozenset(
 """These names would change what rendering returns, or bring a template past the one argument for it."""
 BRIEF_SECONDS = 0.02
 """A render that others wait for may take so long."""
+_BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*(\n+|\Z)", re.MULTILINE)
+"""Claude Code begins the system's text with this line. It differs in each request, so it would hide every prefix."""
 _MAX_ERROR = 1000
 """Templates may raise errors with texts of any length."""
 
@@ -85,6 +92,8 @@ class ChatRenderer:
             if not knows_tools(source) and (tools or has_calls(conversation)):
                 conversation, tools = tell_tools(parse_conversation(conversation, label, "string"), tools or ()), None
             messages = parse_conversation(conversation, label, form)
+            if not template.names_developer:
+                messages = _with_one_system_message(messages)
             text = template.render(
                 messages,
                 tools=tools,
@@ -150,14 +159,20 @@ def is_single_conversation(messages: Any) -> bool:
 
 
 def parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
-    """Return copies of the messages with content in the "string" or the "openai" (list of parts) form."""
+    """Return copies of the messages with content in the "string" or the "openai" (list of parts) form, or as "given".
+
+    Results of tools are strings where the template reads them. What templates read of a message goes by the names
+    that they know, and what has no value is left out.
+    """
     if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
         message = f"{label}: a conversation is a list of at least one message, got {shown(conversation)}."
         raise VLLMValidationError(message, parameter="messages", value=conversation)
-    return [_parse_message(message, f"{label}[{i}]", content_format) for i, message in enumerate(conversation)]
+    messages = [_parse_message(message, f"{label}[{i}]", content_format) for i, message in enumerate(conversation)]
+    return [message for message in messages if message is not None] or [{"role": "system", "content": ""}]
 
 
-def _parse_message(message: Any, label: str, content_format: str) -> dict[str, Any]:
+def _parse_message(message: Any, label: str, content_format: str) -> dict[str, Any] | None:
+    """Return a message's copy; None if there was nothing in it but Claude Code's billing header."""
     if not isinstance(message, Mapping):
         raise VLLMValidationError(
             f"{label}: must be a dict, got {shown(message)}.", parameter="messages", value=message
@@ -165,15 +180,54 @@ def _parse_message(message: Any, label: str, content_format: str) -> dict[str, A
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise VLLMValidationError(f"{label}: needs a 'role'.", parameter="messages", value=role)
-    texts = _texts(message.get("content"), f"{label}['content']")
+    content = message.get("content")
+    texts = _texts(content, f"{label}['content']")
+    if role in SYSTEM_ROLES and texts:
+        texts = without_billing(texts)
+        if not texts:
+            return None
     parsed = {name: value for name, value in message.items() if value is not None}
-    if content_format == "openai":
-        parsed["content"] = [{"type": "text", "text": text} for text in texts]
+    has_parts = content_format == "given" and isinstance(content, list) and role != "tool"
+    if content_format == "openai" or has_parts:
+        parsed["content"] = _parts(texts)
     else:
         parsed["content"] = "\n".join(texts)
     if "tool_calls" in parsed:
         parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{label}['tool_calls']")
+        if not parsed["tool_calls"]:  # templates take an empty list for calls
+            del parsed["tool_calls"]
+    reasoning = next((parsed[name] for name in REASONING_FIELDS if name in parsed), None)
+    if reasoning is not None:
+        parsed |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return parsed
+
+
+def without_billing(texts: Iterable[str]) -> list[str]:
+    """Return the system's texts without Claude Code's billing header, and without those that have nothing else."""
+    found = []
+    for text in texts:
+        rest = _BILLING.sub("", text)
+        if rest or not text:
+            found.append(rest)
+    return found
+
+
+def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with what developers wrote in the system's message, which comes first."""
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    said = [message for message in messages if message["role"] in SYSTEM_ROLES]
+    first = {**said[0], "role": "system"}
+    first.pop("tools", None)
+    if len(said) > 1:
+        texts = ["\n".join(_texts(message["content"], "content")) for message in said]
+        text = "\n\n".join(filter(None, texts))
+        first["content"] = text if isinstance(first["content"], str) else _parts([text])
+    return [first, *(message for message in messages if message["role"] not in SYSTEM_ROLES)]
+
+
+def _parts(texts: list[str]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _texts(content: Any, label: str) -> list[str]:
@@ -214,12 +268,24 @@ def _parse_tool_calls(calls: Any, label: str) -> list[Any]:
         if not isinstance(function, Mapping):
             message = f"{label}[{i}]: a tool call is a dict with 'function', got {shown(call)}."
             raise VLLMValidationError(message, parameter="messages", value=call)
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments) if arguments else {}
-            except (ValueError, RecursionError) as error:
-                message = f"{label}[{i}]: 'arguments' is not JSON ({error})."
-                raise VLLMValidationError(message, parameter="messages", value=arguments) from error
-        parsed.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+        arguments = _parse_arguments(function.get("arguments"))
+        if arguments is None:
+            logger.warning("%s[%d]: 'arguments' is not a JSON object: the template is given {}.", label, i)
+        parsed.append({**call, "function": {**function, "arguments": arguments or {}}})
     return parsed
+
+
+def _parse_arguments(arguments: Any) -> Mapping[str, Any] | None:
+    """Return a call's arguments; None for what is not an object.
+
+    A call that max_tokens has cut short is such a one. It lies in the history, where nobody can mend it, so it must
+    not end the conversation.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except (ValueError, RecursionError):
+            return None
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, Mapping) else None

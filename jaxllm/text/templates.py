@@ -17,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from jaxllm.text.template_content import loops_over_content
 from jaxllm.text.template_limits import (
     MAX_SECONDS,
     MAX_SOURCE,
@@ -42,7 +43,7 @@ class ChatTemplate:
         """Compile the template. Raises jinja2's TemplateError for what is no template, or too long a one."""
         if len(source) > MAX_SOURCE:
             raise TemplateLimitError(f"the template is longer than {MAX_SOURCE} characters")
-        self._source = source
+        self._source, self._environment = source, environment
         self._template = environment.from_string(source)
 
     def render(
@@ -97,14 +98,22 @@ class ChatTemplate:
 
     @cached_property
     def content_format(self) -> str:
-        """Say whether the template shows content that is a str, "string", or only a list of parts, "openai"."""
+        """The form of content that the template reads: "string", "openai" (a list of parts), or "given" (both)."""
+        loops = loops_over_content(self._environment.parse(self._source))
         try:
             shown = _PROBE in self.render([{"role": "user", "content": _PROBE}], add_generation_prompt=True)
         except TemplateLimitError:
             raise
         except Exception:  # noqa: BLE001 (a template is a program and may fail in any way)
-            return "string"
-        return "string" if shown else "openai"
+            return "openai" if loops else "string"
+        if not shown:
+            return "openai"
+        return "given" if loops else "string"
+
+    @cached_property
+    def names_developer(self) -> bool:
+        """Whether the template has a place for messages of the role "developer"."""
+        return '"developer"' in self._source or "'developer'" in self._source
 
 
 class ChatTemplates:

@@ -99,7 +99,7 @@ def test_parts_and_roles(mock_server: Served) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": parts}]
     answer = chat(mock_server, messages=messages, return_prompt_text=True).json
-    assert answer["prompt_text"] == "<developer>d<user>a\nb<assistant>"
+    assert answer["prompt_text"] == "<system>d<user>a\nb<assistant>"
 
 
 def test_fields_without_effect_are_taken(mock_server: Served) -> None:

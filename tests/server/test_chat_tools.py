@@ -65,7 +65,8 @@ def test_a_stream_joined_is_the_whole_answer(server: Served, content: str, given
     streamed = message_of(events)
     assert streamed["content"] == (whole["message"]["content"] or "")
     assert streamed["reasoning"] == (whole["message"]["reasoning"] or "")
-    assert without_ids(streamed["tool_calls"]) == without_ids(whole["message"]["tool_calls"])
+    assert without_ids(streamed["tool_calls"]) == without_ids(whole["message"].get("tool_calls", []))
+    assert ("tool_calls" in whole["message"]) == (reason == "tool_calls")
     ends = [each["choices"][0]["finish_reason"] for each in events if each["choices"]]
     assert [end for end in ends if end] == [reason]
     assert whole["finish_reason"] == reason
@@ -102,7 +103,7 @@ def test_reasoning_is_split_off_or_left_out(server: Served) -> None:
 def test_malformed_calls_are_text(server: Served) -> None:
     message = ask(server, "broken?", tools=[TOOL]).json["choices"][0]["message"]
     assert message["content"] == '<tool_call>\n{"name": get_weather}</tool_call>'
-    assert message["tool_calls"] == []
+    assert "tool_calls" not in message  # an empty list, sent back, is a call to many templates
 
 
 def test_without_tools_calls_are_text(server: Served) -> None:

@@ -96,6 +96,17 @@ def test_echo_begins_each_answer_with_its_prompt(mock_server: Served) -> None:
     assert [each["text"] for each in only] == ["ab"]
 
 
+def test_an_echo_of_ids_has_the_special_tokens_that_offsets_count(tiny_server: Served) -> None:
+    special = tiny_server.llm.front.require_tokenizer().eos_token_id
+    assert special is not None
+    body = {"prompt": [[special, 40, 41]], "echo": True, "logprobs": 0}
+    [choice] = complete(tiny_server, **body).json["choices"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert choice["text"].startswith("".join(tokens[:3]))
+    assert choice["text"][: offsets[1]] == tokens[0] != ""
+    assert joined(complete(tiny_server, **body, stream=True).events, 0) == choice["text"]
+
+
 def test_continuous_usage_counts_up(mock_server: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = complete(mock_server, prompt=["a", "b"], stream=True, stream_options=options).events

@@ -160,6 +160,31 @@ def test_blocks_are_the_same_message_in_chat() -> None:
     assert not chat.add_generation_prompt
 
 
+def test_the_billing_header_of_claude_code_is_left_out() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.63.a43; cc_entrypoint=cli; cch=0a1b2;"
+    block = {"type": "text", "text": header, "cache_control": {"type": "ephemeral"}}
+    request = MessagesRequest(
+        max_tokens=5,
+        system=[block, {"type": "text", "text": "a"}],
+        messages=[
+            {"role": "system", "content": [block]},
+            {"role": "user", "content": "hi"},
+            {"role": "system", "content": f"{header}\nbe quick"},
+            {"role": "assistant", "content": "x"},
+            {"role": "system", "content": header},
+            {"role": "user", "content": header},
+        ],
+    )
+    assert as_chat(request, has_thinking_tokens=False).messages == [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "hi\n\nbe quick"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": header},
+    ]
+    alone = MessagesRequest(max_tokens=5, system=header, messages=[{"role": "user", "content": "hi"}])
+    assert as_chat(alone, has_thinking_tokens=False).messages == [{"role": "user", "content": "hi"}]
+
+
 def test_thinking_and_choices() -> None:
     base: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
 

@@ -28,6 +28,14 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
         [{"role": "system", "content": "s\n\nd"}, {"role": "user", "content": "a"}],
     ),
     (
+        [{"role": "developer", "content": "d"}, MESSAGE, {"role": "developer", "content": "e"}],
+        [
+            {"role": "developer", "content": "d"},
+            {"role": "user", "content": "a"},
+            {"role": "developer", "content": "e"},
+        ],
+    ),
+    (
         [MESSAGE, THOUGHT, ANSWER, CALLED, RESULT],
         [
             {"role": "user", "content": "a"},
@@ -62,7 +70,7 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
             {"role": "user", "content": "a"},
             {
                 "role": "assistant",
-                "tool_calls": [{**TOLD_CALL, "function": {"name": "f", "arguments": '{"arguments": "{\\"x"}'}}],
+                "tool_calls": [{**TOLD_CALL, "function": {"name": "f", "arguments": '{"x'}}],
             },
             {"role": "tool", "tool_call_id": "c", "content": "r"},
         ],

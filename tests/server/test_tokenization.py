@@ -33,10 +33,25 @@ def test_ids_are_those_of_a_prompt(mock_server: Served, text: str, given: dict[s
     assert back["prompt"] == mock_server.llm.front.require_tokenizer().backend.decode(answer["tokens"], False)
 
 
-@pytest.mark.parametrize("given", [{}, {"add_generation_prompt": False}])
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "be"}]}, *MESSAGES]},
+    ],
+)
 def test_ids_of_a_conversation_are_those_of_its_prompt(mock_server: Served, given: dict[str, Any]) -> None:
-    expected = prompt_ids(mock_server, "/v1/chat/completions", messages=MESSAGES, **given)
-    assert tokenize(mock_server, messages=MESSAGES, **given).json["tokens"] == expected
+    given = {"messages": MESSAGES} | given
+    expected = prompt_ids(mock_server, "/v1/chat/completions", **given)
+    assert tokenize(mock_server, **given).json["tokens"] == expected
+    if "tools" in given:
+        assert len(expected) > len(prompt_ids(mock_server, "/v1/chat/completions", messages=MESSAGES))
 
 
 def test_each_token_has_its_text(mock_server: Served) -> None:
@@ -60,7 +75,10 @@ def test_nothing_has_no_tokens(mock_server: Served) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"content": "a"}]}, "messages"),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
-        ("/tokenize", {"messages": MESSAGES, "tools": []}, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
+        ("/tokenize", {"messages": MESSAGES, "mm_processor_kwargs": {}}, "mm_processor_kwargs"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
         ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
         ("/detokenize", {}, None),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

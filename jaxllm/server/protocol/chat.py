@@ -107,10 +107,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
 
 
-def conversation(request: Any, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
-    """Return the request that a conversation would be in chat, with the fields about its rendering of another one."""
+def conversation(request: Any, messages: list[dict[str, Any]], **more: Any) -> ChatCompletionRequest:
+    """Return the request that a conversation would be in chat, with `more` fields of it, and those about its rendering
+    of another request.
+    """
     names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
-    return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names})
+    return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names}, **more)
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +149,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[ToolCallMessage] = []
+    tool_calls: list[ToolCallMessage] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | None = None
     """The older name of `reasoning`."""

@@ -11,10 +11,12 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.protocol.chat import ChatCompletionRequest, conversation
 
 TOKENIZE_REFUSED: Mapping[str, str] = {
-    "tools": "no tools are called yet",
     "mm_processor_kwargs": "models here read text alone",
 }
 """Fields that would change the ids and that have no meaning here."""
+
+_CHAT_FIELDS = ("documents", "reasoning_effort", "tools", "tool_choice")
+"""Fields of chat completions that chat templates may show."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -30,18 +32,23 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
     def check(self) -> None:
         """Raise VLLMValidationError unless there is a prompt, or a conversation, with what belongs to it."""
         if (self.prompt is None) == (self.messages is None):
             raise VLLMValidationError("give either prompt or messages.", parameter="prompt")
-        for name in ("chat_template", "chat_template_kwargs"):
+        for name in ("chat_template", "chat_template_kwargs", *_CHAT_FIELDS):
             if self.messages is None and getattr(self, name) is not None:
                 raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 
     def chat(self) -> ChatCompletionRequest:
         """Return the request whose prompt the conversation would be."""
-        return conversation(self, self.messages or [])
+        more = {name: getattr(self, name) for name in _CHAT_FIELDS}
+        return conversation(self, self.messages or [], **more)
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
