@@ -52,6 +52,11 @@ class Incoming:
         self._num_trials -= 1
         return self._text[start - self._dropped : self._place]
 
+    def rewind(self, start: int) -> None:
+        """End a trial, and leave the text that was read in it to be read again."""
+        self._num_trials -= 1
+        self._place = start - self._dropped
+
     def rest(self) -> str:
         """Read all that has come, and return it."""
         text, self._place = self._text[self._place :], len(self._text)
@@ -90,9 +95,18 @@ class Incoming:
         start = self.trial()
         yield from self.skip_space()
         is_there = yield from self.take(mark)
-        self.settle(start)
-        if not is_there:
-            self._place = start - self._dropped
+        if is_there:
+            self.settle(start)
+        else:
+            self.rewind(start)
+        return is_there
+
+    def has_more(self) -> Reading[bool]:
+        """Say whether anything but white space is left to read."""
+        start = self.trial()
+        yield from self.skip_space()
+        is_there = yield from self.has(1)
+        self.rewind(start)
         return is_there
 
     def skip_space(self) -> Reading[str]:

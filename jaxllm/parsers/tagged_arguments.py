@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.incoming import Incoming, Reading
 from jaxllm.parsers.json_text import as_json
 from jaxllm.parsers.marks import held_back
 from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.value_types import TYPES, allowed_types, resolved
 
-_TYPES: Mapping[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
 _PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
 """What the schema of arguments may say for a grammar to take them one by one."""
 _TOLD = {"type", "title", "description", "default", "examples"}
@@ -36,58 +29,67 @@ class TaggedArguments:
         """Read values as the schema of the tool of this name types them."""
         tool = parser.tools.get(name)
         self._parser = parser
-        properties = {} if tool is None else tool.schema.get("properties")
+        self._schema = {} if tool is None else tool.schema
+        properties = self._schema.get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
         self._before = "{"
 
     def add(self, key: str, value: str) -> None:
         """Show an argument."""
-        read = _typed(value, self._properties.get(key))
+        read = _typed(value, self._types(key))
         self._parser.show_arguments(f"{self._before}{as_json(key)}: {as_json(read)}")
         self._before = ", "
 
-    def cut(self, key: str, value: str, mark: str) -> None:
-        """Show an argument within which the output ended, be it within the `mark` after it."""
-        value = value[: len(value) - held_back(value, (mark,))]
-        is_text = _types(self._properties.get(key)) == {"string"}
+    def cut(self, key: str, value: str, marks: Iterable[str]) -> None:
+        """Show an argument within which the output ended, but for what may have begun one of the `marks`."""
+        value = value[: len(value) - held_back(value, marks)]
+        is_text = "string" in self._types(key)
         self._parser.show_arguments(f"{self._before}{as_json(key)}: {as_json(value)[:-1] if is_text else value}")
+
+    def _types(self, key: str) -> Set[str]:
+        """Return the types of an argument: it is a string if the tool's schema does not say."""
+        return allowed_types(self._properties.get(key), self._schema) or {"string"}
 
     def close(self) -> None:
         """Show the end of the arguments."""
         self._parser.show_arguments("{}" if self._before == "{" else "}")
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """Return the value that a text stands for: of a type that the schema allows, else the text itself."""
-    types = _types(schema)
+def read_value(
+    incoming: Incoming, end: str, own: Sequence[str], following: str = ""
+) -> Reading[tuple[str, str | None]]:
+    """Read a value up to its `end`, and return it with the mark that ended it; None if the output ended before.
+
+    Models leave the end out, so another of the parser's `own` marks ends a value too, and is left to be read. It is
+    part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
+    """
+    pieces, marks = list[str](), (end, *own)
+    mark = yield from incoming.until(marks, pieces.append)
+    if mark is not None and mark != end:
+        start, later = incoming.trial() - len(mark), list[str]()
+        if (yield from incoming.until(marks, later.append)) == end and mark != following:
+            incoming.settle(start)
+            pieces, mark = [*pieces, mark, *later], end
+        else:
+            incoming.rewind(start)
+    return "".join(pieces), mark
+
+
+def _typed(text: str, types: Set[str]) -> Any:
+    """Return the value that a text stands for: of one of the types, else what it is as JSON, else the text itself."""
     if types == {"string"}:
         return text
+    lowered = text.strip().lower()
+    if "null" in types and lowered in ("null", "none"):
+        return None
+    if "boolean" in types and lowered in ("true", "false"):
+        return lowered == "true"
     try:
         value = json.loads(text)
         as_json(value)  # no number that JSON lacks
     except (ValueError, RecursionError):
-        lowered = text.strip().lower()
-        if lowered in ("true", "false") and (not types or "boolean" in types):
-            return lowered == "true"
-        return None if lowered in ("none", "null") and (not types or "null" in types) else text
-    found = _TYPES[type(value)]
-    fits = not types or found in types or (found == "integer" and "number" in types)
-    return value if fits else text
-
-
-def _types(schema: Any) -> set[str]:
-    """Return JSON's types of values that a schema allows; nothing if it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    given = schema.get("type")
-    types = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-    for name in ("anyOf", "oneOf"):
-        choices = schema.get(name)
-        types |= {each for choice in (choices if isinstance(choices, list) else ()) for each in _types(choice)}
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if not types and isinstance(values, list):
-        types = {_TYPES.get(type(value), "object") for value in values}
-    return types & set(_TYPES.values())
+        return text
+    return text if "string" in types and TYPES[type(value)] not in types else value
 
 
 def argument_formats(
@@ -107,6 +109,7 @@ def argument_formats(
     for key, value in (schema.get("properties") or {}).items():
         if not keys.fullmatch(key):
             raise _refusal(tool, f"the key {key!r}")
+        value = resolved(value, schema)
         whole = {**definitions, **value} if isinstance(value, dict) else value
         form = formats.json_schema(whole) if is_json else _value_format(tool, key, whole)
         element = formats.tag(begin(key), form, end)
@@ -115,15 +118,22 @@ def argument_formats(
 
 
 def _value_format(tool: FunctionTool, key: str, schema: Any) -> dict[str, Any]:
-    types = _types(schema)
-    if "string" not in types:
+    types = allowed_types(schema, schema) or {"string"}
+    if "string" not in types or not isinstance(schema, dict):
         return formats.json_schema(schema)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:
         return formats.either(*(formats.text(each if isinstance(each, str) else as_json(each)) for each in values))
-    if types == {"string"} and not schema.keys() - _TOLD - {"$defs", "definitions"}:
+    if types <= {"string", "null"} and _is_any_text(schema, schema):
         return formats.any_text()
     raise _refusal(tool, f"a string with more than a type and a description ({key!r})")
+
+
+def _is_any_text(schema: Any, root: dict[str, Any]) -> bool:
+    """Say whether the schema of a string, or of null, says no more than that."""
+    if not isinstance(schema, dict) or schema.keys() - _TOLD - {"$defs", "definitions", "anyOf"}:
+        return False
+    return all(_is_any_text(resolved(branch, root), root) for branch in schema.get("anyOf", ()))
 
 
 def _refusal(tool: FunctionTool, what: str) -> VLLMValidationError:

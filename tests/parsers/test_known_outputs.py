@@ -20,7 +20,8 @@ VALUES: dict[str, Any] = {
     "list": ["a", "b"],
     "map": {"x": {"y": []}},
 }
-TYPES = {"word": "string", "whole": "integer", "real": "number", "yes": "boolean", "list": "array", "map": "object"}
+TYPES = {"word": "string", "whole": "integer", "real": "number", "yes": "boolean", "nothing": "null"}
+TYPES |= {"list": "array", "map": "object"}
 TOOLS = [
     FunctionTool(name="forecast", parameters={"type": "object", "properties": {"town": {"type": "string"}}}),
     FunctionTool(name="mcp-set.all", parameters={"properties": {key: {"type": kind} for key, kind in TYPES.items()}}),

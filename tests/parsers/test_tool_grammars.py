@@ -17,7 +17,7 @@ from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.pieces import ParsedOutput
 from jaxllm.parsers.registry import ToolParserManager
 from tests.constraints.grammar_walks import Walk, make_compiler, smollm2_tokenizer, takes, walk_all
-from tests.parsers.outputs import ARGUMENTS, FORMS, TOOLS, Form, whole
+from tests.parsers.outputs import ARGUMENTS, FORMS, TOOLS, Form, calls_of, whole
 
 ENUM = FunctionTool(
     name="set_mode",
@@ -103,6 +103,25 @@ def test_free_calls_match_their_schemas_too(compiler: GrammarCompiler, smollm2_p
     text = form.write([("get_weather", bad)])
     if whole(form, text).calls:
         assert not takes(compiler, smollm2_path, params, text.removesuffix("<|call|>"))
+
+
+@pytest.mark.parametrize("parser", ["qwen3_xml", "glm45"])
+def test_strings_behind_references_are_bare(compiler: GrammarCompiler, smollm2_path: str, parser: str) -> None:
+    properties = {
+        "mode": {"$ref": "#/$defs/mode", "default": "on"},
+        "note": {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]},
+    }
+    definitions = {"mode": {"enum": ["on", "off"]}, "text": {"type": "string"}}
+    parameters = {"properties": properties, "required": ["mode", "note"], "$defs": definitions}
+    tool = FunctionTool(name="f", parameters={"type": "object", **parameters})
+    params = from_format(ToolParserManager.get_tool_parser(parser).grammar([tool], at_least_one=True, parallel=False))
+    form = next(form for form in FORMS.values() if form.parser == parser)
+    for mode, is_taken in (("on", True), ('"on"', False), ("up", False)):
+        text = form.write([("f", {"mode": mode, "note": "12"})])
+        assert takes(compiler, smollm2_path, params, text) == is_taken
+    assert calls_of(whole(form, form.write([("f", {"mode": "on", "note": "12"})]), [tool])) == [
+        ("f", {"mode": "on", "note": "12"})
+    ]
 
 
 @pytest.mark.parametrize(("parser", "key"), [("qwen3_xml", "a>b"), ("glm45", "a\nb"), ("pythonic", "a b")])

@@ -9,11 +9,13 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats
+from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats, read_value
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_OWN = (KEY, KEY_END, VALUE, END, START)
+"""What may follow a value that has no end of its own."""
 _NAME = re.compile(r"[^<>\s{}\"]+")
 _KEY = re.compile(r"[^<>\n]+")
 _MAX_NAME = 256
@@ -53,15 +55,15 @@ class Glm45Parser(ToolParser):
             text = incoming.settle(start)
             if not key:
                 break
-            pieces = list[str]()
-            if (yield from incoming.until((VALUE_END,), pieces.append)) is None:
-                arguments.cut(key.strip(), "".join(pieces), VALUE_END)
+            value, mark = yield from read_value(incoming, VALUE_END, _OWN)
+            if mark is None:
+                arguments.cut(key.strip(), value, (VALUE_END, *_OWN))
                 return
-            arguments.add(key.strip(), "".join(pieces))
+            arguments.add(key.strip(), value if mark == VALUE_END else value.removesuffix("\n"))
         if key == "":
             arguments.close()
             self.show_text(text)
-        elif (yield from incoming.take_spaced(END)) or not incoming.is_ended:
+        elif (yield from incoming.take_spaced(END)) or (yield from incoming.has_more()):
             arguments.close()
 
     @classmethod

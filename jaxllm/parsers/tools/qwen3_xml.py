@@ -9,12 +9,15 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats
+from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats, read_value
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_OWN = (PARAMETER, FUNCTION_END, END, FUNCTION, START)
+"""What may follow a value that has no end of its own."""
+_VALUE_ENDS = [f"{space}{mark}" for space in ("", "\n") for mark in (PARAMETER_END, *_OWN)]
 _NAME = re.compile(r"[^<>\n]+")
 _MAX_NAME = 256
 
@@ -37,11 +40,10 @@ class Qwen3XmlParser(ToolParser):
                 self.show_text(mark + text)
                 continue
             self.start_call(name)
-            if (yield from self._arguments(name)):
-                yield from incoming.take_spaced(END)
+            yield from self._arguments(name)
 
-    def _arguments(self, name: str) -> Reading[bool]:
-        """Read the parameters up to the function's end; False where they are malformed."""
+    def _arguments(self, name: str) -> Reading[None]:
+        """Read the parameters up to the call's end, or to where they are malformed."""
         incoming, arguments = self.incoming, TaggedArguments(self, name)
         while True:
             start = incoming.trial()
@@ -54,16 +56,16 @@ class Qwen3XmlParser(ToolParser):
             if not is_whole:
                 arguments.close()
                 self.show_text(text)
-                return False
-            pieces = list[str]()
-            if (yield from incoming.until((PARAMETER_END,), pieces.append)) is None:
-                arguments.cut(key, "".join(pieces).removeprefix("\n"), f"\n{PARAMETER_END}")
-                return False
-            arguments.add(key, "".join(pieces).removeprefix("\n").removesuffix("\n"))
-        is_whole = yield from incoming.take_spaced(FUNCTION_END)
-        if is_whole or not incoming.is_ended:
+                return
+            value, mark = yield from read_value(incoming, PARAMETER_END, _OWN, PARAMETER)
+            if mark is None:
+                arguments.cut(key, value.removeprefix("\n"), _VALUE_ENDS)
+                return
+            arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
+        is_closed = yield from incoming.take_spaced(FUNCTION_END)
+        is_closed = (yield from incoming.take_spaced(END)) or is_closed
+        if is_closed or (yield from incoming.has_more()):
             arguments.close()
-        return is_whole
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:

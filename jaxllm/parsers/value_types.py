@@ -1,0 +1,97 @@
+"""Which of JSON's types of values the schema of an argument allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+TYPES: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""JSON's types by those of Python's values."""
+_ALL = frozenset(TYPES.values())
+_MOST_SCHEMAS = 200
+"""Schemas may refer to themselves, and one may lead to many: what comes after so many says nothing."""
+
+
+def allowed_types(schema: Any, root: Any) -> frozenset[str]:
+    """Return the types of values that a schema allows; none if it does not say. References lead into `root`."""
+    types = _Types(root).of(schema)
+    return frozenset() if types == _ALL else types
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """Return what a schema says once its `$ref`, or an `allOf` of one schema, is put in its place."""
+    for _ in range(_MOST_SCHEMAS):
+        if not isinstance(schema, Mapping):
+            return schema
+        parts = schema.get("allOf")
+        if "$ref" in schema:
+            key, target = "$ref", _target(schema["$ref"], root)
+        elif isinstance(parts, list) and len(parts) == 1:
+            key, target = "allOf", parts[0]
+        else:
+            return schema
+        if not isinstance(target, Mapping) or any(target[name] != schema[name] for name in target.keys() & schema):
+            return schema
+        schema = {**target, **{name: value for name, value in schema.items() if name != key}}
+    return schema
+
+
+class _Types:
+    """This finds the types of values that a schema allows."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._num_schemas = 0
+
+    def of(self, schema: Any) -> frozenset[str]:
+        self._num_schemas += 1
+        if not isinstance(schema, Mapping) or self._num_schemas > _MOST_SCHEMAS:
+            return _ALL
+        types = _named(schema.get("type"))
+        if "$ref" in schema:
+            types &= self.of(_target(schema["$ref"], self._root))
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            types &= _with_integers(TYPES[type(value)] for value in values if type(value) in TYPES)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(schema.get(name), list):
+                types &= frozenset[str]().union(*map(self.of, schema[name]))
+        if isinstance(schema.get("allOf"), list):
+            types = types.intersection(*map(self.of, schema["allOf"]))
+        return types or _ALL  # a schema that allows nothing is a mistake, and decides nothing
+
+
+def _named(given: Any) -> frozenset[str]:
+    """Return the types that the word `type` of a schema names."""
+    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    return _with_integers(name for name in names if isinstance(name, str) and name in _ALL) or _ALL
+
+
+def _with_integers(types: Iterable[str]) -> frozenset[str]:
+    found = frozenset(types)
+    return found | {"integer"} if "number" in found else found
+
+
+def _target(reference: Any, root: Any) -> Any:
+    """Return the part of `root` that a reference leads to, or None."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node = root
+    for name in unquote(reference[1:]).split("/")[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        elif isinstance(node, Mapping) and key in node:
+            node = node[key]
+        else:
+            return None
+    return node
