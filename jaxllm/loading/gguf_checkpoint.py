@@ -35,8 +35,9 @@ class GGUFCheckpoint(Checkpoint):
         try:
             self._file = GGUFFile(path)
             self._arch = gguf_config.architecture(self._file)
-            self.config = gguf_config.hf_config(self._file)
-            self.generation_config = gguf_config.generation_config(self._file)
+            special = gguf_config.special_tokens(self._file)
+            self.config = gguf_config.hf_config(self._file, special)
+            self.generation_config = gguf_config.generation_config(special)
         except (OSError, ValueError) as error:
             raise VLLMValidationError(f"{path}: {error}.", parameter="model", value=self.source) from error
         num_layers = self.config["num_hidden_layers"]
@@ -141,7 +142,7 @@ class GGUFCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str:
         # Ours is the code that reads it.
         digest = hashlib.sha256(self._file.metadata_digest().encode())
-        for name in ("gguf.py", "gguf_tokenizer.py"):
+        for name in ("gguf.py", "gguf_special_tokens.py", "gguf_splitting.py", "gguf_tokenizer.py"):
             digest.update(Path(__file__).with_name(name).read_bytes())
         return digest.hexdigest()
 

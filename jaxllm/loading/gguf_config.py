@@ -10,6 +10,7 @@ from jaxllm.loading.gguf_gemma4 import gemma4_config
 from jaxllm.loading.gguf_moe import expert_config
 from jaxllm.loading.gguf_numbers import Numbers
 from jaxllm.loading.gguf_rope import rope_scaling
+from jaxllm.loading.gguf_special_tokens import SpecialTokens, read_special_tokens
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
@@ -37,8 +38,6 @@ holds its text part alone."""
 
 PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
 """The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
-# Chat formats whose turns end with a token that older files do not declare.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
 def architecture(file: GGUFFile) -> str:
@@ -50,7 +49,7 @@ def architecture(file: GGUFFile) -> str:
     return name
 
 
-def hf_config(file: GGUFFile) -> dict[str, Any]:
+def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     """Return the config. Raises ValueError for a missing key or an architecture that is not supported."""
     arch = architecture(file)
     model_type, class_name = ARCHITECTURES[arch]
@@ -74,36 +73,27 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "rope_theta": numbers.number("rope.freq_base", 10000.0),
         "rope_scaling": None if arch == "gemma4" else rope_scaling(file, arch),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.value("tokenizer.ggml.bos_token_id", int),
-        "eos_token_id": file.value("tokenizer.ggml.eos_token_id", int),
-        "pad_token_id": file.value("tokenizer.ggml.padding_token_id", int),
+        **{f"{role}_token_id": special.roles.get(role) for role in ("bos", "eos", "pad")},
     }
     return config | _family_config(file, arch, numbers, config) | expert_config(file, arch, numbers, config)
 
 
-def generation_config(file: GGUFFile) -> dict[str, Any]:
+def generation_config(special: SpecialTokens) -> dict[str, Any]:
     """Return the ids that begin and end a text, in the form of HF's generation_config.json."""
     config: dict[str, Any] = {}
-    bos = file.value("tokenizer.ggml.bos_token_id", int)
-    if bos is not None:
-        config["bos_token_id"] = bos
-    ids = [file.value(f"tokenizer.ggml.{key}", int) for key in ("eos_token_id", "eot_token_id")]
-    if ids[1] is None:
-        ids.extend(_turn_end_ids(file))
-    ends = list(dict.fromkeys(end for end in ids if end is not None))
+    if "bos" in special.roles:
+        config["bos_token_id"] = special.roles["bos"]
+    ends = list(special.ends)
     if ends:
         config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     return config
 
 
-def _turn_end_ids(file: GGUFFile) -> list[int]:
-    """Return the turn-ending tokens that the file's own chat template writes."""
-    template = file.value("tokenizer.chat_template", str, "")
-    wanted = [token for token in _TURN_ENDS if token in template]
-    if not wanted or not file.is_array("tokenizer.ggml.tokens"):
-        return []
-    tokens = file.strings("tokenizer.ggml.tokens")
-    return [tokens.index(token) for token in wanted if token in tokens]
+def special_tokens(file: GGUFFile) -> SpecialTokens:
+    """Return the tokens that begin and end a text. Raises ValueError for keys that hold no ids."""
+    key = "tokenizer.ggml.tokens"
+    tokens = file.strings(key) if file.is_array(key) else []
+    return read_special_tokens(file, tokens, len(tokens) or _vocab_size(file))
 
 
 def _vocab_size(file: GGUFFile) -> int:

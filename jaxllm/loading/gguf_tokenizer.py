@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, read_special_tokens
+from jaxllm.loading.gguf_splitting import SPLITTINGS, Splitting
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
-_PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED = 3, 4
 _SPACE = "\u2581"
 
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN_SPLIT = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K_SPLIT = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CONTRACTION}"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CONTRACTION}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Splitting:
-    """The way in which a byte-level vocabulary cuts text before its merges."""
-
-    pattern: str | None = None
-    """A regex of words; None for GPT-2's own."""
-    single_digits: bool = False
-    ignore_merges: bool = False
-    """A word that is in the vocabulary is taken whole."""
-    compose: bool = False
-    """Characters are composed (NFC) first."""
-    adds_bos: bool = False
-    """True if a BOS token is added where the file does not say."""
-
-
-_GPT2 = _Splitting()
-_DIGITS = _Splitting(single_digits=True)
-_LLAMA3 = _Splitting(_LLAMA3_SPLIT, ignore_merges=True, adds_bos=True)
-_QWEN2 = _Splitting(_QWEN2_SPLIT, compose=True)
-_SPLITTINGS: Mapping[str, _Splitting] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), _DIGITS),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), _Splitting(_LLAMA3_SPLIT)),
-    "tekken": _Splitting(_TEKKEN_SPLIT, ignore_merges=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _Splitting(_O200K_SPLIT)),
-}
-"""The splitting for each value of tokenizer.ggml.pre."""
+logger = logging.getLogger(__name__)
 
 
 class GGUFTokenizer(PreTrainedTokenizerFast):
@@ -74,59 +28,64 @@ class GGUFTokenizer(PreTrainedTokenizerFast):
 
 def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
     """Build the tokenizer that the file describes. Raises ValueError for a kind that is not supported."""
-    for key in ("tokens", "token_type"):
-        if not file.is_array(_PREFIX + key):
-            raise ValueError(f"the file has no {_PREFIX}{key}, so it describes no tokenizer")
-    tokens = file.strings(_PREFIX + "tokens")
-    kind = file.value(_PREFIX + "model", str, "")
+    if not file.is_array(PREFIX + "tokens"):
+        raise ValueError(f"the file has no {PREFIX}tokens, so it describes no tokenizer")
+    tokens = file.strings(PREFIX + "tokens")
+    special = read_special_tokens(file, tokens, len(tokens))
+    kind = file.value(PREFIX + "model", str, "")
+    adds_bos = file.value(PREFIX + "add_bos_token", bool)
     if kind == "gpt2":
         splitting = _splitting(file)
-        tokenizer, adds_bos = _byte_level(file, tokens, splitting), splitting.adds_bos
+        tokenizer = _byte_level(file, tokens, splitting)
+        adds_bos = splitting.adds_bos if adds_bos is None else adds_bos
     elif kind in ("llama", "gemma4"):
-        tokenizer, adds_bos = _sentencepiece(file, tokens, has_merges=kind == "gemma4"), True
+        unknown = special.roles.get("unk")
+        tokenizer = _sentencepiece(file, tokens, unknown, has_merges=kind == "gemma4")
+        # Files of Gemma 4 that say otherwise are wrong, and llama.cpp overrides them too.
+        adds_bos = kind == "gemma4" or adds_bos is None or adds_bos
     else:
         raise ValueError(
             f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM) are"
         )
-    _add_whole_tokens(tokenizer, tokens, file.array(_PREFIX + "token_type").tolist())
-    special = _special_tokens(file, tokens)
+    _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens)), special.ends)
+    texts = {f"{role}_token": tokens[index] for role, index in special.roles.items()}
     return GGUFTokenizer(
         backend=tokenizer,
-        add_bos_token=file.value(_PREFIX + "add_bos_token", bool, adds_bos) and "bos_token" in special,
-        add_eos_token=file.value(_PREFIX + "add_eos_token", bool, False) and "eos_token" in special,
+        add_bos_token=adds_bos and "bos_token" in texts,
+        add_eos_token=file.value(PREFIX + "add_eos_token", bool, False) and "eos_token" in texts,
         clean_up_tokenization_spaces=False,
         chat_template=_chat_template(file),
-        **special,
+        **texts,
     )
 
 
-def _splitting(file: GGUFFile) -> _Splitting:
-    name = file.value(_PREFIX + "pre", str, "default")
-    if name not in _SPLITTINGS:
-        raise ValueError(f"the pre-tokenizer {name!r} is not supported; supported: {', '.join(_SPLITTINGS)}")
-    return _SPLITTINGS[name]
+def _splitting(file: GGUFFile) -> Splitting:
+    name = file.value(PREFIX + "pre", str, "default") or "default"
+    if name not in SPLITTINGS:
+        raise ValueError(f"the pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLITTINGS)}")
+    if name == "default":
+        logger.warning("The file names no pre-tokenizer; texts may be cut otherwise than in training. Convert it anew.")
+    return SPLITTINGS[name]
 
 
-def _byte_level(file: GGUFFile, tokens: Sequence[str], splitting: _Splitting) -> Tokenizer:
+def _byte_level(file: GGUFFile, tokens: Sequence[str], splitting: Splitting) -> Tokenizer:
     """Build a GPT-2 style BPE, whose alphabet spells every byte as a printable character."""
     vocab, merges = _vocabulary(tokens), _stored_merges(file)
     tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, ignore_merges=splitting.ignore_merges)))
     if splitting.compose:
         tokenizer.normalizer = normalizers.NFC()
-    first: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
-    if splitting.pattern:
-        first.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    prefix = file.value(_PREFIX + "add_space_prefix", bool, False)
-    last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=splitting.pattern is None)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, last])
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns]
+    prefix = file.value(PREFIX + "add_space_prefix", bool, False)
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, spelling])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def _stored_merges(file: GGUFFile) -> list[tuple[str, str]]:
-    if not file.is_array(_PREFIX + "merges"):
-        raise ValueError(f"the file has no {_PREFIX}merges")
-    return [_merge(line) for line in file.strings(_PREFIX + "merges")]
+    if not file.is_array(PREFIX + "merges"):
+        raise ValueError(f"the file has no {PREFIX}merges")
+    return [_merge(line) for line in file.strings(PREFIX + "merges")]
 
 
 def _merge(line: str) -> tuple[str, str]:
@@ -136,7 +95,7 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(file: GGUFFile, tokens: list[str], *, has_merges: bool) -> Tokenizer:
+def _sentencepiece(file: GGUFFile, tokens: list[str], unknown: int | None, *, has_merges: bool) -> Tokenizer:
     """Build an SPM BPE: spaces spelled as U+2581, bytes as <0x..> where no token fits.
 
     Merges are the file's own if it `has_merges`, and otherwise follow from the scores.
@@ -145,10 +104,9 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], *, has_merges: bool) -> To
     spelled = [token.replace(" ", _SPACE) if token.isspace() and " " in token else token for token in tokens]
     vocab = _vocabulary(spelled)
     merges = _stored_merges(file) if has_merges else _merges(vocab, spelled, _merge_order(file, len(tokens)))
-    unknown = _token(file, tokens, "unknown_token_id")
-    options: dict[str, Any] = {"unk_token": unknown} if unknown is not None else {}
+    options: dict[str, Any] = {"unk_token": spelled[unknown]} if unknown is not None else {}
     tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True, **options)))
-    prefix = file.value(_PREFIX + "add_space_prefix", bool, True)
+    prefix = file.value(PREFIX + "add_space_prefix", bool, True)
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -162,12 +120,12 @@ def _merge_order(file: GGUFFile, num_tokens: int) -> list[float]:
     """Return each token's score. Gemma's do not follow the order of its merges, but its tokens' positions do."""
     if file.value("general.architecture", str, "").startswith("gemma"):
         return [-float(position) for position in range(num_tokens)]
-    if not file.is_array(_PREFIX + "scores"):
-        raise ValueError(f"the file has no {_PREFIX}scores")
-    scores = file.array(_PREFIX + "scores").tolist()
-    if len(scores) != num_tokens:
+    if not file.is_array(PREFIX + "scores"):
+        raise ValueError(f"the file has no {PREFIX}scores")
+    scores = file.array(PREFIX + "scores").tolist()
+    if len(scores) < num_tokens:
         raise ValueError(f"{len(scores)} scores for {num_tokens} tokens")
-    return scores
+    return scores[:num_tokens]
 
 
 def _merges(vocab: Mapping[str, int], tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -191,34 +149,30 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     return vocab
 
 
-def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Make control tokens special, and user-defined ones whole, wherever the text has them."""
-    if len(types) != len(tokens):
-        raise ValueError(f"{len(types)} token types for {len(tokens)} tokens")
+def _token_types(file: GGUFFile, num_tokens: int) -> list[int]:
+    """Return the type of each token; a file need not hold them."""
+    if not file.is_array(PREFIX + "token_type"):
+        return [NORMAL] * num_tokens
+    types = file.array(PREFIX + "token_type").tolist()
+    if len(types) < num_tokens:
+        raise ValueError(f"{len(types)} token types for {num_tokens} tokens")
+    return types[:num_tokens]
+
+
+def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], ends: Collection[int]) -> None:
+    """Make control tokens special, and user-defined ones whole, wherever the text has them.
+
+    A token that ends texts is a control token, whatever its type.
+    """
     known = tokenizer.get_vocab(with_added_tokens=False)
-    by_type: dict[int, list[AddedToken]] = {_CONTROL: [], _USER_DEFINED: []}
-    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+    by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
+    for index, (token, stored) in enumerate(zip(tokens, types, strict=True)):
+        kind = CONTROL if index in ends else stored
         # A token that is spelled otherwise in the vocabulary, or twice, would get a new id.
         if kind in by_type and token and known.get(token) == index:
-            by_type[kind].append(AddedToken(token, normalized=False, special=kind == _CONTROL))
-    tokenizer.add_special_tokens(by_type[_CONTROL])
-    tokenizer.add_tokens(by_type[_USER_DEFINED])
-
-
-def _special_tokens(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
-    """Return transformers' names of the special tokens that the file declares."""
-    keys = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
-    found = {f"{name}_token": _token(file, tokens, key) for name, key in keys.items()}
-    return {name: token for name, token in found.items() if token is not None}
-
-
-def _token(file: GGUFFile, tokens: list[str], key: str) -> str | None:
-    index = file.value(_PREFIX + key, int)
-    if index is None:
-        return None
-    if not 0 <= index < len(tokens):
-        raise ValueError(f"{_PREFIX}{key} is {index}, but there are {len(tokens)} tokens")
-    return tokens[index]
+            by_type[kind].append(AddedToken(token, normalized=False, special=kind == CONTROL))
+    tokenizer.add_special_tokens(by_type[CONTROL])
+    tokenizer.add_tokens(by_type[USER_DEFINED])
 
 
 def _chat_template(file: GGUFFile) -> str | dict[str, str] | None:

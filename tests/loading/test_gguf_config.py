@@ -272,16 +272,6 @@ def test_unknown_tensors_keep_their_name_to_be_reported(tmp_path: Path):
     assert {"blk.0.ssm_a.weight", "odd"} <= set(checkpoint.tensors)
 
 
-def test_ends_of_text(tmp_path: Path):
-    tokens = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "a", "b"]
-    metadata = llama_metadata() | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 1}
-    assert open_gguf(tmp_path, metadata).generation_config == {"eos_token_id": 1}
-    declared = metadata | {"tokenizer.ggml.eot_token_id": 4}
-    assert open_gguf(tmp_path, declared).generation_config == {"eos_token_id": [1, 4]}
-    templated = metadata | {"tokenizer.chat_template": "{{ '<|im_end|>' }}"}
-    assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
-
-
 GGUF_NAMES = ("llama", "gemma2", "gemma3", "mistral3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 WITH_EXPERTS = ("qwen3moe", "glm4moe", "gpt-oss")
 

@@ -83,7 +83,7 @@ def test_smollm2_says_what_it_is(smollm2_path: str):
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (9, 3)
     assert (config["vocab_size"], config["tie_word_embeddings"], config["rope_scaling"]) == (49152, True, None)
     assert config["rope_theta"] == 100000
-    assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": 2}
+    assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": [2, 0, 4]}
 
 
 def test_gemma_says_what_it_is(gemma_path: str):

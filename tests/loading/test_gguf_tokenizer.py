@@ -113,10 +113,11 @@ def test_sentencepiece(tmp_path: Path):
     ],
 )
 def test_gemma_4_has_merges_of_its_own(tmp_path: Path, merges: list[str], expected: list[str]):
+    """A file of Gemma 4 that says that texts have no beginning is wrong: llama.cpp adds one nevertheless."""
     tokenizer = sentencepiece(
         tmp_path, model="gemma4", merges=merges, add_space_prefix=False, add_bos_token=False, scores=[0.0]
     )
-    assert spelled(tokenizer, " abb a") == expected
+    assert spelled(tokenizer, " abb a") == ["<s>", *expected]
     with pytest.raises(VLLMValidationError, match=r"no tokenizer\.ggml\.merges"):
         sentencepiece(tmp_path, model="gemma4")
 
@@ -131,10 +132,9 @@ def test_sentencepiece_without_prefix_space(tmp_path: Path):
     ("more", "message"),
     [
         ({"model": "rwkv"}, "'rwkv' is not supported"),
-        ({"pre": "unheard-of"}, "'unheard-of' is not supported; supported: default"),
+        ({"pre": "unheard-of"}, "'unheard-of' is not supported; supported: default, gpt-2"),
         ({"merges": ["a b c"]}, "'a b c' is not two tokens"),
         ({"merges": ["a x"]}, "cannot be used"),
-        ({"eos_token_id": 99}, "eos_token_id is 99"),
         ({"token_type": [1]}, "1 token types for 13 tokens"),
     ],
 )
