@@ -117,10 +117,14 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         Nothing runs if a prompt or its params are invalid: the error names the first one by its index. With
         sampling_params=None the model's defaults hold. Ctrl-C ends this call's requests only.
+
+        A request may fail as it runs, for example if its adapter cannot be loaded. Raises RuntimeError if it was the
+        only one; among several its outputs have the finish_reason "error" and the reason as stop_reason, and the
+        failures are logged.
         """
         self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
         request_ids = self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
-        return self._runner.run(request_ids, use_tqdm)
+        return self._runner.run_generated(request_ids, use_tqdm, "prompts")
 
     @in_turn
     def chat(
@@ -139,7 +143,10 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Generate the next message of one conversation or of many; messages have OpenAI's form."""
+        """Generate the next message of one conversation or of many; messages have OpenAI's form.
+
+        Requests that fail as they run are treated as in `generate`.
+        """
         self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
         template_options = {
             "chat_template": chat_template,
@@ -152,7 +159,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         request_ids = self._runner.add_chats(
             messages, sampling_params, priority, tokenization_kwargs, template_options, lora_request
         )
-        return self._runner.run(request_ids, use_tqdm)
+        return self._runner.run_generated(request_ids, use_tqdm, "messages")
 
     @in_turn
     def beam_search(

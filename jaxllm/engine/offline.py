@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import numbers
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
     from jaxllm.engine.front_end.beam_search import BeamSearcher
+
+logger = logging.getLogger(__name__)
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
 type Pooled = PoolingParams | Sequence[PoolingParams] | None
@@ -87,16 +90,22 @@ class OfflineRunner:
         """Run everything enqueued and return the outputs in the order of their request ids, without aborted ones.
 
         Raises RuntimeError if a step of another call failed and ended enqueued requests; the rest can be waited for.
+        Requests that failed are treated as in `run_generated`.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
             raise RuntimeError("Enqueued requests ended without an output: a step of another call failed.") from failure
         try:
             self._step_until_done([name for name, output in self._enqueued.items() if output is None], use_tqdm)
-            return _in_order([output for output in self._enqueued.values() if output is not None])
+            outputs = _in_order([output for output in self._enqueued.values() if output is not None])
         finally:
             self._enqueued.clear()
             self._failure = None
+        return _reported(outputs, "enqueued requests")
+
+    def run_generated(self, request_ids: Sequence[str], use_tqdm: UseTqdm, label: str) -> list[RequestOutput]:
+        """Do as `run`. Raises RuntimeError if the only request failed; if there are several, failures are logged."""
+        return _reported(self.run(request_ids, use_tqdm), label)
 
     def run(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[Any]:
         """Step until these requests are finished and return their outputs in order."""
@@ -326,6 +335,26 @@ def _spread_priority(priority: Any, num_prompts: int, label: str) -> list[Any] |
         raise VLLMValidationError(message, parameter="priority", value=priority)
     _check_same_length(label, num_prompts, "priority", priority)
     return list(priority)
+
+
+def _reported(outputs: list[RequestOutput], label: str) -> list[RequestOutput]:
+    """Return outputs after a line in the log of those that failed. Raises RuntimeError if the only one failed.
+
+    The completions of a failed request have the finish_reason "error", and the reason as their stop_reason.
+    """
+    failures = [(i, each.outputs[0].stop_reason) for i, each in enumerate(outputs) if _has_failed(each)]
+    if failures:
+        i, reason = failures[0]
+        if len(outputs) == 1:
+            raise RuntimeError(f"{label}[0]: {reason}")
+        logger.error(
+            "%d of %d %s failed, the first of them %s[%d]: %s", len(failures), len(outputs), label, label, i, reason
+        )
+    return outputs
+
+
+def _has_failed(output: RequestOutput) -> bool:
+    return all(completion.finish_reason == "error" for completion in output.outputs)
 
 
 def _in_order(outputs: list[AnyOutput]) -> list[AnyOutput]:

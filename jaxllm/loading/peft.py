@@ -117,6 +117,8 @@ class PeftAdapter:
             if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
                 raise self.error(f"{module} has lora_A {list(down)} and lora_B {list(up)}, which do not fit each other")
             found[module] = names["A"], names["B"]
+        if not found:
+            raise self.error(f"{WEIGHTS_NAME} has no tensors, so the adapter would change nothing")
         return found
 
     def _check_rank(self, module: str, max_rank: int) -> None:

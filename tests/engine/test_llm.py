@@ -21,6 +21,7 @@ from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.front_end.metrics import Histogram
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
+from jaxllm.messages import RequestError
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
@@ -312,6 +313,40 @@ def test_failing_step_aborts_the_call(llm: LLM, core: FakeCore) -> None:
         llm.generate(["a", "b"], use_tqdm=False)
     assert not core.requests
     assert len(llm.generate(["a", "b"], use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize("call", ["generate", "chat", "enqueue"])
+def test_a_request_that_fails_in_the_core(
+    llm: LLM, core: FakeCore, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """Alone it raises; among others the output says so, and one line of the log does."""
+
+    def fail(step: int) -> None:
+        core.before_step = lambda step: None
+        for sequence_id in [each for each in core.requests if core.requests[each].prompt_token_ids[-1] in bad]:
+            core.fail(sequence_id, RequestError("invalid", "no such adapter"))
+
+    def run(prompts: list[list[int]]) -> list[RequestOutput]:
+        core.before_step = fail
+        if call == "chat":
+            return llm.chat([[{"role": "user", "content": "hi"}] for _ in prompts], use_tqdm=False)
+        if call == "generate":
+            return llm.generate(prompts, use_tqdm=False)
+        llm.enqueue(prompts)
+        return llm.wait_for_completion(use_tqdm=False)
+
+    bad = range(1000) if call == "chat" else range(10)
+    with pytest.raises(RuntimeError, match=r"\[0\]: no such adapter"):
+        run([[1]])
+    assert not caplog.records
+    outputs = run([[50], [1], [2]])
+    failed = [output.outputs[0] for output in outputs if output.outputs[0].finish_reason == "error"]
+    assert {each.stop_reason for each in failed} == {"no such adapter"}
+    assert len(failed) == (3 if call == "chat" else 2)
+    assert [len(each.outputs[0].token_ids) for each in outputs[:1]] == ([0] if call == "chat" else [16])
+    [record] = caplog.records
+    assert f"{len(failed)} of 3" in record.getMessage()
+    assert "no such adapter" in record.getMessage()
 
 
 def test_failing_progress_bar_aborts_the_call(llm: LLM, core: FakeCore) -> None:
