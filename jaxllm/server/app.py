@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,13 +30,14 @@ from jaxllm.server import (
 )
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
-from jaxllm.server.endpoint import Reply, refusals
-from jaxllm.server.errors import make_error
+from jaxllm.server.endpoint import Refusals, Reply
+from jaxllm.server.errors import RequestFailedError
 from jaxllm.server.metrics import CoreProcesses, CountedRequests, EngineCollector, HttpMetrics, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
 from jaxllm.server.output_parsers import check_parsers
 from jaxllm.server.pooled_serving import PooledServing
+from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_messages import AnthropicServingMessages
@@ -70,6 +72,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
         app.router.routes += routes_adapters.routes()
     if is_server_in_dev_mode():
         app.router.routes += routes_dev.router.routes  # an included router would hide them from what looks at routes
+    app.state.refusals = Refusals(app.routes)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_query)
     app.add_exception_handler(Exception, _answer_error)
@@ -83,7 +86,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
             Authentication,
             checker=KeyChecker(keys),
             root_path=server_args.root_path or "",
-            refusals=refusals(app.routes),
+            refusals=app.state.refusals,
         )
     add_cors(app, server_args)
     if server_args.enable_request_id_headers:
@@ -94,10 +97,14 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     return app
 
 
-async def _answer_http_error(_request: Request, error: Exception) -> Response:
-    """Answer in OpenAI's form where no route is, or not for this method."""
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer in the form of a path's neighbours where no route is, or not for this method."""
     assert isinstance(error, HTTPException)
-    return _response(Reply.error(make_error(error.status_code, str(error.detail))), error.headers or {})
+    root_path = request.app.state.server_args.root_path or ""
+    make = request.app.state.refusals.at(request.scope["path"].removeprefix(root_path))
+    own, _ = new_request_id({})
+    failed = RequestFailedError(HTTPStatus(error.status_code), str(error.detail))
+    return _response(make(failed, request.scope.get("request_id", own)), error.headers or {})
 
 
 async def _answer_bad_query(_request: Request, error: Exception) -> Response:
@@ -141,5 +148,5 @@ async def init_app_state(
     )
     state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)
     state.anthropic_serving_messages = AnthropicServingMessages(state.openai_serving_chat)
-    state.ollama_serving = OllamaServing(state.openai_serving_chat)
     state.pooled_serving = PooledServing.of(state.openai_serving_chat, state.server_args)
+    state.ollama_serving = OllamaServing(state.openai_serving_chat, state.pooled_serving.embedding)

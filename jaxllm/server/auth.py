@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 
 from jaxllm.config.environment import api_key
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.endpoint import ASGIApp, Receive, Refusal, Scope, Send, refuse, send_reply
+from jaxllm.server.endpoint import ASGIApp, Receive, Refusals, Scope, Send, send_reply
 from jaxllm.server.errors import RequestFailedError
 from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.routes_page import PAGE_FILES
@@ -51,11 +51,11 @@ class Authentication:
     """
 
     def __init__(
-        self, app: ASGIApp, checker: KeyChecker, root_path: str = "", refusals: Mapping[str, Refusal] | None = None
+        self, app: ASGIApp, checker: KeyChecker, root_path: str = "", refusals: Refusals | None = None
     ) -> None:
         """Ask for keys; a proxy may or may not have taken `root_path` off the paths. `refusals` are those of paths."""
         self._app, self._checker = app, checker
-        self._root_path, self._refusals = root_path, refusals or {}
+        self._root_path, self._refusals = root_path, refusals or Refusals([])
         self._open_paths = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,7 @@ class Authentication:
         if scope["type"] == "http" and not self._is_open(scope) and not self._brings_key(scope["headers"]):
             error = RequestFailedError(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
             own, _ = new_request_id({})
-            make = self._refusals.get(scope["path"].removeprefix(self._root_path), refuse)
+            make = self._refusals.at(scope["path"].removeprefix(self._root_path))
             refusal = make(error, scope.get("request_id", own))
             await send_reply(refusal._replace(headers=(*refusal.headers, (b"www-authenticate", b"Bearer"))), send)
             return

@@ -153,10 +153,29 @@ class Endpoint:
         await send_reply(reply, send)
 
 
-def refusals(routes: Iterable[BaseRoute]) -> dict[str, Refusal]:
-    """Return by their paths how routes tell of errors."""
-    found = [(route.path, route.endpoint) for route in routes if isinstance(route, Route)]
-    return {path: endpoint.refusal for path, endpoint in found if isinstance(endpoint, Endpoint)}
+class Refusals:
+    """The forms of errors by their paths, for what fails outside a route's endpoint."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._below: dict[str, set[Refusal]] = {}
+        """The forms of all routes at a path and below it."""
+        for route in routes:
+            if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
+                for path in (route.path, *_parents(route.path)):
+                    self._below.setdefault(path, set()).add(route.endpoint.refusal)
+
+    def at(self, path: str) -> Refusal:
+        """Return the form of errors at a path: the routes' there or, where none is, that of all of its neighbours."""
+        for each in (path, *_parents(path)):
+            if found := self._below.get(each):
+                return next(iter(found)) if len(found) == 1 else refuse
+        return refuse
+
+
+def _parents(path: str) -> list[str]:
+    """Return the paths above one, the longest first."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts) - 1, 1, -1)]
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

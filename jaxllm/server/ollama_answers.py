@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,8 +37,22 @@ class AnswerBuilder:
         """Return the answer to a request for no text: clients let a model be loaded so."""
         return self._line("", "", [], {"done": True, "done_reason": "load"})
 
-    def add(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer | None:
-        """Return the line of the pieces of an output, if they make one."""
+    def whole(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer:
+        """Return the answer that is one line."""
+        return self._line(*self._read(pieces, output, of), self._end(output, of))
+
+    def lines(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> Iterator[OllamaAnswer]:
+        """Yield the lines of an output's pieces. The last line of an answer has only its end: clients stop at it."""
+        text, thinking, calls = self._read(pieces, output, of)
+        if text or thinking or calls:
+            yield self._line(text, thinking, calls, {})
+        if output.finish_reason is not None:
+            yield self._line("", "", [], self._end(output, of))
+
+    def _read(
+        self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput
+    ) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the text, the reasoning and the calls of an output's pieces."""
         self._num_prompt = self._num_prompt or len(of.prompt_token_ids or ())
         self._num_tokens += len(output.token_ids)
         text, thinking, calls = "", "", list[dict[str, Any]]()
@@ -55,10 +69,8 @@ class AnswerBuilder:
                     assert self._call is not None
                     self._call.append(arguments)
         if output.finish_reason is not None:
-            return self._line(text, thinking, calls + self._take_call(), self._end(output, of))
-        if not (text or thinking or calls):
-            return None
-        return self._line(text, thinking, calls, {})
+            calls += self._take_call()
+        return text, thinking, calls
 
     def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
         """Return what an answer ends with."""
@@ -95,8 +107,7 @@ async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> Asyn
         yield encode_line(builder.empty())
     async for output in turn.outputs:
         for each in output.outputs:
-            line = builder.add(turn.pieces(each), each, output)
-            if line is not None:
+            for line in builder.lines(turn.pieces(each), each, output):
                 yield encode_line(line)
 
 

@@ -9,6 +9,8 @@ from jaxllm.server.errors import error_headers, error_response
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.ollama import (
     OllamaChatRequest,
+    OllamaEmbeddingRequest,
+    OllamaEmbedRequest,
     OllamaError,
     OllamaGenerateRequest,
     OllamaShowRequest,
@@ -34,6 +36,8 @@ def routes() -> list[Route]:
         Route("/api/show", endpoint(show_model), methods=["POST"]),
         Route("/api/chat", endpoint(answer_chat, runs_model=True), methods=["POST"]),
         Route("/api/generate", endpoint(answer_prompt, runs_model=True), methods=["POST"]),
+        Route("/api/embed", endpoint(embed_texts, runs_model=True), methods=["POST"]),
+        Route("/api/embeddings", endpoint(embed_prompt, runs_model=True), methods=["POST"]),
     ]
 
 
@@ -70,6 +74,18 @@ async def answer_prompt(call: Call) -> Reply:
     request = decode(call.body, OllamaGenerateRequest, {})
     answer = await call.state.ollama_serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+async def embed_texts(call: Call) -> Reply:
+    """Make embeddings of texts in Ollama's form."""
+    request = decode(call.body, OllamaEmbedRequest, {})
+    return Reply.json(await call.state.ollama_serving.embed(request, call.caller))
+
+
+async def embed_prompt(call: Call) -> Reply:
+    """Make the embedding of one text in Ollama's older form."""
+    request = decode(call.body, OllamaEmbeddingRequest, {})
+    return Reply.json(await call.state.ollama_serving.embed_prompt(request, call.caller))
 
 
 def refusal(error: BaseException, _request_id: str) -> Reply:

@@ -32,9 +32,8 @@ class ServingEmbedding:
 
     async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse:
         """Answer a request in OpenAI's form. Raises what `errors.error_response` has answers for."""
-        self._pooled.models.check(request.model)
         encode = encoder(request)
-        outputs = await self._pooled.run_inputs(request, request.params("embed"), caller)
+        outputs = await self.outputs(request, caller)
         vectors = [each.outputs.data for each in outputs]
         return EmbeddingResponse(
             id=caller.shown_id("embd", request.request_id),
@@ -45,6 +44,11 @@ class ServingEmbedding:
             ),
             usage=usage_of(outputs, tells_cached=self._tells_cached),
         )
+
+    async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
+        """Return the outputs of a request's inputs in order. Raises what `errors.error_response` has answers for."""
+        self._pooled.models.check(request.model)
+        return await self._pooled.run_inputs(request, request.params("embed"), caller)
 
     async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
         """Answer a request in Cohere's form. Raises what `errors.error_response` has answers for."""

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
+from jaxllm.server.aside import aside
 from jaxllm.server.caller import Caller
 from jaxllm.server.errors import error_response
+from jaxllm.server.model_tasks import supported
 from jaxllm.server.ollama_answers import AnswerBuilder, encode_line, lines
 from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.embedding import EmbeddingRequest
 from jaxllm.server.protocol.ollama import (
     OllamaAnswer,
     OllamaChatRequest,
     OllamaDetails,
+    OllamaEmbedAnswer,
+    OllamaEmbedding,
+    OllamaEmbeddingRequest,
+    OllamaEmbedFields,
+    OllamaEmbedRequest,
     OllamaError,
     OllamaFields,
     OllamaGenerateRequest,
@@ -29,7 +39,9 @@ from jaxllm.server.protocol.ollama import (
 )
 from jaxllm.server.protocol.prompts import renamed
 from jaxllm.server.serving_chat import OpenAIServingChat
+from jaxllm.server.serving_embedding import ServingEmbedding
 from jaxllm.server.sse import EventStream
+from jaxllm.server.vectors import numbers
 from jaxllm.text.prompts import ParsedPrompt
 
 LATEST = ":latest"
@@ -53,9 +65,9 @@ _REFUSED = {
 class OllamaServing:
     """This answers Ollama's requests."""
 
-    def __init__(self, chat: OpenAIServingChat) -> None:
-        """Answer as `chat` does."""
-        self._chat = chat
+    def __init__(self, chat: OpenAIServingChat, embedding: ServingEmbedding | None) -> None:
+        """Answer as `chat` does, and as `embedding` where the model makes embeddings."""
+        self._chat, self._embedding = chat, embedding
         self._started = datetime.now(UTC).isoformat()
 
     def known(self, name: str) -> str:
@@ -87,6 +99,43 @@ class OllamaServing:
         chat = self._request(request, messages=[*system, {"role": "user", "content": request.prompt}])
         prompt = ParsedPrompt(request.prompt) if request.raw else None
         return await self._answer(request, chat, caller, is_chat=False, prompt=prompt)
+
+    async def embed(self, request: OllamaEmbedRequest, caller: Caller) -> OllamaEmbedAnswer:
+        """Make embeddings of texts, of length 1 and cut to `dimensions`; without texts there are none."""
+        begun = time.monotonic_ns()
+        if isinstance(request.input, str):
+            texts = [request.input] if request.input else []
+        else:
+            texts = request.input or []
+        vectors, num_tokens = await self._vectors(request, texts, caller, is_cut=request.truncate is not False)
+        if (request.dimensions or 0) > 0:
+            vectors = [_normalized(each[: request.dimensions]) for each in vectors]
+        return OllamaEmbedAnswer(
+            model=request.model,
+            embeddings=await aside(sum(each.size for each in vectors), lambda: list(map(numbers, vectors))),
+            total_duration=time.monotonic_ns() - begun,
+            load_duration=0,
+            prompt_eval_count=num_tokens,
+        )
+
+    async def embed_prompt(self, request: OllamaEmbeddingRequest, caller: Caller) -> OllamaEmbedding:
+        """Make the embedding of one text, of the length that the model gives it."""
+        texts = [request.prompt] if request.prompt else []
+        with renamed({"input": "prompt"}):
+            vectors, _ = await self._vectors(request, texts, caller, is_cut=True, use_activation=False)
+        return OllamaEmbedding(embedding=numbers(vectors[0]) if vectors else [])
+
+    async def _vectors(
+        self, request: OllamaEmbedFields, texts: list[str], caller: Caller, *, is_cut: bool, **options: Any
+    ) -> tuple[list[np.ndarray], int]:
+        """Return the vectors of texts, and their number of tokens; what is too long `is_cut`, or refused."""
+        serving, name = supported(self._embedding, "Embeddings"), self.known(request.model)
+        if not texts:
+            return [], 0
+        cut = -1 if is_cut else None
+        asked = EmbeddingRequest(model=name, input=list(texts), truncate_prompt_tokens=cut, **options)
+        outputs = await serving.outputs(asked, caller)
+        return [each.outputs.data for each in outputs], sum(len(each.prompt_token_ids) for each in outputs)
 
     def show(self, name: str) -> OllamaShow:
         """Return what is known of the model, as `/api/show` tells of it. Raises as `known`."""
@@ -178,9 +227,11 @@ class OllamaServing:
             return EventStream(pieces, turn.outputs, last=b"", failed=_last_line)
         output = await turn.whole()
         [only] = output.outputs
-        answer = builder.add(turn.pieces(only), only, output)
-        assert answer is not None
-        return answer
+        return builder.whole(turn.pieces(only), only, output)
+
+
+def _normalized(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def _last_line(error: BaseException) -> bytes:

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server.serving_ollama import messages_in_chat
-from tests.server.support import Answer, Served
+from tests.server.pooled_support import EMBED, PooledEngine
+from tests.server.support import Answer, Served, served
 from tests.server.tool_support import CALL, TOOL, tool_served
 
 
@@ -46,6 +49,24 @@ def test_the_model_is_found(server: Served) -> None:
     assert server.post("/api/show", {"name": "tiny"}).json == shown
     missing = server.post("/api/show", {"model": "other"})
     assert (missing.status, missing.json.keys()) == (404, {"error"})
+
+
+@pytest.mark.parametrize("path", ["/api/pull", "/api/chat", "/api/nothing/here", "/api"])
+def test_errors_of_paths_have_ollamas_form(server: Served, path: str) -> None:
+    answer = server.ask("DELETE", path)
+    assert answer.status in (404, 405)
+    assert type(answer.json["error"]) is str
+    assert server.get("/v1/messages/batches").json["type"] == "error"
+    for other in ("/v1/nothing", "/nothing"):
+        assert server.get(other).json["error"]["type"] == "NotFoundError"
+
+
+def test_the_last_line_of_a_stream_has_only_its_end(server: Served) -> None:
+    for content in ("weather?", "think and call?", "think?"):
+        *_, before, last = lines(chat(server, content, tools=[TOOL]))
+        assert last["message"] == {"role": "assistant", "content": ""}
+        assert before["message"].get("tool_calls") or before["message"]["content"]
+        assert "done_reason" not in before
 
 
 @pytest.mark.parametrize("content", ["weather?", "both?", "think?", "think and call?", "broken?"])
@@ -145,6 +166,45 @@ def test_a_missing_key_is_told_of_in_ollamas_form(tokenizer: str, tmp_path: Path
         refused = server.get("/api/tags")
         assert (refused.status, type(refused.json["error"])) == (401, str)
         assert server.get("/api/tags", {"authorization": "Bearer secret"}).status == 200
+
+
+@pytest.fixture(scope="module")
+def embeds(mock: AsyncLLM) -> Iterator[Served]:
+    with served(PooledEngine(mock, EMBED)) as server:  # type: ignore[arg-type]
+        yield server
+
+
+def test_embeddings(embeds: Served) -> None:
+    vectors = [each["embedding"] for each in embeds.post("/v1/embeddings", {"input": ["a b", "c"]}).json["data"]]
+    answer = embeds.post("/api/embed", {"model": "tiny:latest", "input": ["a b", "c"], "keep_alive": 0}).json
+    assert answer["model"] == "tiny:latest"
+    assert np.allclose(answer["embeddings"], vectors)
+    assert answer["prompt_eval_count"] == 3
+    assert answer["total_duration"] > answer["load_duration"] == 0
+    assert embeds.post("/api/embed", {"model": "tiny", "input": "c"}).json["embeddings"] == answer["embeddings"][1:]
+    short = embeds.post("/api/embed", {"model": "tiny", "input": "a b", "dimensions": 3}).json["embeddings"]
+    assert np.allclose(short, np.array(vectors[:1])[:, :3] / np.linalg.norm(vectors[0][:3]))
+    for empty in ({}, {"input": ""}, {"input": []}, {"input": None}):
+        assert embeds.post("/api/embed", {"model": "tiny", **empty}).json["embeddings"] == []
+
+
+def test_texts_to_embed_are_cut_unless_that_is_forbidden(embeds: Served) -> None:
+    body = {"model": "tiny", "input": ["a " * 5000]}
+    longest = embeds.get("/v1/models").json["data"][0]["max_model_len"]
+    assert longest - 1 <= embeds.post("/api/embed", body).json["prompt_eval_count"] <= longest
+    refused = embeds.post("/api/embed", body | {"truncate": False})
+    assert refused.status == 400
+    assert str(longest) in refused.json["error"]
+
+
+def test_one_embedding_in_the_older_form(embeds: Served) -> None:
+    answer = embeds.post("/api/embeddings", {"model": "tiny", "prompt": "a b", "options": {"num_ctx": 8}})
+    plain = embeds.post("/v1/embeddings", {"input": "a b", "use_activation": False}).json["data"][0]["embedding"]
+    assert np.allclose(answer.json["embedding"], plain)
+    assert embeds.post("/api/embeddings", {"model": "tiny", "prompt": ""}).json == {"embedding": []}
+    for body in ({"model": "other", "prompt": "a"}, {"prompt": "a"}, {"model": "tiny", "prompt": 3}):
+        assert type(embeds.post("/api/embeddings", body).json["error"]) is str
+    assert embeds.post("/api/embed", {"model": "tiny", "input": [3]}).status == 400
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [

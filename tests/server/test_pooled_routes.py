@@ -28,6 +28,8 @@ POOL = {
     "/pooling": ({"input": "a"}, "Pooling"),
     "/v1/embeddings": ({"input": "a"}, "Embeddings"),
     "/v2/embed": ({"texts": ["a"]}, "Embeddings"),
+    "/api/embed": ({"model": "tiny", "input": "a"}, "Embeddings"),
+    "/api/embeddings": ({"model": "tiny", "prompt": "a"}, "Embeddings"),
     "/classify": ({"input": "a"}, "Classification"),
     "/score": ({"text_1": "a", "text_2": "b"}, "Score"),
     "/v1/score": ({"text_1": "a", "text_2": "b"}, "Score"),
@@ -36,7 +38,7 @@ POOL = {
     "/v2/rerank": ({"query": "a", "documents": ["b"]}, "Rerank (Score)"),
 }
 SCORES = ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"]
-EMBEDS = ["/v1/embeddings", "/v2/embed"]
+EMBEDS = ["/v1/embeddings", "/v2/embed", "/api/embed", "/api/embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,8 @@ def test_a_model_has_the_routes_of_its_tasks(
                 assert answer.status == 200, (path, answer.body)
             else:
                 assert answer.status == 400
-                assert answer.json["error"]["message"] == f"The model does not support {api} API"
+                error = answer.json["error"] if path.startswith("/api/") else answer.json["error"]["message"]
+                assert error == f"The model does not support {api} API"
         assert [each["id"] for each in server.get("/v1/models").json["data"]] == ["tiny"]
 
     if settings is None:

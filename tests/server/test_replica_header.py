@@ -23,7 +23,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "tiny", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}},
     "/api/generate": {"model": "tiny", "prompt": "hi", "stream": False, "options": {"num_predict": 2}},
 }
-POOLED = {"/v1/embeddings": {"input": "hi"}, "/pooling": {"input": "hi"}}
+POOLED = {
+    "/v1/embeddings": {"input": "hi"},
+    "/api/embed": {"model": "tiny", "input": "hi"},
+    "/pooling": {"input": "hi"},
+}
 BEAMS = CHAT | {"use_beam_search": True, "n": 2}
 
 
@@ -108,4 +112,5 @@ def test_models_that_pool_take_it_too(embedding_server: Served) -> None:
     for path, body in POOLED.items():
         assert embedding_server.post(path, body, {RANK_HEADER: "0"}).status == 200, path
         answer = embedding_server.post(path, body, {RANK_HEADER: "first"})
-        assert (answer.status, answer.json["error"]["param"]) == (400, RANK_HEADER)
+        assert answer.status == 400
+        assert RANK_HEADER in answer.body.decode()

@@ -62,6 +62,49 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     """These last four must be empty."""
 
 
+class OllamaEmbedFields(msgspec.Struct, kw_only=True):
+    """What requests for embeddings have in common."""
+
+    model: str
+    options: dict[str, Any] | None = None
+    """They have no effect: they are about sampling, or the machine."""
+    keep_alive: float | str | None = None
+    """It has no effect: the model stays."""
+
+
+class OllamaEmbedRequest(OllamaEmbedFields, kw_only=True):
+    """What `/api/embed` takes."""
+
+    input: str | list[str] | None = None
+    """Without any the answer has no embeddings."""
+    truncate: bool | None = True
+    """False refuses texts that are longer than the context; they are cut otherwise."""
+    dimensions: int | None = None
+    """Embeddings are cut to so many numbers, and made of length 1 again."""
+
+
+class OllamaEmbeddingRequest(OllamaEmbedFields, kw_only=True):
+    """What `/api/embeddings` takes, which is older."""
+
+    prompt: str | None = None
+
+
+class OllamaEmbedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/api/embed`, with times in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct, frozen=True):
+    """The answer of `/api/embeddings`."""
+
+    embedding: list[float]
+
+
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of an answer, or what is new of it."""
 
