@@ -24,7 +24,7 @@ from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.server.app import build_app
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.run import bind, serve_engine
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -45,7 +45,7 @@ class TimedLLM(AsyncLLM):
 
 async def serve(args: argparse.Namespace) -> None:
     """Serve until told to end."""
-    engine_args = AsyncEngineArgs.from_cli_args(args)
+    engine_args = AsyncEngineArgs.from_cli_args(with_queue_bound(args))
     app = build_app(args)
     with (
         contextlib.closing(bind(ServerArgs.from_cli_args(args))) as listener,

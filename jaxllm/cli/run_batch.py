@@ -20,7 +20,7 @@ from jaxllm.cli.streams import say
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.kinds import add_flags
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Batch(NamedTuple):
 async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
     from jaxllm.engine.async_client import build_async_engine_client
 
-    async with build_async_engine_client(args) as engine:
+    async with build_async_engine_client(with_queue_bound(args)) as engine:
         yield engine
 
 

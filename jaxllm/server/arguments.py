@@ -37,6 +37,8 @@ DEFAULT_LOG_LEVEL = "info"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
+MAX_QUEUED = 16_384
+"""The most sequences that a server takes at once where --max-num-queued-reqs is not given: each one takes memory."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -166,3 +168,13 @@ class ServerArgs(UnsupportedServerArguments):
         """Make the arguments from a parsed command line; those it lacks are left at their defaults."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def with_queue_bound(args: argparse.Namespace) -> argparse.Namespace:
+    """Return a command line that bounds what waits and runs, by MAX_QUEUED if it has no bound of its own.
+
+    An engine that a program makes for itself has no bound by default.
+    """
+    if getattr(args, "max_num_queued_reqs", None) is not None:
+        return args
+    return argparse.Namespace(**{**vars(args), "max_num_queued_reqs": MAX_QUEUED})

@@ -58,6 +58,7 @@ class PooledRequests:
         If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
         an error about a prompt names the one of `sources` that has it.
         """
+        self.engine_client.admission.check_room(len(prompts))
         options, size = request.tokenization_kwargs(), _Size()
         if before is None:
             before = self.settings.prompt() if params.task == "embed" else ""

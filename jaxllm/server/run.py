@@ -27,7 +27,7 @@ from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server.access_log import log_settings
 from jaxllm.server.app import build_app, init_app_state
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.auth import read_keys
 from jaxllm.server.connection import bounded_protocol
 from jaxllm.server.state import ServerLoad
@@ -92,6 +92,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     engine starts, and EngineDeadError if the engine ends by itself.
     """
     app = build_app(args)
+    args = with_queue_bound(args)
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
     log_settings(server_args, args.log_config_file)

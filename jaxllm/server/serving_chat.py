@@ -101,6 +101,7 @@ class OpenAIServingChat:
         parser = self.parsers.tool_parser(use)
         defaults = self.engine_client.front.ready.default_sampling_params
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
+        self.engine_client.admission.check_room(params.n)  # before the prompt is rendered
         prompt = prompt or await self.render(request)
         text = prompt.text or ""
         params.structured_outputs = answer_grammar(params.structured_outputs, use, parser, self.parsers.reasoning, text)

@@ -69,8 +69,10 @@ class OpenAIServingCompletion:
         check_generates(self.engine_client, "Completions")
         self.models.check(request.model)
         request.check()
+        prompts = request.prompts()
+        self.engine_client.admission.check_room(request.num_sequences(len(prompts)))  # before any of them is tokenized
         with request.fields_named("prompt"):
-            return await self._begin(request, request.prompts(), caller)
+            return await self._begin(request, prompts, caller)
 
     def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
         as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
@@ -103,6 +105,7 @@ class OpenAIServingCompletion:
                     lora_request=self.models.adapter(request.model),
                 )
                 begun.append(EngineOutputs(self.engine_client, stream))
+                await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
         except BaseException:
             for each in begun:
                 await each.aclose()

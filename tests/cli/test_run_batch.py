@@ -180,3 +180,10 @@ def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ):
         assert main(["run-batch", "m", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_prompts_times_n_are_bounded_as_by_a_server(batches: Batches):
+    assert batches.run([completion("a", prompt=["x"] * 1024, n=16_384), completion("b")]) == 1
+    refused, answered = read_jsonl(batches.output)
+    assert (refused["response"]["status_code"], refused["error"]["param"]) == (400, "n")
+    assert answered["error"] is None

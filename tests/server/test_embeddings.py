@@ -165,12 +165,14 @@ def bounded(mock: AsyncLLM) -> Iterator[tuple[Served, PooledEngine]]:
 def test_each_input_counts_as_a_request(bounded: tuple[Served, PooledEngine]) -> None:
     server, engine = bounded
     engine.is_held = True
+    engine.admission.reserve_reqs(1)
     try:
-        answer = embed(server, input=["a"] * 5)
+        answer = embed(server, input=["a"] * 4)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert not engine.running
     finally:
         engine.is_held = False
+        engine.admission.num_reqs -= 1
     assert engine.admission.num_reqs == 0
     assert embed(server, input=["a"] * 4).status == 200
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError
+from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 
 
 class Admission:
@@ -18,12 +18,16 @@ class Admission:
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
         """How many requests each bound has refused."""
 
-    def check_room(self) -> None:
-        """Refuse, and count, a request that is yet to be read, where the bounds leave no room for even the smallest.
+    def check_room(self, count: int = 1) -> None:
+        """Refuse, and count, what the bounds leave no room for: `count` sequences, of the shortest prompts.
 
-        Raises QueueOverflowError or MaxQueuedTokensError. Nothing is reserved: a request may still find no room later.
+        Raises QueueOverflowError or MaxQueuedTokensError, and VLLMValidationError for more sequences than there will
+        ever be room for. Nothing is reserved: a request may still find no room later.
         """
-        place = Place(self, 1)
+        if self._max_num_reqs is not None and count > self._max_num_reqs:
+            message = f"The request makes {count} sequences, and the engine takes at most {self._max_num_reqs} at once"
+            raise VLLMValidationError(f"{message} (max_num_queued_reqs): send fewer prompts, or a smaller n.")
+        place = Place(self, count)
         try:
             place.hold_prompt(1)
         finally:

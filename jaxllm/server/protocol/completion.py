@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
+from jaxllm.params.limits import MAX_N
 from jaxllm.server.protocol.logprobs import CompletionLogprobs, PromptTokenLogprob
 from jaxllm.server.protocol.prompts import several_prompts
 from jaxllm.server.protocol.sampling import REFUSED, SamplingFields
@@ -47,6 +48,16 @@ class CompletionRequest(SamplingFields, kw_only=True):
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises VLLMValidationError for what is neither."""
         return several_prompts("prompt", self.prompt)
+
+    def num_sequences(self, num_prompts: int) -> int:
+        """Return how many sequences the prompts make. Raises VLLMValidationError for more than one prompt may make."""
+        n = 1 if self.n is None else check_int("n", self.n, 1, MAX_N)
+        if num_prompts * n > MAX_N:
+            message = (
+                f"n={n} for each of {num_prompts} prompts makes more than {MAX_N} answers: send fewer prompts at once"
+            )
+            raise VLLMValidationError(f"{message}, or a smaller n.", parameter="n", value=n)
+        return num_prompts * n
 
     @property
     def only_scores(self) -> bool:
