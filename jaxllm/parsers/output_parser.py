@@ -1,30 +1,85 @@
-"""An output's reasoning is split off first; calls are looked for in the rest."""
+"""An output is taken apart into reasoning, calls and text."""
 
 from __future__ import annotations
 
-from jaxllm.parsers.pieces import Piece, StreamParser, Text, merge
+from jaxllm.parsers.incoming import Incoming, Reading
+from jaxllm.parsers.pieces import CallStart, Piece, StreamParser, Text, merge
+from jaxllm.parsers.reasoning import MarkedReasoning, ReasoningMarks
+from jaxllm.parsers.tool_parser import ToolParser
 
 
 class OutputParser:
-    """This takes one output apart, as `pieces.StreamParser` says."""
+    """This takes one output apart, as `pieces.StreamParser` says.
 
-    def __init__(self, reasoning: StreamParser | None, tools: StreamParser | None) -> None:
-        """Split with `reasoning`, whose text `tools` reads; without either the text passes as it is."""
-        self._reasoning, self._tools = reasoning, tools
+    Calls are looked for after the reasoning, and from the first mark in it that opens a call: models leave the end of
+    their reasoning out. What turns out to be no call is reasoning still, and a call ends the reasoning.
+    """
+
+    def __init__(self, reasoning: ReasoningMarks | None, tools: ToolParser | None, prompt: str = "") -> None:
+        """Read an output after `prompt`: None for `reasoning` or `tools` if there is none."""
+        self._marks, self._tools = reasoning, tools
+        self._has_begun = None if reasoning is None else reasoning.has_begun(prompt)
+        self._splitter: StreamParser | None = None
+        if reasoning is not None:
+            self._splitter = MarkedReasoning(reasoning, has_begun=self._has_begun)
+        self._incoming = Incoming()
+        self._pieces: list[Piece] = []
+        self._reading = self._read()
 
     def feed(self, text: str) -> list[Piece]:
         """Add text and return the pieces that became certain."""
-        return merge(self._read(self._reasoning.feed(text) if self._reasoning else [Text(text)]))
+        self._incoming.add(text)
+        return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """Return what is left once the output has ended."""
-        pieces = self._read(self._reasoning.finish()) if self._reasoning else []
-        return merge(pieces + (self._tools.finish() if self._tools else []))
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what is left once the output has ended.
 
-    def _read(self, pieces: list[Piece]) -> list[Piece]:
-        if self._tools is None:
-            return pieces
-        read: list[Piece] = []
+        An output that `is_cut`, at its most tokens, may have ended within a call before it is known as one, or within
+        a mark: that is no text.
+        """
+        if is_cut and self._tools is not None:
+            return merge(piece for piece in self._tools.finish() if not isinstance(piece, Text))
+        self._incoming.is_ended = True
+        next(self._reading, None)
+        if self._tools is not None:
+            self._take(self._tools.finish())
+        if self._splitter is not None:
+            self._pieces += self._splitter.finish()
+        return self._advance()
+
+    def _advance(self) -> list[Piece]:
+        next(self._reading, None)
+        pieces, self._pieces = merge(self._pieces), []
+        return pieces
+
+    def _read(self) -> Reading[None]:
+        """Give the reasoning to what splits it off, and what may hold calls to the tool parser."""
+        incoming, marks, tools = self._incoming, self._marks, self._tools
+        if marks is not None and tools is not None:
+            has_begun = self._has_begun
+            if has_begun is None and (yield from incoming.take_spaced(marks.start)):
+                has_begun = True
+                self._split(marks.start)
+            if has_begun:
+                mark = yield from incoming.until((marks.end, *tools.marks[:1]), self._split)
+                if mark == marks.end:
+                    self._split(marks.end)
+                elif mark is not None:
+                    self._take(tools.feed(mark))
+        while (yield from incoming.has(1)):
+            text = incoming.rest()
+            self._take([Text(text)] if tools is None else tools.feed(text))
+
+    def _take(self, pieces: list[Piece]) -> None:
+        """Take what the tool parser has read: there may be reasoning in its text."""
         for piece in pieces:
-            read += self._tools.feed(piece.text) if isinstance(piece, Text) else [piece]
-        return read
+            if isinstance(piece, Text):
+                self._split(piece.text)
+                continue
+            if isinstance(piece, CallStart) and self._marks is not None and self._splitter is not None:
+                self._pieces += self._splitter.finish()
+                self._splitter = MarkedReasoning(self._marks, has_begun=False)
+            self._pieces.append(piece)
+
+    def _split(self, text: str) -> None:
+        self._pieces += [Text(text)] if self._splitter is None else self._splitter.feed(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxllm.parsers.marks import held_back
+from jaxllm.parsers.incoming import Incoming, Reading
 from jaxllm.parsers.pieces import Piece, Reasoning, Text
 
 
@@ -13,13 +13,25 @@ class ReasoningMarks(NamedTuple):
 
     start: str
     end: str
+    is_implied: bool = False
+    """Whether an output is reasoning from its beginning, as vLLM's parser of the name reads it, unless its prompt has
+    ended the reasoning."""
+    recurs: bool = False
+    """Whether a start within the text begins reasoning again."""
+
+    def has_begun(self, prompt: str) -> bool | None:
+        """Return whether the output after a prompt begins within reasoning; None if the prompt's end does not say."""
+        tail = prompt.rstrip()
+        if tail.endswith(self.start):
+            return True
+        return False if tail.endswith(self.end) else None
 
 
 MARKS = {
-    "qwen3": ReasoningMarks("<think>", "</think>"),
-    "deepseek_r1": ReasoningMarks("<think>", "</think>"),
-    "glm45": ReasoningMarks("<think>", "</think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "qwen3": ReasoningMarks("<think>", "</think>", is_implied=True),
+    "deepseek_r1": ReasoningMarks("<think>", "</think>", is_implied=True),
+    "glm45": ReasoningMarks("<think>", "</think>", is_implied=True, recurs=True),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]", recurs=True),
 }
 """The marks by the names of parsers."""
 HARMONY = "openai_gptoss"
@@ -28,85 +40,60 @@ REASONING_PARSERS = (*MARKS, HARMONY)
 
 
 class MarkedReasoning:
-    """This splits an output that may begin with reasoning between two marks, as `pieces.StreamParser` says.
+    """This splits text into reasoning between two marks, and the rest, as `pieces.StreamParser` says.
 
-    White space around the reasoning is nobody's: neither the reasoning's nor the text's.
+    Reasoning is at the beginning, unless the marks say that it recurs. A mark that begins or ends what has begun or
+    ended already is left out. White space around the reasoning is nobody's: neither the reasoning's nor the text's.
     """
 
-    def __init__(self, marks: ReasoningMarks, prompt: str) -> None:
-        """Read what follows `prompt`: its end says whether reasoning has begun there, or is over."""
-        self._marks = marks
-        self._pending = ""
-        """Text that has come and is in no piece yet."""
-        self._space: list[str] = []
-        """White space before that, which is shown if what follows it belongs to the same."""
-        tail = prompt.rstrip()
-        self._read = self._before
-        if tail.endswith(marks.start):
-            self._read = self._opening
-        elif tail.endswith(marks.end):
-            self._read = self._after
+    def __init__(self, marks: ReasoningMarks, *, has_begun: bool | None) -> None:
+        """Read text that begins within reasoning or without; None if a mark at its beginning says so."""
+        self._marks, self._has_begun = marks, has_begun
+        self._incoming = Incoming()
+        self._pieces: list[Piece] = []
+        self._space: list[str] | None = None
+        """White space at the end of the reasoning so far; None before that."""
+        self._reading = self._read()
 
     def feed(self, text: str) -> list[Piece]:
         """Add text and return the pieces that became certain."""
-        self._pending += text
-        return self._read()
+        self._incoming.add(text)
+        return self._advance()
 
     def finish(self) -> list[Piece]:
         """Return what is left once the output has ended."""
-        is_reasoning = self._read in (self._opening, self._inside)
-        rest, self._pending = self._pending, ""
-        return self._shown(rest) if is_reasoning else [Text("".join(self._space) + rest)]
+        self._incoming.is_ended = True
+        return self._advance()
 
-    def _before(self) -> list[Piece]:
-        """Look for reasoning at the beginning; anywhere else its mark is text like any other."""
-        start, seen = self._marks.start, self._pending.lstrip()
-        self._space.append(self._pending[: len(self._pending) - len(seen)])
-        self._pending = seen
-        if len(seen) < len(start) and start.startswith(seen):
-            return []
-        if not seen.startswith(start):
-            self._space, self._pending, self._read = [], "".join(self._space) + seen, self._after
-            return self._after()
-        self._space, self._pending, self._read = [], seen[len(start) :], self._opening
-        return self._opening()
+    def _advance(self) -> list[Piece]:
+        next(self._reading, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
-    def _opening(self) -> list[Piece]:
-        """Leave out the white space that reasoning begins with."""
-        self._pending = self._pending.lstrip()
-        if not self._pending:
-            return []
-        self._read = self._inside
-        return self._inside()
+    def _read(self) -> Reading[None]:
+        incoming, (start, end, _, recurs) = self._incoming, self._marks
+        is_reasoning = self._has_begun
+        if is_reasoning is None:
+            is_reasoning = yield from incoming.take_spaced(start)
+        mark: str | None = start
+        while mark is not None:
+            if is_reasoning:
+                while mark == start:
+                    mark = yield from incoming.until((start, end), self._show_reasoning)
+                self._space = None
+                yield from incoming.skip_space()
+            mark = yield from incoming.until((start, end) if recurs else (end,), self._show_text)
+            is_reasoning = mark == start
 
-    def _inside(self) -> list[Piece]:
-        """Give the reasoning out, but for what may be its end."""
-        reasoning, mark, rest = self._pending.partition(self._marks.end)
-        if mark:
-            shown = self._shown(reasoning)
-            self._space, self._pending, self._read = [], rest, self._closing
-            return shown + self._closing()
-        end = len(reasoning) - held_back(reasoning, (self._marks.end,))
-        self._pending = reasoning[end:]
-        return self._shown(reasoning[:end])
+    def _show_reasoning(self, text: str) -> None:
+        """Show reasoning, but for the white space around it."""
+        text = text.lstrip() if self._space is None else text
+        shown = text.rstrip()
+        if shown:
+            self._pieces.append(Reasoning("".join(self._space or ()) + shown))
+            self._space = []
+        if self._space is not None:
+            self._space.append(text[len(shown) :])
 
-    def _shown(self, reasoning: str) -> list[Piece]:
-        """Give reasoning out, but for the white space at its end."""
-        kept = reasoning.rstrip()
-        if not kept:
-            self._space.append(reasoning)
-            return []
-        text, self._space = "".join(self._space) + kept, [reasoning[len(kept) :]]
-        return [Reasoning(text)]
-
-    def _closing(self) -> list[Piece]:
-        """Leave out the white space between reasoning and text."""
-        self._pending = self._pending.lstrip()
-        if not self._pending:
-            return []
-        self._read = self._after
-        return self._after()
-
-    def _after(self) -> list[Piece]:
-        text, self._pending = self._pending, ""
-        return [Text(text)]
+    def _show_text(self, text: str) -> None:
+        self._pieces.append(Text(text))

@@ -63,10 +63,11 @@ def after_reasoning(form: dict[str, Any], reasoning: str | None, prompt: str) ->
         return form
     if reasoning == HARMONY:
         return after_analysis(final_message(form))
-    marks, tail = MARKS[reasoning], prompt.rstrip()
-    if tail.endswith(marks.end):
+    marks = MARKS[reasoning]
+    has_begun = marks.has_begun(prompt)
+    if has_begun is False:
         return form
-    if tail.endswith(marks.start):
+    if has_begun:
         return formats.sequence(formats.tag("", formats.any_text(), marks.end), _GAP, form)
     thoughts = formats.sequence(formats.tag(marks.start, formats.any_text(), marks.end), _GAP)
     return formats.sequence(formats.optional(thoughts), form)

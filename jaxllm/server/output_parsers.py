@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.output_parser import OutputParser
-from jaxllm.parsers.pieces import StreamParser
-from jaxllm.parsers.reasoning import HARMONY, MARKS, MarkedReasoning
+from jaxllm.parsers.reasoning import HARMONY, MARKS
 from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.tools.openai import OpenAIParser
@@ -37,6 +37,7 @@ class OutputParsers:
         name = self.tool_parser_name
         self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
         self.reasoning = reasoning_parser or find_reasoning_parser(text)
+        self._is_reasoning_named = bool(reasoning_parser)
 
     def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
         """Return what reads the calls of an answer; None if it may call nothing.
@@ -56,6 +57,18 @@ class OutputParsers:
         )
         raise VLLMValidationError(message, parameter="tool_choice", value="auto")
 
+    def opened(self, prompt: str, variables: Mapping[str, Any]) -> str:
+        """Return a prompt with the start of reasoning at its end, if the named parser takes that for granted.
+
+        vLLM's parsers do so unless the prompt has ended the reasoning, or a variable of the chat template turns it off.
+        A parser that is found from the template does not: nobody has said that this model always reasons.
+        """
+        marks = MARKS.get(self.reasoning or "") if self._is_reasoning_named else None
+        is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
+        if marks is None or not marks.is_implied or is_off or marks.has_begun(prompt) is not None:
+            return prompt
+        return prompt + marks.start
+
     def maker(
         self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str
     ) -> Callable[[], OutputParser] | None:
@@ -65,10 +78,10 @@ class OutputParsers:
             return None
 
         def make() -> OutputParser:
-            reading: StreamParser | None = parser and parser(tools)
+            reading = parser and parser(tools)
             if name == HARMONY:
                 return OutputParser(None, reading or OpenAIParser())
-            return OutputParser(None if name is None else MarkedReasoning(MARKS[name], prompt), reading)
+            return OutputParser(None if name is None else MARKS[name], reading, prompt)
 
         return make
 
@@ -78,4 +91,4 @@ class OutputParsers:
         found = () if parser is None else parser.marks
         if name == HARMONY:
             return (*found, *OpenAIParser.marks)
-        return found if name is None else (*found, *MARKS[name])
+        return found if name is None else (*found, MARKS[name].start, MARKS[name].end)

@@ -103,7 +103,7 @@ class OpenAIServingChat:
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
         self.engine_client.admission.check_room(params.n)  # before the prompt is rendered
         prompt = prompt or await self.render(request)
-        text = prompt.text or ""
+        text = self.parsers.opened(prompt.text or "", self._variables(request))
         params.structured_outputs = answer_grammar(params.structured_outputs, use, parser, self.parsers.reasoning, text)
         special = self.engine_client.front.require_tokenizer().special_texts
         if not special.isdisjoint(self.parsers.marks(parser)):
@@ -170,8 +170,12 @@ class OpenAIServingChat:
         with contextlib.suppress(TemplateLimitError):
             return self._render_now(request, is_brief=True)
 
+    def _variables(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        """Return the variables that the server and a request set in the chat template."""
+        return {**self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+
     def _render_now(self, request: ChatCompletionRequest, *, is_brief: bool = False) -> ParsedPrompt:
-        variables = {**self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        variables = self._variables(request)
         for name in ("documents", "reasoning_effort"):
             if getattr(request, name) is not None:
                 variables[name] = getattr(request, name)

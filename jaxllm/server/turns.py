@@ -42,7 +42,7 @@ class AnswerReader:
             parser = self._parsers[output.index] = self._make_parser()
         pieces = parser.feed(output.text)
         if output.finish_reason is not None:
-            pieces += parser.finish()
+            pieces += parser.finish(is_cut=output.finish_reason == "length")
         if any(isinstance(piece, CallStart) for piece in pieces):
             self._calling.add(output.index)
         return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from jaxllm.parsers.output_parser import OutputParser
-from jaxllm.parsers.pieces import Piece, Reasoning, Text, gather, merge
+from jaxllm.parsers.pieces import CallStart, Piece, Reasoning, Text, gather, merge
 from jaxllm.parsers.reasoning import MARKS, MarkedReasoning
 from jaxllm.parsers.registry import ToolParserManager
-from tests.parsers.outputs import TOOLS, calls_of, is_linear
+from tests.parsers.outputs import FORMS, TOOLS, Form, calls_of, is_linear
 
 
 def read(name: str, prompt: str, *texts: str) -> list[Piece]:
-    parser, pieces = MarkedReasoning(MARKS[name], prompt), list[Piece]()
+    parser, pieces = MarkedReasoning(MARKS[name], has_begun=MARKS[name].has_begun(prompt)), list[Piece]()
     for text in texts:
         pieces += parser.feed(text)
     return merge(pieces + parser.finish())
@@ -22,18 +23,19 @@ def read(name: str, prompt: str, *texts: str) -> list[Piece]:
 
 @pytest.mark.parametrize("name", MARKS)
 def test_reasoning_is_split_off(name: str) -> None:
-    start, end = MARKS[name]
+    start, end, _, _ = MARKS[name]
     for prompt, output, reasoning, text in [
         ("", f"{start}\nI think.\n\n So.\n{end}\n\nYes. ", "I think.\n\n So.", "Yes. "),
         ("", f" {start}{end}Yes", "", "Yes"),
-        ("", f"Yes {start}no{end}", "", f"Yes {start}no{end}"),
         ("", " \n Yes", "", " \n Yes"),
         ("", f"{start} cut short \n", "cut short", ""),
         ("", start[:-1], "", start[:-1]),
         ("", f"{start}a{end[:-1]}", f"a{end[:-1]}", ""),
-        ("", f"{start}a{end}b{end}", "a", f"b{end}"),
+        ("", f"{start}a{start}b{end}c{end}d", "ab", "cd"),
+        ("", f"a{end}b", "", "ab"),
+        (f"user{start}", f"{start}\na{end}b", "a", "b"),
         (f"user{start}\n", f"I think{end}Yes", "I think", "Yes"),
-        (f"user{start}\n\n{end}\n\n", f"Yes{end}", "", f"Yes{end}"),
+        (f"user{start}\n\n{end}\n\n", f"Yes{end}", "", "Yes"),
     ]:
         pieces = read(name, prompt, output)
         parsed = gather(pieces)
@@ -41,6 +43,12 @@ def test_reasoning_is_split_off(name: str) -> None:
         assert read(name, prompt, *output) == pieces
         for i in range(len(output)):
             assert read(name, prompt, output[:i], output[i:]) == pieces
+
+
+def test_reasoning_recurs_where_its_marks_say_so() -> None:
+    for name, (start, end, _, recurs) in MARKS.items():
+        parsed = gather(read(name, "", f"Yes {start}no {end} so"))
+        assert (parsed.reasoning, parsed.text) == (("no", "Yes so") if recurs else ("", f"Yes {start}no  so")), name
 
 
 def test_no_reasoning_or_text_is_lost() -> None:
@@ -52,16 +60,79 @@ def test_no_reasoning_or_text_is_lost() -> None:
         shown = "".join(piece.text for piece in pieces if isinstance(piece, Text | Reasoning))
         assert shown.count("a") == output.count("a")
         if not output.lstrip().startswith("<think>"):
-            assert shown == output
+            assert shown == output.replace("</think>", "")
 
 
-def test_calls_are_read_after_the_reasoning() -> None:
-    parser = OutputParser(MarkedReasoning(MARKS["qwen3"], ""), ToolParserManager.get_tool_parser("hermes")(TOOLS))
-    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-    pieces = [piece for letter in f"<think>not {call}</think>\n{call}" for piece in parser.feed(letter)]
-    parsed = gather(pieces + parser.finish())
-    assert parsed.reasoning == f"not {call}"
-    assert (calls_of(parsed), parsed.text) == ([("now", {})], "")
+_HERMES = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CALLS = {
+    "hermes": _HERMES,
+    "qwen3_xml": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>now\n</tool_call>",
+    "mistral": "[TOOL_CALLS]now[ARGS]{}",
+    "deepseek_v31": FORMS["deepseek_v31"].write([("now", {})]),
+}
+PAIRS = [
+    *(("qwen3", "hermes"), ("qwen3", "qwen3_xml"), ("glm45", "glm45"), ("mistral", "mistral")),
+    *(("deepseek_r1", "deepseek_v31"), ("deepseek_r1", "hermes")),
+]
+
+
+def parse(reasoning: str, tools: str, prompt: str, *texts: str) -> list[Piece]:
+    parser = OutputParser(MARKS[reasoning], ToolParserManager.get_tool_parser(tools)(TOOLS), prompt)
+    pieces = [piece for text in texts for piece in parser.feed(text)]
+    pieces = merge(pieces + parser.finish())
+    return [dataclasses.replace(piece, id="") if isinstance(piece, CallStart) else piece for piece in pieces]
+
+
+@pytest.mark.parametrize(("reasoning", "tools"), PAIRS)
+def test_calls_are_read_after_the_reasoning_or_end_it(reasoning: str, tools: str) -> None:
+    (start, end, _, _), call = MARKS[reasoning], CALLS[tools]
+    mark = ToolParserManager.get_tool_parser(tools).marks[0]
+    for prompt, output, thoughts, text, num_calls in [
+        ("", f"{start}I see.{end}\n{call}", "I see.", "", 1),
+        ("", f"{start}I see.\n\n{call}", "I see.", "", 1),
+        (f"user{start}\n", f"I see.\n{call}", "I see.", "", 1),
+        (f"user{start}\n", f"I see.{call}{call}", "I see.", "", 2),
+        (f"user{start}\n", f"I see.{call}\nSo{end} it is.", "I see.", "\nSo it is.", 1),
+        (f"user{start}\n", f"A mark {mark} is none.{end}\n{call}", f"A mark {mark} is none.", "", 1),
+        (f"user{start}\n", f"A mark {mark} is none.{end}\nYes.", f"A mark {mark} is none.", "Yes.", 0),
+        (f"user{start}\n{end}", f"I see.{end} {call}", "", "I see. ", 1),
+        ("", f"I see. {call}", "", "I see. ", 1),
+    ]:
+        pieces = parse(reasoning, tools, prompt, output)
+        parsed = gather(pieces)
+        assert (parsed.reasoning, parsed.text.rstrip()) == (thoughts, text.rstrip()), output
+        assert calls_of(parsed) == [("now", {})] * num_calls
+        assert parse(reasoning, tools, prompt, *output) == pieces
+        for i in range(len(output)):
+            assert parse(reasoning, tools, prompt, output[:i], output[i:]) == pieces
+
+
+def test_marks_of_reasoning_in_arguments_are_theirs() -> None:
+    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "<think>a</think>"}}</tool_call>'
+    parsed = gather(parse("glm45", "hermes", "<think>", f"I see.{call}"))
+    assert (parsed.reasoning, parsed.text) == ("I see.", "")
+    assert calls_of(parsed) == [("get_weather", {"city": "<think>a</think>"})]
+
+
+def test_parsers_whose_calls_are_the_whole_answer_read_it_after_the_reasoning() -> None:
+    for tools, call in (("llama3_json", '{"name": "now", "parameters": {}}'), ("pythonic", "[now()]")):
+        parsed = gather(parse("qwen3", tools, "", *f"<think>{call} or not?</think>\n\n{call}"))
+        assert (parsed.reasoning, parsed.text) == (f"{call} or not?", "")
+        assert calls_of(parsed) == [("now", {})]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_an_output_that_is_cut_within_a_call_has_no_text(form: Form) -> None:
+    """Marks that have not come whole, and calls that are not known as such, are not shown."""
+    call = form.write([("get_weather", {"city": "Ulm"}), ("now", {})])
+    before = "I look. " if form.takes_text_before else ""
+    for length in range(len(call)):
+        for name in (None, "qwen3"):
+            marks = None if name is None else MARKS[name]
+            parser = OutputParser(marks, ToolParserManager.get_tool_parser(form.parser)(TOOLS), "")
+            pieces = parser.feed(before + call[:length]) + parser.finish(is_cut=True)
+            assert gather(pieces).text.strip() == before.strip(), call[:length]
 
 
 @pytest.mark.parametrize("head", ["", "<think>", "<think>a", "<think>a</think>"])

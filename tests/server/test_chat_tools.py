@@ -100,6 +100,29 @@ def test_reasoning_is_split_off_or_left_out(server: Served) -> None:
     assert (opened["reasoning"], opened["content"]) == (CALL, None)
 
 
+def test_a_call_ends_reasoning_that_nothing_else_has_ended(server: Served) -> None:
+    given = {"tools": [TOOL], "chat_template_kwargs": {"thinks": True}}
+    whole = ask(server, "both?", **given).json["choices"][0]
+    message = whole["message"]
+    assert (message["reasoning"], message["content"], whole["finish_reason"]) == ("I look.", None, "tool_calls")
+    assert len(message["tool_calls"]) == 2
+    streamed = message_of(ask(server, "both?", stream=True, **given).events)
+    assert (streamed["reasoning"], streamed["content"]) == ("I look.", "")
+    assert without_ids(streamed["tool_calls"]) == without_ids(message["tool_calls"])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_is_cut_leaves_no_marks_in_the_text(server: Served, choice: Any) -> None:
+    for most in (1, 2, 5, 12, 25):
+        given = {"tools": [TOOL], "tool_choice": choice, "max_tokens": most}
+        whole = ask(server, "weather?", **given).json["choices"][0]
+        assert whole["finish_reason"] == "length"
+        assert not whole["message"]["content"]
+        streamed = message_of(ask(server, "weather?", stream=True, **given).events)
+        assert streamed["content"] == ""
+        assert without_ids(streamed["tool_calls"]) == without_ids(whole["message"].get("tool_calls", []))
+
+
 def test_malformed_calls_are_text(server: Served) -> None:
     message = ask(server, "broken?", tools=[TOOL]).json["choices"][0]["message"]
     assert message["content"] == '<tool_call>\n{"name": get_weather}</tool_call>'

@@ -1,0 +1,57 @@
+"""Which parsers a server takes its answers apart with, and what those take for granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.parsers.pieces import gather
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.output_parsers import OutputParsers
+
+TEMPLATE = "{{ '<think>' }}"
+"""It tells of <think> without a start of reasoning in its prompts."""
+
+
+def split(named: str, prompt: str, output: str, **variables: Any) -> tuple[str, str]:
+    """Return the reasoning and the text of an output after a prompt."""
+    parsers = OutputParsers(ServerArgs(), named, TEMPLATE)
+    make = parsers.maker(None, [], parsers.opened(prompt, variables))
+    assert make is not None
+    parser = make()
+    parsed = gather(parser.feed(output) + parser.finish())
+    return parsed.reasoning, parsed.text
+
+
+@pytest.mark.parametrize(
+    ("named", "prompt", "output", "expected"),
+    [
+        *(
+            (name, "user", output, expected)
+            for name in ("qwen3", "deepseek_r1", "glm45")
+            for output, expected in [
+                ("I think</think>Yes", ("I think", "Yes")),
+                ("<think>I think</think>Yes", ("I think", "Yes")),
+                ("I <think>think</think>Yes</think>.", ("I think", "Yes.")),
+                ("I think", ("I think", "")),
+            ]
+        ),
+        ("qwen3", "user<think></think>", "Yes", ("", "Yes")),
+        ("qwen3", "user<think>", "I think</think>Yes", ("I think", "Yes")),
+        ("mistral", "user", "Yes", ("", "Yes")),
+        ("", "user", "Yes", ("", "Yes")),
+        ("", "user", "<think>I think</think>Yes", ("I think", "Yes")),
+        ("", "user<think>", "I think</think>Yes", ("I think", "Yes")),
+    ],
+)
+def test_a_named_parser_takes_reasoning_for_granted_as_vllms(
+    named: str, prompt: str, output: str, expected: tuple[str, str]
+) -> None:
+    assert split(named, prompt, output) == expected
+
+
+def test_a_variable_of_the_template_turns_reasoning_off() -> None:
+    assert split("qwen3", "user", "Yes", enable_thinking=False) == ("", "Yes")
+    assert split("glm45", "user", "Yes", thinking=False) == ("", "Yes")
+    assert split("qwen3", "user", "Yes", enable_thinking=True) == ("Yes", "")
