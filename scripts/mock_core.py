@@ -71,7 +71,7 @@ class Replies:
 
     def find(self, prompt_token_ids: list[int]) -> list[int] | None:
         """Return the tokens of the answer to a prompt, if one is given."""
-        prompt = self._tokenizer.backend.decode(prompt_token_ids, skip_special_tokens=False)
+        prompt = self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
         return next((reply for part, reply in self._replies if part in prompt), None)
 
 

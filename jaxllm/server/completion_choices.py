@@ -66,7 +66,7 @@ class PromptChoices:
         if output.prompt is not None or self._tokenizer is None:
             return output.prompt or ""
         # With the special tokens, which the offsets of log-probabilities count too.
-        return self._tokenizer.backend.decode(output.prompt_token_ids or [], skip_special_tokens=False)
+        return self._tokenizer.decode(output.prompt_token_ids or [], skip_special_tokens=False)
 
     def _logprobs(
         self, each: CompletionOutput, prompt_ids: list[int], token_ids: list[int]

@@ -62,7 +62,7 @@ class OpenAIServingTokenization:
         if bad is not None:
             message = f"tokens must be at least 0 and less than {vocab_size}, got {bad}."
             raise VLLMValidationError(message, parameter="tokens", value=bad)
-        decode = tokenizer.backend.decode
+        decode = tokenizer.decode
         return DetokenizeResponse(prompt=await aside(len(ids), lambda: decode(ids, skip_special_tokens=False)))
 
     def info(self) -> TokenizerInfo:

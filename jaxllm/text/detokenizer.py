@@ -147,7 +147,7 @@ class IncrementalDetokenizer:
         self.text = ""
         skip = params.skip_special_tokens
         unspaced = {} if skip or params.spaces_between_special_tokens else tokenizer.added_tokens
-        self._stream = TextStream(tokenizer.backend, prompt_token_ids, skip, unspaced)
+        self._stream = TextStream(tokenizer.decoder, prompt_token_ids, skip, unspaced)
         self._stop: list[str] = [params.stop] if isinstance(params.stop, str) else params.stop or []
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT64_MAX, check_bool, check_choice, check_int, check_options
+from jaxllm.text.added_words import decoding_backend
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
 if TYPE_CHECKING:  # both cost import time
@@ -51,6 +52,11 @@ class Tokenizer:
         backend.no_padding()
         backend.encode_special_tokens = self.parts.split_special_tokens
         return backend
+
+    @cached_property
+    def decoder(self) -> Backend:
+        """Return the tokenizers library's tokenizer that turns ids into text: `backend` wherever that does it right."""
+        return decoding_backend(self.backend)
 
     @cached_property
     def _pairs_backend(self) -> Backend:
@@ -122,6 +128,10 @@ class Tokenizer:
             batch = backend.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
         return [(encoding.ids, encoding.type_ids) for encoding in batch]
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Turn token ids into text."""
+        return self.decoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
     def token_string(self, token_id: int) -> str:
         """Return the text of one token by itself; half a character shows as U+FFFD."""
         string = self._strings.get(token_id)
@@ -172,7 +182,7 @@ class Tokenizer:
         return next((each.replacement for each in splitters if isinstance(each, pre_tokenizers.Metaspace)), None)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode(token_ids, skip_special_tokens=False)
+        return self.decode(token_ids, skip_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)

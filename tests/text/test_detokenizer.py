@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from jaxllm.loading.open import open_checkpoint
@@ -35,12 +36,17 @@ def byte_tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
+def added() -> Tokenizer:
+    return with_added_words()
+
+
+@pytest.fixture(scope="module")
 def real(smollm2_path: str) -> Tokenizer:
     return Tokenizer.of(open_checkpoint(smollm2_path).tokenizer())
 
 
 def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> list[str]:
-    stream = TextStream(tokenizer.backend, prompt, skip)
+    stream = TextStream(tokenizer.decoder, prompt, skip)
     return [*(stream.push(token_id) for token_id in token_ids), stream.flush()]
 
 
@@ -224,6 +230,76 @@ def test_first_stop_is_the_one_that_completes_first() -> None:
     assert first_stop("xabc", 4, ["c", "abc"]) == (1, "abc")
     assert first_stop("aab", 1, ["aa"]) is None
     assert first_stop("aab", 2, ["aa"]) == (0, "aa")
+
+
+WORDS = ["ção", "<é>", "año", "<a b>", "Ġx"]
+"""Letters of all but the fourth spell bytes in a byte-level vocabulary, where `ção` could be E7 E3 6F."""
+
+
+def with_added_words(*, special: bool = False) -> Tokenizer:
+    """Return a byte-level tokenizer that has words added whole; the first is in the vocabulary, as in GGUF."""
+    base = byte_level().backend
+    data = json.loads(base.to_str())
+    data["model"]["vocab"][WORDS[0]] = len(data["model"]["vocab"])
+    backend = Backend.from_str(json.dumps(data))
+    tokens = [AddedToken(word, normalized=False, special=special) for word in WORDS]
+    _ = backend.add_special_tokens(tokens) if special else backend.add_tokens(tokens)
+    return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def test_added_words_are_their_own_text() -> None:
+    tokenizer = with_added_words()
+    text = "informação <é> año <a b> Ġx x ção é ñ END"
+    ids = tokenizer.encode([text])[0]
+    assert {tokenizer.backend.token_to_id(word) for word in WORDS} <= set(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert "".join(pieces(tokenizer, [], ids)) == text
+    assert (
+        "".join(pieces(tokenizer, ids[:7], ids[7:])) == text[len(tokenizer.decode(ids[:7], skip_special_tokens=True)) :]
+    )
+    assert tokenizer.token_strings(tokenizer.encode(["ção"])[0], []) == ["ção"]
+    assert tokenizer.encode([tokenizer.decode(ids, skip_special_tokens=True)]) == [ids]
+
+
+@pytest.mark.parametrize("stop", ["ção", "ação", "ã", "o a", "<é>"])
+def test_stop_strings_are_found_in_added_words(stop: str) -> None:
+    tokenizer = with_added_words()
+    text = "uma informação a mais <é>"
+    ids = tokenizer.encode([text])[0]
+    assert run_text(tokenizer, ids, stop=[stop])[:2] == (text[: text.index(stop)], stop)
+
+
+def test_added_words_that_are_special_are_left_out() -> None:
+    tokenizer = with_added_words(special=True)
+    ids = tokenizer.encode(["uma ção é <é>"])[0]
+    assert run_text(tokenizer, ids)[0] == "uma  é "
+    assert run_text(tokenizer, ids, skip_special_tokens=False)[0] == "uma ção é <é>"
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.sampled_from("çãoñaé Ġx<>你🎉EN"), max_size=30), ids=st.lists(st.integers(0, 410), max_size=40))
+def test_any_text_with_added_words(added: Tokenizer, text: str, ids: list[int]) -> None:
+    encoded = added.encode([text])[0]
+    assert added.decode(encoded, skip_special_tokens=True) == text
+    for token_ids in (encoded, ids):
+        assert "".join(pieces(added, [], token_ids)) == added.decode(token_ids, skip_special_tokens=True)
+
+
+def test_words_that_merges_make_are_bytes() -> None:
+    """To add a word of the vocabulary again changes nothing: a model learned it as bytes."""
+    backend = byte_level().backend
+    word = "Ġhello"
+    assert backend.token_to_id(word) is not None
+    ids = backend.encode("say hello é").ids
+    backend.add_tokens([word, "Ã", "Ġhello!"])
+    tokenizer = Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "say hello é"
+    assert tokenizer.decode(tokenizer.encode(["Ġhello!"])[0], skip_special_tokens=True) == "Ġhello!"
+
+
+def test_other_tokenizers_decode_as_they_are(real: Tokenizer) -> None:
+    for tokenizer in (real, byte_level(), byte_fallback()):
+        assert tokenizer.decoder is tokenizer.backend
 
 
 def test_without_detokenizing() -> None:

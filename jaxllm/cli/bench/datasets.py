@@ -73,7 +73,7 @@ class TextMaker:
     def __init__(self, tokenizer: Tokenizer, random: Random) -> None:
         self._tokenizer, self._random = tokenizer, random
         num = tokenizer.backend.get_vocab_size(with_added_tokens=False)
-        texts = tokenizer.backend.decode_batch([[i] for i in range(num)], skip_special_tokens=True)
+        texts = tokenizer.decoder.decode_batch([[i] for i in range(num)], skip_special_tokens=True)
         # Special tokens have no text then; parts of characters would become other tokens.
         self._vocabulary = [i for i, text in enumerate(texts) if text and HALF not in text]
 
@@ -93,7 +93,7 @@ class TextMaker:
 
     def _text(self, token_ids: list[int]) -> tuple[str, list[int]]:
         """Return the text of tokens, and the tokens of that text."""
-        text = self._tokenizer.backend.decode(token_ids, skip_special_tokens=False)
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text, self._tokenizer.encode([text], add_special_tokens=False)[0]
 
 

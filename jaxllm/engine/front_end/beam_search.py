@@ -313,9 +313,9 @@ class BeamSearcher:
     def _text(self, tokens: list[int], ends: bool, tokenizer: Tokenizer) -> str:
         """Return a sequence's text, with the end of sequence if that is asked for, special or not."""
         skip = self._params.skip_special_tokens
-        text = tokenizer.backend.decode(tokens, skip_special_tokens=skip)
+        text = tokenizer.decode(tokens, skip_special_tokens=skip)
         keeps_end = ends and self._params.include_stop_str_in_output
-        is_left_out = keeps_end and not tokenizer.backend.decode(tokens[-1:], skip_special_tokens=skip)
+        is_left_out = keeps_end and not tokenizer.decode(tokens[-1:], skip_special_tokens=skip)
         return text + tokenizer.token_string(tokens[-1]) if is_left_out else text
 
 

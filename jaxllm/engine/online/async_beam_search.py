@@ -125,7 +125,7 @@ async def search_beams(
         search.searcher.abort()
     prefix = ""
     if front.tokenizer is not None:
-        prefix = front.tokenizer.backend.decode(encoded.token_ids, skip_special_tokens=params.skip_special_tokens)
+        prefix = front.tokenizer.decode(encoded.token_ids, skip_special_tokens=params.skip_special_tokens)
     sequences = search.searcher.outputs()[0].sequences
     found = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
     return RequestOutput(request_id, encoded.text, encoded.token_ids, None, found, finished=True, lora_request=adapter)
