@@ -22,7 +22,6 @@ from mock_core import start_mock_process
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
-from jaxllm.messages import EngineCoreOutputs
 from jaxllm.server.app import build_app
 from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.run import bind, serve_engine
@@ -37,10 +36,14 @@ class TimedLLM(AsyncLLM):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.steps: deque[float] = deque(maxlen=KEPT_STEPS)
         super().__init__(*args, **kwargs)
+        metrics, steps = self.front.metrics, self.steps
+        on_step = metrics.on_step
 
-    def _on_outputs(self, step: EngineCoreOutputs) -> None:
-        self.steps.append(step.timestamp)
-        super()._on_outputs(step)
+        def on_timed_step(engine_index: int, started: float, now: float) -> None:
+            steps.append(now)
+            on_step(engine_index, started, now)
+
+        metrics.on_step = on_timed_step
 
 
 async def serve(args: argparse.Namespace) -> None:

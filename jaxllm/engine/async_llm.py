@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids, refuse_given
+from jaxllm.engine.front_end.front_end import checked_ids, refuse_given
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.online.adapters import Adapters
@@ -24,16 +25,17 @@ from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.engine.online.scaling import Scaling, placed
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
-from jaxllm.utils.forks import check_home, engines_home
+from jaxllm.utils.forks import Home, check_home, engines_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.engine.remote.remote_client import RemoteClient
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +55,11 @@ class AsyncLLM(
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
-    ended everything raises EngineDeadError.
+    ended everything raises EngineDeadError. An engine that nobody holds any more ends as by `shutdown`; a request's
+    iterator holds its engine.
     """
+
+    _finalizer: weakref.finalize[Any, Any] | None = None
 
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
@@ -62,12 +67,13 @@ class AsyncLLM(
         self.log_requests = logs_requests
         """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
         check_home()
-        self._core, self.front = self._start_core()
+        remote, self.front = start()
         self._home = engines_home()
         self.admission = admission
-        self._requests = RunningRequests(self.front, admission, self._enter)
         self._gate = Gate()
+        self._requests = RunningRequests(self.front, admission, self._gate)
         self._changes = Changes()
+        self._hold(self._joined(remote))
 
     @property
     def vllm_config(self) -> VllmConfig:  # type: ignore[override]
@@ -181,7 +187,15 @@ class AsyncLLM(
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
         request, stream = await self._requests.take(
-            request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers, lora_request
+            request_id,
+            prompt,
+            params,
+            tokenization_kwargs,
+            arrival_time,
+            priority,
+            trace_headers,
+            lora_request,
+            enter=self._enter,
         )
         try:
             remote = self._core.remote
@@ -282,17 +296,23 @@ class AsyncLLM(
     async def _wake_up(self) -> None:
         if not self._gate.is_sleeping:
             return
-        core, _ = await asyncio.to_thread(self._start_core)
+        core = await asyncio.to_thread(lambda: self._joined(self._start()[0]))
         if not self._gate.is_sleeping:  # it was shut down meanwhile
             await core.close()
             return
-        self._core, self._gate.is_sleeping = core, False
+        self._hold(core)
+        self._gate.is_sleeping = False
         self.front.metrics.on_new_cores()
 
-    def _start_core(self) -> tuple[AsyncCore, FrontEnd]:
-        """Start a core, in any thread; it ends when nobody holds what is returned, as after a cancelled wake-up."""
-        remote, front = self._start()
-        return AsyncCore(remote, self._on_outputs, self._on_end), front
+    def _joined(self, remote: RemoteClient) -> AsyncCore:
+        """Return a core that ends when nobody holds it, as after a cancelled wake-up."""
+        return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end)
+
+    def _hold(self, core: AsyncCore) -> None:
+        """Run by a core, which ends with this engine: the event loop holds the core, but not the engine."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._core, self._finalizer = core, weakref.finalize(self, _drop, self._home, core)
 
     async def is_sleeping(self) -> bool:
         """Say whether the engine sleeps."""
@@ -387,13 +407,8 @@ class AsyncLLM(
             await self.abort(self._requests.ids())
         await self._requests.idle.wait()
 
-    def _on_outputs(self, step: EngineCoreOutputs) -> None:
-        """Hand a step's outputs to their readers."""
-        self._core.abort_requests(self._requests.deliver(self.front.outputs.process_outputs(step)))
-        self.front.metrics.on_step(step.engine_index, step.timestamp, step.timestamp)
 
-    def _on_end(self, error: Exception) -> None:
-        """End all requests: the core has ended, or an outcome of it was lost."""
-        self._core.abort_requests(self._requests.fail_all(error))
-        if self._core.dead_error is not None and not self._gate.is_sleeping:
-            self._gate.unpaused.set()
+def _drop(home: Home, core: AsyncCore) -> None:
+    """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
+    if home.is_here:
+        core.drop()

@@ -16,11 +16,25 @@ from typing import Any
 
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.utils.forks import Home
+from jaxllm.utils.freed_memory import give_back
 
 logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
 """A program that nobody has asked for waits this many times what the last one took to compile; a load is no reason."""
+POLL_SECONDS = 0.05
+
+
+class _Thread(threading.Thread):
+    """The background thread of an engine's programs."""
+
+    is_stopping = False
+    """True once it was told to stop: it ends after the program that it compiles, which cannot be interrupted."""
+
+    def run(self) -> None:
+        """Compile, and return the memory that compilers have freed, and the programs of an engine that was dropped."""
+        super().run()  # after which the thread does not hold its engine's programs
+        give_back()
 
 
 class Programs[Key: Hashable]:
@@ -63,14 +77,14 @@ class Programs[Key: Hashable]:
         """The event is set when there is something to do at once: to compile what was asked for, or to stop."""
         self._is_stopped, self._has_ended = False, threading.Event()
         self._home = Home()
-        self._thread: threading.Thread | None = None
+        self._thread: _Thread | None = None
         if ahead:
             # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
             # exit does wait for the one program that is being compiled, and that one is kept. Exit hooks run last
             # first: that of weakref.finalize, which takes JAX's traces their constants, is registered before ours.
             weakref.finalize(self, lambda: None).atexit = False
             atexit.register(self._stop_at_exit)
-            self._thread = threading.Thread(target=self._run, name="jaxllm-compile", daemon=True)
+            self._thread = _Thread(target=self._run, name="jaxllm-compile", daemon=True)
             self._thread.start()
 
     def get(self, key: Key) -> Any:
@@ -119,6 +133,8 @@ class Programs[Key: Hashable]:
     def begin_stop(self) -> None:
         """Compile nothing further ahead; do not wait for those being compiled. The thread that compiles may call it."""
         self._is_stopped = True
+        if self._thread is not None:
+            self._thread.is_stopping = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -147,11 +163,22 @@ class Programs[Key: Hashable]:
 
     def _run(self) -> None:
         try:
+            self._wait_for_stopping()
             self._run_ahead()
         finally:
             self._has_ended.set()
             # And not before: a process whose `stop` was interrupted waits again when it exits.
             atexit.unregister(self._stop_at_exit)
+
+    def _wait_for_stopping(self) -> None:
+        """Wait for the threads of engines that were dropped, as by a notebook cell that runs again.
+
+        Each of them ends after one more program. Engines that come and go quickly would compile many at once, and each
+        compilation takes its memory.
+        """
+        others = [each for each in threading.enumerate() if isinstance(each, _Thread) and each is not self._thread]
+        while not self._is_stopped and any(each.is_stopping and each.is_alive() for each in others):
+            time.sleep(POLL_SECONDS)
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

@@ -490,7 +490,7 @@ def test_a_core_that_has_ended_is_not_listened_to(cores: Cores) -> None:
     llm.shutdown()
 
     async def attach() -> None:
-        AsyncCore(cores.remotes[0], lambda _: None, lambda _: None).attach()
+        AsyncCore(cores.remotes[0], lambda _: [], lambda *_: []).attach()
 
     with pytest.raises(EngineDeadError):
         asyncio.run(attach())

@@ -93,13 +93,14 @@ def test_steps_that_wait_are_handed_on_one_a_turn_also_when_the_core_is_looked_a
     outbox.close()  # an AsyncCore that goes ends its core's sockets, and waits for this one
     order: list[str] = []
 
-    def on_outputs(outputs: EngineCoreOutputs) -> None:
+    def on_outputs(outputs: EngineCoreOutputs) -> list[str]:
         assert outputs == step
         order.append("step")
         asyncio.get_running_loop().call_soon(order.append, "reader")
+        return []
 
     async def run() -> None:
-        core = AsyncCore(remote, on_outputs, lambda error: pytest.fail(str(error)))
+        core = AsyncCore(remote, on_outputs, lambda error, _: pytest.fail(str(error)))
         core.attach()
         for _ in range(2 * NUM_STEPS):
             core.look()

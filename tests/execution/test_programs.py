@@ -322,3 +322,46 @@ def test_stop_ends_who_waits_for_all_programs_after_the_present_one() -> None:
         assert not thread.is_alive()
     assert (len(programs), programs.is_warm) == (1, False)
     assert "shut down" in str(errors[0])
+
+
+def test_programs_of_a_dropped_engine_are_compiled_by_one_thread_at_a_time() -> None:
+    """A notebook cell that runs again drops an engine each time, while a program of it is compiled."""
+    started, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def slow(key: str) -> str:
+        started.set()
+        assert go_on.wait(10)
+        order.append(key)
+        return key
+
+    dropped = Programs(slow, ["old 1", "old 2"], ahead=True)
+    assert started.wait(10)
+    dropped.begin_stop()
+    also_dropped = Programs(lambda key: order.append(key) or key, ["never"], ahead=True)
+    also_dropped.begin_stop()
+    programs = Programs(lambda key: order.append(key) or key, ["new 1", "new 2"], ahead=True)
+    also_dropped.stop()
+    assert programs.get("new 2") == "new 2", "what a step wants does not wait"
+    assert order == ["new 2"]
+    go_on.set()
+    dropped.stop()
+    deadline = time.monotonic() + 10
+    while not programs.is_warm and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert order == ["new 2", "old 1", "new 1"]
+    programs.stop()
+
+
+def test_programs_that_nobody_stops_do_not_wait_for_each_other() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    held = Programs(lambda key: started.set() or go_on.wait(10) or key, ["held"], ahead=True)
+    assert started.wait(10)
+    other = Programs(lambda key: key, ["other"], ahead=True)
+    deadline = time.monotonic() + 10
+    while not other.is_warm and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert other.is_warm
+    assert not held.is_warm
+    go_on.set()
+    held.stop()
+    other.stop()

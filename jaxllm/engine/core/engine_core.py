@@ -25,6 +25,7 @@ from jaxllm.messages import (
     split,
 )
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.freed_memory import give_back
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
@@ -227,6 +228,8 @@ class EngineCore(HoldsAdapters):
         self.drop()
         if runner is not None:
             runner.shutdown()
+        del runner
+        give_back()
 
     def drop(self) -> None:
         """Do as `shutdown` does, but do not wait for what is being compiled."""
@@ -241,6 +244,7 @@ class EngineCore(HoldsAdapters):
             self._runner = self._in_flight = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()
+            give_back()
 
     def _validate(self, params: SamplingParams) -> None:
         for validate in self._validators:

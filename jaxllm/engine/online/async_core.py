@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -28,10 +29,14 @@ class AsyncCore:
     def __init__(
         self,
         remote: RemoteClient,
-        on_outputs: Callable[[EngineCoreOutputs], None],
-        on_end: Callable[[Exception], None],
+        on_outputs: Callable[[EngineCoreOutputs], Collection[str]],
+        on_end: Callable[[Exception, bool], Collection[str]],
     ) -> None:
-        """Give each step's outcome to `on_outputs`, and what has ended all requests to `on_end`."""
+        """Give each step's outcome to `on_outputs`. Give to `on_end` the error that has ended all requests, and whether
+        it has ended the core. Both return the sequences that the core must stop.
+
+        The event loop holds this object and the two functions, so they must not hold an engine that may be dropped.
+        """
         self.remote = remote
         self._on_outputs, self._on_end = on_outputs, on_end
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +141,24 @@ class AsyncCore:
         self._begin_shutdown(error)
         await asyncio.to_thread(self.remote.finish_shutdown, timeout)
 
+    def drop(self) -> None:
+        """End the core of an engine that nobody holds any more, from any thread, and hold up no event loop for it."""
+        loop = self._loop
+        if loop is None or not loop.is_running() or loop is asyncio._get_running_loop():
+            self._drop()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and holds this no more
+                loop.call_soon_threadsafe(self._drop)
+
+    def _drop(self) -> None:
+        if self.remote.is_closed:
+            return
+        self._begin_shutdown()
+        try:
+            threading.Thread(target=self.remote.finish_shutdown, name="jaxllm-core-end", daemon=True).start()
+        except RuntimeError:  # Python exits, and starts no more threads
+            self.remote.finish_shutdown()
+
     def _begin_shutdown(self, error: EngineDeadError | None = None) -> None:
         self.detach()
         self.remote.begin_shutdown()
@@ -148,7 +171,7 @@ class AsyncCore:
             self.remote.drop_reply(call_id)
         self._calls.clear()
         self._reading = None
-        self._on_end(EngineGenerateError("The event loop of the request was closed before its end."))
+        self._fail_all(EngineGenerateError("The event loop of the request was closed before its end."))
 
     def _watch(self) -> None:
         assert self._loop is not None
@@ -182,14 +205,14 @@ class AsyncCore:
         try:
             outputs = self.remote.take_outputs()
             if outputs is not None:
-                self._on_outputs(outputs)
+                self.abort_requests(self._on_outputs(outputs))
         except FrameError as error:
             message = f"An outcome of the engine core cannot be read, and nobody knows whose it was: {error}"
-            self._on_end(EngineGenerateError(message))
+            self._fail_all(EngineGenerateError(message))
             return True
         except Exception as error:
             logger.exception("the outcome of a step cannot be handed on")
-            self._on_end(EngineGenerateError(f"The outcome of a step is lost: {type(error).__name__}: {error}"))
+            self._fail_all(EngineGenerateError(f"The outcome of a step is lost: {type(error).__name__}: {error}"))
         for call_id, future in list(self._calls.items()):
             reply = self.remote.take_reply(call_id)
             if reply is not None and not future.done():
@@ -201,10 +224,14 @@ class AsyncCore:
 
     def _end(self, error: EngineDeadError) -> None:
         self.detach()
-        self._on_end(error)
+        self._fail_all(error)
         for future in self._calls.values():
             if not future.done() and not future.get_loop().is_closed():
                 future.set_exception(copy.copy(error))
+
+    def _fail_all(self, error: Exception) -> None:
+        """End all requests; their readers get the error."""
+        self.abort_requests(self._on_end(error, self.remote.dead_error is not None))
 
 
 def _drop(home: Any, remote: RemoteClient) -> None:

@@ -13,10 +13,10 @@ from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.engine.front_end.output_processor import ProcessedOutputs, id_in_use
 from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
 from jaxllm.engine.online.admission import Admission, Place
-from jaxllm.engine.online.gate import Flag
+from jaxllm.engine.online.gate import Flag, Gate
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
-from jaxllm.messages import RequestError
+from jaxllm.messages import EngineCoreOutputs, RequestError
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
@@ -62,13 +62,13 @@ class Group(Protocol):
 
 class RunningRequests:
     """This hands outputs to readers and knows who still waits. What ends requests returns the sequences that the core
-    must stop. For one event loop.
+    must stop. For one event loop, which holds this and so must not hold the engine by it, but for its readers.
     """
 
-    def __init__(self, front: FrontEnd, admission: Admission, enter: Callable[[], Awaitable[object]]) -> None:
-        """Let each request `enter` once its prompt is tokenized: that waits, or raises, for an engine that is shut."""
-        self._enter = enter
-        self._inputs, self._outputs = front.inputs, front.outputs
+    def __init__(self, front: FrontEnd, admission: Admission, gate: Gate) -> None:
+        """Let those go on that wait at the gate when the core has ended."""
+        self._gate = gate
+        self._inputs, self._outputs, self._metrics = front.inputs, front.outputs, front.metrics
         self._admission = admission
         front.metrics.rejections = admission.num_rejected
         self._running: dict[str, _Running] = {}
@@ -90,9 +90,12 @@ class RunningRequests:
         priority: int,
         trace_headers: Mapping[str, str] | None,
         lora_request: Any = None,
+        *,
+        enter: Callable[[], Awaitable[object]],
     ) -> tuple[ProcessedRequest, RequestOutputCollector]:
         """Check a request, make it complete, and return it with what its reader reads.
 
+        Once its prompt is tokenized it may `enter`: that waits, or raises, for an engine that is shut.
         Raises VLLMValidationError, or EngineBusyError where the bounds leave no room for it.
         """
         resolved = self._inputs.resolve(params)
@@ -103,7 +106,7 @@ class RunningRequests:
         try:
             encoded = await self.encode(prompt, tokenization_kwargs, pools=pools)
             place.hold_prompt(len(encoded.token_ids))
-            await self._enter()
+            await enter()
             request = self._inputs.complete(
                 request_id,
                 encoded,
@@ -156,7 +159,20 @@ class RunningRequests:
             return await asyncio.to_thread(self._inputs.encode, prompt, options, pools=pools)
         return self._inputs.encode(prompt, options, pools=pools)
 
-    def deliver(self, processed: ProcessedOutputs) -> list[str]:
+    def take_outcome(self, step: EngineCoreOutputs) -> list[str]:
+        """Hand a step's outputs to their readers."""
+        aborts = self._deliver(self._outputs.process_outputs(step))
+        self._metrics.on_step(step.engine_index, step.timestamp, step.timestamp)
+        return aborts
+
+    def on_end(self, error: Exception, core_has_ended: bool) -> list[str]:
+        """End all requests, whose readers get the error: the core has ended, or an outcome of it was lost."""
+        aborts = self._fail_all(error)
+        if core_has_ended and not self._gate.is_sleeping:
+            self._gate.unpaused.set()
+        return aborts
+
+    def _deliver(self, processed: ProcessedOutputs) -> list[str]:
         """Hand outputs to their readers."""
         for request_id in processed.admitted:
             self._running[request_id].reader.admit()
@@ -195,8 +211,7 @@ class RunningRequests:
         self._forget(stream.request_id)
         return aborted
 
-    def fail_all(self, error: Exception) -> list[str]:
-        """End all requests; their readers get the error."""
+    def _fail_all(self, error: Exception) -> list[str]:
         for group in self._groups.values():
             group.put(error)
         self._groups.clear()
