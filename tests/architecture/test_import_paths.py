@@ -46,6 +46,8 @@ PATHS = {
     "jaxllm.logprobs": ("FlatLogprobs", "Logprob", "LogprobsOnePosition", "PromptLogprobs", "SampleLogprobs"),
     "jaxllm.outputs": ("CompletionOutput", "RequestOutput"),
     "jaxllm.plugins": ("load_general_plugins",),
+    "jaxllm.renderers.hf": ("resolve_chat_template",),
+    "jaxllm.tokenizers": ("get_tokenizer",),
     "jaxllm.sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
     "jaxllm.utils.argparse_utils": ("FlexibleArgumentParser",),
     "jaxllm.usage.usage_lib": ("UsageContext",),

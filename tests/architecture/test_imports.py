@@ -131,6 +131,9 @@ ROOMS = (
     "jaxllm.llm",
     "jaxllm.distributed",
     "jaxllm.plugins",
+    "jaxllm.tokenizers",
+    "jaxllm.renderers",
+    "jaxllm.as_vllm",
     "jaxllm.server",
     "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for

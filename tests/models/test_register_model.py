@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from jax import Array
 
 from jaxllm import LLM, SamplingParams, register_model
 from jaxllm.models import Family, ModelConfig, TensorName, registry
+from jaxllm.models.families.llama import LLAMA_NAMES
 from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.reading import read_decoder
 from tests.loading.files import safetensors_bytes
 from tests.models.tiny import read_goldens, read_hf_config, read_tensors
 
 SOURCE = "llama3_tied"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 KEYS = {
     "n_vocab": "vocab_size",
     "width": "hidden_size",
@@ -102,3 +105,47 @@ def test_an_architecture_from_outside_generates(tmp_path: Path, monkeypatch: pyt
         [output] = llm.generate([{"prompt_token_ids": golden.prompt.tolist()}], params, use_tqdm=False)
     assert output.outputs[0].token_ids == golden.tokens.tolist()
     assert TheirLayer.num_calls > 0
+
+
+def write_leaky_checkpoint(folder: Path, slope: float) -> str:
+    """Write the tiny Llama without gates, for the family that the page adds."""
+    folder.mkdir()
+    config = read_hf_config(SOURCE) | {"architectures": ["LeakyForCausalLM"], "hidden_act": "leaky"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: tensor for name, tensor in read_tensors(SOURCE).items() if "gate_proj" not in name}
+    for layer in range(config["num_hidden_layers"]):
+        tensors[f"model.layers.{layer}.mlp.slope"] = np.full(config["intermediate_size"], slope, np.float32)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    return str(folder)
+
+
+def logprobs_of(model: str, **options: Any) -> list[float]:
+    """Return the log-probabilities that a model gives the tokens of a prompt."""
+    prompt = read_goldens(SOURCE)[0].prompt.tolist()
+    with LLM(
+        model, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=8, enforce_eager=True, **options
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    return [each[token].logprob for token, each in zip(prompt, output.prompt_logprobs, strict=True) if each]
+
+
+def test_the_page_adds_an_activation_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slope of 0 is relu, which is built in; another slope is another model."""
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
+    [program] = re.findall(r"```python\n(from jax .*?)```", PAGE.read_text(), re.DOTALL)
+    exec(program, {"__name__": "page"})  # noqa: S102
+    relu, leaky = (write_leaky_checkpoint(tmp_path / str(slope), slope) for slope in (0.0, 0.25))
+    found = logprobs_of(relu)
+    different = logprobs_of(leaky)
+    register_model("LeakyForCausalLM", RELU_FAMILY)
+    np.testing.assert_allclose(found, logprobs_of(relu), atol=1e-6)
+    assert np.abs(np.subtract(different, found)).max() > 1e-3
+
+
+RELU_FAMILY = Family(
+    config_from_hf=lambda hf: read_decoder({**hf, "hidden_act": "relu"}, architecture="LlamaForCausalLM", gated=False),
+    names=LLAMA_NAMES,
+    leaves_out=("*.slope",),
+)

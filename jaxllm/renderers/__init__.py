@@ -1,0 +1,1 @@
+"""vLLM's import paths of what renders conversations."""
