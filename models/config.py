@@ -259,8 +259,9 @@ class LayerSpec:
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     """The norms of q and k are over all heads together, instead of over each head."""
-    qk_unit_norm: bool = False
-    """The queries and keys of each head are divided by their root mean square."""
+    qk_unit_norm: float | None = None
+    """The epsilon with which the queries and keys of each head are divided by their root mean square; None if they are
+    not."""
     v_norm: bool = False
     """Values are divided by their root mean square."""
     k_is_v: bool = False

@@ -23,10 +23,11 @@ def read_decoder(
     *,
     architecture: str,
     act_key: str = "hidden_act",
+    rotates_part: bool = False,
     layers: Mapping[str, Sequence[Any]] | None = None,
     **family: Any,
 ) -> ModelConfig:
-    """Read the fields that all models share.
+    """Read the fields that all models share; see `read_rope` for `rotates_part`.
 
     `layers` has the fields in which layers differ, with a value for each layer. `family` has further fields of
     `ModelConfig`, and of `LayerSpec` for all layers, which override those read here.
@@ -53,7 +54,7 @@ def read_decoder(
         "tie_word_embeddings": read_bool(hf, "tie_word_embeddings"),
     } | {name: value for name, value in family.items() if name not in _LAYER_FIELDS}
     if "ropes" not in model:
-        model["ropes"] = (read_rope(hf, read_rope_settings(hf)),)
+        model["ropes"] = (read_rope(hf, read_rope_settings(hf), rotates_part=rotates_part),)
     layers = layers or {}
     for name, values in layers.items():
         if len(values) != num_layers:
@@ -98,16 +99,25 @@ def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | 
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
-    """Build one RoPE table from its settings; `hf` supplies the context lengths."""
+def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any], *, rotates_part: bool = False) -> RopeConfig:
+    """Build one RoPE table from its settings; `hf` supplies the context lengths.
+
+    `rotates_part` says that the architecture can rotate a part of each head. In HF all others ignore
+    `partial_rotary_factor` with plain RoPE, and fail with scaled RoPE.
+    """
     rope_type = read_rope_type(settings)
     if settings.get("mrope_section") is not None:
         raise ValueError("mrope_section (multimodal RoPE) does not fit this architecture")
     positions = read_int(hf, "max_position_embeddings", 2048)
+    rotated = read_float(settings, "partial_rotary_factor", read_float(hf, "partial_rotary_factor", 1.0))
+    if not rotates_part and rope_type == "default":
+        rotated = 1.0
+    elif not rotates_part and rope_type != "proportional" and rotated != 1:
+        raise ValueError(f"partial_rotary_factor is {rotated}, which does not fit this architecture")
     fields: dict[str, Any] = {
         "rope_type": rope_type,
         "theta": read_float(settings, "rope_theta", 10_000.0),
-        "rotated": read_float(settings, "partial_rotary_factor", read_float(hf, "partial_rotary_factor", 1.0)),
+        "rotated": rotated,
     }
     match rope_type:
         case "linear":

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint, held_format
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, stored, unflatten
+from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, split_axes, stored, unflatten
 from jaxllm.models.quantization import METHODS, quantize
 from pallas_kernels.weights import pack
 
@@ -192,7 +192,9 @@ def _source(spec: ParamSpec, place: int) -> tuple[str, int | None]:
     tensor of all.
     """
     num_places = (spec.shape[0] if spec.stacked else 1) * (spec.num_experts or 1)
-    if len(spec.sources) == num_places:
+    # A tensor of all experts has an axis for them, even if there is one.
+    has_axis = spec.num_experts is not None and len(spec.hf_shape) > len(split_axes(spec.layout.partition("->")[0]))
+    if len(spec.sources) == num_places and not has_axis:
         return spec.sources[place], None
     layer, expert = divmod(place, spec.num_experts or 1)
     return spec.sources[layer], expert

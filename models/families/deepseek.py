@@ -90,7 +90,7 @@ def read_latent_decoder(
     settings = read_rope_settings(hf)
     # The rotated part is of a size of its own, and rotated whole.
     is_interleaved = read_bool(hf, "rope_interleave", True)
-    rope = replace(read_rope(hf, settings), rotated=1.0, interleaved=is_interleaved)
+    rope = replace(read_rope(hf, settings, rotates_part=True), rotated=1.0, interleaved=is_interleaved)
     latent, bias = read_latent(hf), read_bool(hf, "attention_bias")
     return read_decoder(
         hf,

@@ -20,7 +20,6 @@ from .gemma2 import GEMMA_NAMES, read_gemma
 DEFAULTS = GEMMA2_DEFAULTS | {
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
-    "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
 
@@ -59,6 +58,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
         architecture,
         layer_types,
         qk_norm=True,
+        soft_cap=None,  # HF reads attn_logit_softcapping, and does nothing with it
         ropes=ropes,
         layers={"rope": rope_of},
         **overrides,

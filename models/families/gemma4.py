@@ -29,7 +29,6 @@ from ..reading import (
     read_layer_types,
     read_num_layers,
     read_rope,
-    read_rope_type,
     read_text_config,
     windows_of,
 )
@@ -142,7 +141,8 @@ def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, 
     """Return head_dim and num_kv_heads of each layer, from the hub's keys or from those of later versions of HF."""
     ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
     overrides = read_mapping(hf, "per_layer_config")
-    if not overrides:
+    # An empty one says that all heads have one size.
+    if hf.get("per_layer_config") is None:
         wide = {"head_dim": read_int(hf, "global_head_dim")}
         if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = read_int(hf, "num_global_key_value_heads")
@@ -164,13 +164,7 @@ def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
     given = read_mapping(hf, "rope_parameters") or ROPES
     if kind not in given:
         raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
-    settings = {"partial_rotary_factor": 1.0} | read_mapping(given, kind)
-    rope_type = read_rope_type(settings)
-    if rope_type == "default":
-        settings["partial_rotary_factor"] = 1.0  # as in HF, whatever a config says
-    elif rope_type != "proportional" and settings["partial_rotary_factor"] != 1:
-        raise ValueError(f"partial_rotary_factor is not supported with rope_type {rope_type}")
-    return read_rope(hf, settings)
+    return read_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(given, kind))
 
 
 def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:

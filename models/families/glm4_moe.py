@@ -59,6 +59,7 @@ def glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_decoder(
         hf,
         architecture="Glm4MoeForCausalLM",
+        rotates_part=True,
         qkv_bias=read_bool(hf, "attention_bias"),
         qk_norm=read_bool(hf, "use_qk_norm"),
         layers={"moe": [None if layer < dense else moe for layer in range(read_num_layers(hf))]},

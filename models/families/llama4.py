@@ -91,17 +91,21 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
     scaling = None
     if read_bool(hf, "attn_temperature_tuning"):
         scaling = QueryScaling(read_float(hf, "attn_scale"), read_int(hf, "floor_scale"), first=1)
-    has_norm, bias = read_bool(hf, "use_qk_norm"), read_bool(hf, "attention_bias")
+    rope = replace(read_rope(hf, read_rope_settings(hf)), interleaved=True)
+    bias, epsilon = read_bool(hf, "attention_bias"), None
+    if read_bool(hf, "use_qk_norm"):
+        # HF norms after rotation, which takes the table's factor out again, but for its part in the epsilon.
+        epsilon, rope = read_float(hf, "rms_norm_eps") / rope.attention_factor**2, replace(rope, attention_factor=1.0)
     return read_decoder(
         hf,
         architecture=architecture,
         intermediate_size=read_int(hf, "intermediate_size_mlp"),
-        ropes=(replace(read_rope(hf, read_rope_settings(hf)), interleaved=True),),
+        ropes=(rope,),
         qkv_bias=bias,
         o_bias=bias,
         layers={
             "rope": tuple(0 if rotates else None for rotates in rotated),
-            "qk_unit_norm": tuple(has_norm and rotates for rotates in rotated),
+            "qk_unit_norm": tuple(epsilon if rotates else None for rotates in rotated),
             "query_scaling": tuple(None if rotates else scaling for rotates in rotated),
             "attention_chunk": _read_chunks(hf, rotated),
             "moe": _read_experts(hf),

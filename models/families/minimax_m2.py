@@ -49,7 +49,9 @@ def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
         correction_bias=True,
         normalizes=True,
     )
-    return read_decoder(hf, architecture="MiniMaxM2ForCausalLM", qk_norm=True, qk_norm_all_heads=True, moe=moe)
+    return read_decoder(
+        hf, architecture="MiniMaxM2ForCausalLM", rotates_part=True, qk_norm=True, qk_norm_all_heads=True, moe=moe
+    )
 
 
 MINIMAX_M2 = Family(config_from_hf=minimax_m2_config, names=MINIMAX_M2_NAMES)

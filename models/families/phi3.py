@@ -40,7 +40,7 @@ def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
     require(hf, attention_bias=False, lm_head_bias=False)
     windows = (read_optional_int(hf, "sliding_window"),) * read_num_layers(hf)
-    rope = read_rope(hf, _rope_settings(hf))
+    rope = read_rope(hf, _rope_settings(hf), rotates_part=True)
     return read_decoder(hf, architecture="Phi3ForCausalLM", ropes=(rope,), layers={"window": windows})
 
 

@@ -13,7 +13,12 @@ from ..reading import read_decoder, read_layer_types, read_num_layers, windows_o
 from .llama import LLAMA_NAMES
 
 # HF's values for keys that a config.json leaves out.
-DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 
 
 def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -63,7 +63,7 @@ def _is_tied(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 
 def _read(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
-    text = DELTA_DEFAULTS | {"intermediate_size": 12_288} | with_plain_rope(hf)
+    text = DELTA_DEFAULTS | {"intermediate_size": 12_288, "num_key_value_heads": 4} | with_plain_rope(hf)
     return read_delta_decoder(text, architecture, **fields)
 
 

@@ -56,6 +56,7 @@ QWEN3_NEXT_NAMES = MappingProxyType(
 # HF's values for keys that a config.json leaves out.
 DELTA_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32_768,
+    "num_key_value_heads": 2,
     "partial_rotary_factor": 0.25,
     "head_dim": 256,
     "linear_conv_kernel_dim": 4,
@@ -104,6 +105,7 @@ def read_delta_decoder(
     return read_decoder(
         hf,
         architecture=architecture,
+        rotates_part=True,
         norm_offset=1.0,
         qk_norm=True,
         output_gate=True,

@@ -39,11 +39,13 @@ DEFAULTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": False,
 }
+QWEN2_DEFAULTS = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+QWEN3_DEFAULTS = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
 
 def qwen2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen2-MoE config.json."""
-    hf = DEFAULTS | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408} | dict(hf)
+    hf = DEFAULTS | QWEN2_DEFAULTS | dict(hf)
     shared = read_int(hf, "shared_expert_intermediate_size", 5632)
     return read_decoder(
         hf,
@@ -55,7 +57,7 @@ def qwen2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3-MoE config.json."""
-    hf = DEFAULTS | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768} | dict(hf)
+    hf = DEFAULTS | QWEN3_DEFAULTS | dict(hf)
     bias = read_bool(hf, "attention_bias")
     window = read_optional_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
     return read_decoder(

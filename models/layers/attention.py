@@ -52,16 +52,16 @@ class Attention(nnx.Module):
         gate_tnh = keys_values.pop() if self.spec.output_gate else None
         if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)
-        if self.spec.qk_unit_norm:
-            q_tnh = unit_norm(q_tnh, self.eps)
+        if self.spec.qk_unit_norm is not None:
+            q_tnh = unit_norm(q_tnh, self.spec.qk_unit_norm)
         sinks_n = self.sinks[...] if self.spec.sinks else None
         if self.spec.borrows_kv:
             return Heads(q_tnh, None, None, sinks_n, gate_tnh)
         k_tkh, v_tkh = keys_values[0], keys_values[-1]
         if self.spec.qk_norm:
             k_tkh = self.k_norm(k_tkh)
-        if self.spec.qk_unit_norm:
-            k_tkh = unit_norm(k_tkh, self.eps)
+        if self.spec.qk_unit_norm is not None:
+            k_tkh = unit_norm(k_tkh, self.spec.qk_unit_norm)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
         return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh)

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from ..recurrence import Recur
 from ..state_specs import DeltaSpec
-from .linear import linear
+from .linear import ACTIVATIONS, linear
 from .norm import unit_norm
 from .params import Part, declare, declare_merged
 
@@ -50,7 +50,10 @@ class DeltaInputs(NamedTuple):
             self.projected_tsr, [c, c + values, c + values + heads], -1
         )
         weight_kc = self.conv_sr1k.reshape(shards * c, -1).T
-        convolved_tc, recur = recur.convolve(mixed_tsc.reshape(t, -1), weight_kc, activation="silu")
+        fused = spec.hidden_act if spec.hidden_act == "silu" else None
+        convolved_tc, recur = recur.convolve(mixed_tsc.reshape(t, -1), weight_kc, activation=fused)
+        if fused is None:
+            convolved_tc = ACTIVATIONS[spec.hidden_act](convolved_tc)
         parts = jnp.split(convolved_tc.reshape(t, shards, c), [keys, 2 * keys], -1)
         q_tkh, k_tkh = (x.reshape(t, -1, state.key_dim) for x in parts[:2])
         v_tvh = parts[2].reshape(t, -1, state.value_dim)

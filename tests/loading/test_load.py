@@ -119,6 +119,27 @@ def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: boo
             jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.parametrize("num_experts", [1, 3])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_tensor_of_all_experts(tmp_path: Path, num_experts: int, num_layers: int):
+    """It has an axis for experts, even for a single one."""
+    names = [f"layers.{layer}.up" for layer in range(num_layers)]
+    hf = {name: RNG.standard_normal((num_experts, D, 2 * H)).astype(np.float32) for name in names}
+    shape, axes = (num_layers, num_experts, H, D), ("layers", "experts", None, None)
+    up = ParamSpec(
+        shape,
+        np.dtype(np.float32),
+        axes,
+        tuple(names),
+        "d f -> f d",
+        (num_experts, D, 2 * H),
+        hf_index=(slice(None), slice(H, None)),
+    )
+    params = load_params({"layers.up": up}, open_checkpoint(str(write_folder(tmp_path, hf))))
+    expected = np.stack([hf[name][:, :, H:].swapaxes(1, 2) for name in names])
+    np.testing.assert_array_equal(params["layers"]["up"], expected)
+
+
 def test_unstacked_layers_are_a_tuple(tmp_path: Path):
     hf = tensors()
     params = load_params(specs(stacked=False), open_checkpoint(str(write_folder(tmp_path, hf))))

@@ -237,8 +237,8 @@ def test_llama4_scout() -> None:
     assert config.architecture == "Llama4ForConditionalGeneration"
     local, everywhere = config.layers[0], config.layers[3]
     assert config.layers == (local, local, local, everywhere) * 12
-    assert (local.attention_chunk, local.rope, local.qk_unit_norm, local.query_scaling) == (8192, 0, True, None)
-    assert (everywhere.attention_chunk, everywhere.rope, everywhere.qk_unit_norm) == (None, None, False)
+    assert (local.attention_chunk, local.rope, local.qk_unit_norm, local.query_scaling) == (8192, 0, 1e-5, None)
+    assert (everywhere.attention_chunk, everywhere.rope, everywhere.qk_unit_norm) == (None, None, None)
     assert everywhere.query_scaling == QueryScaling(0.1, 8192, first=1)
     sizes: dict[str, Any] = {"num_experts": 16, "top_k": 1, "intermediate_size": 8192, "shared_size": 8192}
     assert local.moe == everywhere.moe == MoESpec(**sizes, sigmoid=True, scales_inputs=True)
@@ -257,7 +257,7 @@ def test_llama4_layers() -> None:
     )
     assert [layer.moe is None for layer in config.layers] == [True, False, True, False]
     assert {layer.intermediate_size for layer in config.layers} == {16_384}
-    assert {(layer.qk_unit_norm, layer.query_scaling) for layer in config.layers} == {(False, None)}
+    assert {(layer.qk_unit_norm, layer.query_scaling) for layer in config.layers} == {(None, None)}
     given = read("Llama4ForCausalLM", num_key_value_heads=2, moe_layers=[0, 7], no_rope_layers=[0, 1, 1, 0])
     assert [layer.moe is None for layer in given.layers] == [False, True, True, True]
     assert [layer.attention_chunk for layer in given.layers] == [None, 8192, 8192, None]
@@ -363,15 +363,69 @@ def test_layers_borrow_from_their_own_type_however_short_sequences_are() -> None
     assert [plan.cache_layers(kind) for kind in plan.sequence] == [(0, (0,)), (1, (0,)), (0, (0,)), (1, (0,))]
 
 
+def test_a_part_of_a_head_is_rotated_where_hf_does_so() -> None:
+    factor = {"partial_rotary_factor": 0.5, "num_key_value_heads": 2}
+    assert read("LlamaForCausalLM", **factor).ropes[0].rotated == 1
+    assert read("Qwen3ForCausalLM", **factor).ropes[0].rotated == 1
+    assert read("Phi3ForCausalLM", **factor).ropes[0].rotated == 0.5
+    assert read("Qwen3NextForCausalLM", **factor).ropes[0].rotated == 0.5
+    assert read("Glm4MoeForCausalLM", **GLM, partial_rotary_factor=0.25).ropes[0].rotated == 0.25
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_kv_heads"),
+    [
+        ("LlamaForCausalLM", 64),
+        ("Qwen2ForCausalLM", 32),
+        ("Qwen3ForCausalLM", 32),
+        ("Qwen2MoeForCausalLM", 16),
+        ("Qwen3MoeForCausalLM", 4),
+        ("Qwen3NextForCausalLM", 2),
+        ("Qwen3_5ForCausalLM", 4),
+        ("Qwen3_5MoeForCausalLM", 2),
+        ("MixtralForCausalLM", 8),
+        ("SmolLM3ForCausalLM", 4),
+        ("Olmo2ForCausalLM", 64),
+    ],
+)
+def test_kv_heads_that_are_left_out_are_as_many_as_in_hfs_class(architecture: str, num_kv_heads: int) -> None:
+    hf = {"num_attention_heads": 64, "head_dim": 16, "full_attention_interval": 1}
+    assert {layer.num_kv_heads for layer in read(architecture, **hf).layers} == {num_kv_heads}
+
+
+def test_what_hf_reads_and_leaves() -> None:
+    assert read("Gemma3ForCausalLM", attn_logit_softcapping=2.0).layers[0].soft_cap is None
+    assert read("Gemma2ForCausalLM", attn_logit_softcapping=2.0).layers[0].soft_cap == 2
+    sizes = {"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32}
+    assert [layer.head_dim for layer in read("Gemma4ForCausalLM", **GEMMA4, **sizes).layers] == [16] * 3 + [32]
+    one = read("Gemma4ForCausalLM", **GEMMA4, **sizes, per_layer_config={})
+    assert {layer.head_dim for layer in one.layers} == {16}
+
+
+def test_a_norm_after_rotation_takes_out_its_factor() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 2.0, "original_max_position_embeddings": 1024}
+    llama4 = {"num_key_value_heads": 2, "rope_scaling": yarn, "rms_norm_eps": 1e-4, "num_experts_per_tok": 1}
+    normed, plain = (read("Llama4ForCausalLM", **llama4, use_qk_norm=each) for each in (True, False))
+    assert (normed.ropes[0].attention_factor, normed.layers[0].qk_unit_norm) == (1, 1e-4 / 4)
+    assert (plain.ropes[0].attention_factor, plain.layers[0].qk_unit_norm) == (2, None)
+
+
 def test_windows() -> None:
     assert windows(read("MistralForCausalLM", num_key_value_heads=2)) == (4096,) * 4
     assert windows(read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None)) == (None,) * 4
-    upper = read("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=32, max_window_layers=3)
+    upper = read(
+        "Qwen2ForCausalLM", num_key_value_heads=2, use_sliding_window=True, sliding_window=32, max_window_layers=3
+    )
     assert windows(upper) == (None, None, None, 32)
-    assert windows(read("Qwen2ForCausalLM", sliding_window=32, max_window_layers=0)) == (None,) * 4
+    assert (
+        windows(read("Qwen2ForCausalLM", num_key_value_heads=2, sliding_window=32, max_window_layers=0)) == (None,) * 4
+    )
     assert windows(read("Gemma2ForCausalLM", sliding_window=32)) == (32, None, 32, None)
     for architecture in ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
-        assert windows(read(architecture, use_sliding_window=True, sliding_window=None)) == (None,) * 4
+        assert (
+            windows(read(architecture, num_key_value_heads=2, use_sliding_window=True, sliding_window=None))
+            == (None,) * 4
+        )
     given = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
     assert windows(given) == (None,) * 4
 
@@ -402,10 +456,10 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
         ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {}}}, "per layer type"),
         ("LlamaForCausalLM", {"rope_scaling": {"mrope_section": [2, 2]}}, "mrope_section"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
-        ("LlamaForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("Phi3ForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),
         ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "head_dim": 2}, "leave 2 of 4 dimensions"),
-        ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "partial_rotary_factor": 0.125}, "leave 2 of 4 dimensions"),
+        ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "partial_rotary_factor": 0.5}, "does not fit this architecture"),
         ("LlamaForCausalLM", {"rope_theta": -1.0}, "rope_theta"),
         ("LlamaForCausalLM", {"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ("LlamaForCausalLM", {"vocab_size": None}, "vocab_size is missing"),
@@ -490,7 +544,7 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
         (
             "Gemma4ForCausalLM",
             GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "partial_rotary_factor": 0.5}}},
-            "partial_rotary_factor is not supported",
+            "partial_rotary_factor is 0.5, which does not fit",
         ),
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 4}, "no layer of attention"),
         ("GraniteMoeHybridForCausalLM", GRANITE | {"mamba_d_head": 64}, "mamba_n_heads is 4, of 64 numbers each"),
