@@ -36,7 +36,8 @@ class PromptChoices:
         """Say whether a piece is a text and nothing else, of a choice that has begun."""
         request = self._request
         has_begun = output.index in self._offsets
-        return has_begun and output.finish_reason is None and request.logprobs is None and not request.return_token_ids
+        shows_more = request.shows_logprobs or request.return_token_ids
+        return has_begun and output.finish_reason is None and not shows_more
 
     def take_plain(self, output: CompletionOutput) -> tuple[int, str]:
         """Return the index of such a piece's choice, and its text."""
@@ -72,7 +73,7 @@ class PromptChoices:
         self, each: CompletionOutput, prompt_ids: list[int], token_ids: list[int]
     ) -> CompletionLogprobs | None:
         offset = self._offsets.setdefault(each.index, 0)
-        if self._request.logprobs is None:
+        if not self._request.shows_logprobs:
             return None
         positions: list[LogprobsOnePosition | None] = []
         if prompt_ids:

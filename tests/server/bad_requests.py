@@ -112,7 +112,7 @@ OTHERS = [
     ),
     Bad({"vllm_xargs": {"a": math.nan}}, "vllm_xargs", has_json=False),
     Bad({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-    Bad({"logprobs": 1, "logprob_token_ids": [5, 6]}, "logprob_token_ids"),
+    Bad({"logprob_token_ids": [5], "echo": True, "max_tokens": 0}, "logprob_token_ids", has_message=False),
     Bad({"n": "two"}, "n", has_message=False),
     Bad({"n": 1.5}, "n", has_message=False),
     Bad({"temperature": "hot"}, "temperature", has_message=False),

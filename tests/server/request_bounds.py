@@ -51,6 +51,7 @@ MANY_BIASES = "{" + ",".join(f'"{number}":1' for number in range(1025)) + "}"
 SAMPLING: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
     "n": Bound("16", ("0", "16385", "1.5")),
+    "best_of": Bound("1", ("0", "2", "1.5")),
     "temperature": Bound("2", ("2.0001", "-0.0001")),
     "top_p": Bound("1", ("1.0001", "0")),
     "top_k": Bound("2147483647", ("-2",), ("-1",)),
@@ -218,7 +219,7 @@ RESPONSES: dict[str, Bound] = {
     for name, bound in SAMPLING.items()
     if name
     not in (
-        *("n", "max_tokens", "response_format", "use_beam_search", "length_penalty", "stream_options"),
+        *("n", "best_of", "max_tokens", "response_format", "use_beam_search", "length_penalty", "stream_options"),
         *("stream_interval", "return_token_ids", "return_tokens_as_token_ids"),
     )
 } | {

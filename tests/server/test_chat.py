@@ -108,6 +108,14 @@ def test_fields_without_effect_are_taken(mock_server: Served) -> None:
     assert chat(mock_server, **fields, **more, audio=None).status == 200
 
 
+def test_as_many_answers_as_are_returned_are_made(mock_server: Served) -> None:
+    for fields in ({"best_of": 1}, {"best_of": 1, "n": 1}, {"best_of": 2, "n": 2}, {"best_of": None, "n": 2}):
+        assert len(chat(mock_server, **fields).json["choices"]) == (fields.get("n") or 1)
+    answer = chat(mock_server, n=2, best_of=3)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "best_of")
+    assert "n=3" in answer.json["error"]["message"]
+
+
 REFUSED: list[tuple[str, Any]] = [
     ("audio", {}),
     ("modalities", ["text", "audio"]),

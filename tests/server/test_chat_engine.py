@@ -50,6 +50,34 @@ def test_texts_tokens_and_logprobs_are_those_of_the_program(
         assert tokens == choice["logprobs"]["content"]
 
 
+def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server: Served) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 3, "seed": 5, "return_tokens_as_token_ids": True, "logprobs": True}
+    alone = tiny_server.post(PATH, body | {"logprob_token_ids": [40, 41, 42]}).json["choices"][0]["logprobs"]["content"]
+    for beside in (0, 1, 3, 20):
+        shown = tiny_server.post(PATH, body | {"logprob_token_ids": [40, 41, 42], "top_logprobs": beside}).json
+        assert shown["choices"][0]["logprobs"]["content"] == alone
+    for entry in alone:
+        assert {each["token"] for each in entry["top_logprobs"]} == {"token_id:40", "token_id:41", "token_id:42"} | {
+            entry["token"]
+        }
+    none = tiny_server.post(PATH, body | {"logprob_token_ids": []}).json["choices"][0]["logprobs"]["content"]
+    assert [(each["token"], each["top_logprobs"]) for each in none] == [(each["token"], []) for each in alone]
+    given = {"prompt": "ab", "max_tokens": 2, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
+    for asked in ({}, {"logprobs": 1}, {"logprobs": 5}):
+        [choice] = tiny_server.post("/v1/completions", given | asked).json["choices"]
+        for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+            assert top.keys() == {"token_id:40", "token_id:41", token}
+
+
+def test_the_sampled_token_is_among_the_likeliest(tiny_server: Served) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 20, "seed": 5, "temperature": 2.0, "logprobs": True, "top_logprobs": 1}
+    shown = tiny_server.post(PATH, body).json["choices"][0]["logprobs"]["content"]
+    assert all(entry["token"] == entry["top_logprobs"][0]["token"] for entry in shown)
+    wider = tiny_server.post(PATH, body | {"top_logprobs": 2}).json["choices"][0]["logprobs"]["content"]
+    assert any(entry["token"] != entry["top_logprobs"][0]["token"] for entry in wider)
+    assert all(entry["token"] in [each["token"] for each in entry["top_logprobs"]] for entry in wider)
+
+
 def test_response_format(tiny_server: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -17,14 +17,16 @@ def test_chats_list_the_likeliest_in_order_and_the_token_with_the_same_value() -
     [shown] = chat_logprobs([7], [POSITION], 3).content
     assert (shown.token, shown.logprob, shown.bytes) == ("é", -3.25, [0xC3, 0xA9])
     assert [(each.token, each.logprob) for each in shown.top_logprobs] == [("é", -0.5), ("b", LEAST), ("é", -3.25)]
-    assert [each.token for each in chat_logprobs([7], [POSITION], 1).content[0].top_logprobs] == ["é"]
+    for num_top, listed in ((1, [("é", -3.25)]), (2, [("é", -0.5), ("é", -3.25)])):
+        [shown] = chat_logprobs([7], [POSITION], num_top).content
+        assert [(each.token, each.logprob) for each in shown.top_logprobs] == listed
     assert chat_logprobs([7], [POSITION], 0).content[0].top_logprobs == []
 
 
 def test_tokens_as_ids() -> None:
     [shown] = chat_logprobs([7], [POSITION], 2, as_token_ids=True).content
     assert shown.token == "token_id:7"
-    assert [each.token for each in shown.top_logprobs] == ["token_id:5", "token_id:6"]
+    assert [each.token for each in shown.top_logprobs] == ["token_id:5", "token_id:7"]
     completion = completion_logprobs([7], [POSITION], as_token_ids=True)
     assert completion.tokens == ["token_id:7"]
     assert completion.top_logprobs == [{"token_id:7": -3.25, "token_id:5": -0.5, "token_id:6": LEAST}]

@@ -62,13 +62,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     def check(self, *, trusts_template: bool) -> None:
         """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
-        self.check_stream()
+        self.check_fields()
         if self.max_completion_tokens is not None:
             check_int("max_completion_tokens", self.max_completion_tokens, 1, INT32_MAX)
         if self.top_logprobs and not self.logprobs:
             message = "when using `top_logprobs`, `logprobs` must be set to true."
             raise VLLMValidationError(message, parameter="top_logprobs", value=self.top_logprobs)
-        if self.logprob_token_ids is not None and not self.logprobs:
+        if self.logprob_token_ids and not self.logprobs:
             message = "when using `logprob_token_ids`, `logprobs` must be set to true."
             raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
         has_template = self.chat_template is not None or "chat_template" in (self.chat_template_kwargs or {})
@@ -91,10 +91,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Return how many log-probabilities the engine is asked for at each token; None for none, or those by id."""
-        if not self.logprobs or (self.logprob_token_ids is not None and self.top_logprobs is None):
-            return None
-        return self.top_logprobs or 0
+        """Return how many log-probabilities are listed at each token; None for none, or for all that were asked for."""
+        return None if not self.logprobs or self.logprob_token_ids else self.top_logprobs or 0
 
     def echoed(self, role: str) -> str:
         """Return the text that the answer begins with: with `echo` the last message's, if that is of the `role`."""

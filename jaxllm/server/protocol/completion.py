@@ -38,12 +38,15 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
-        self.check_stream()
+        self.check_fields()
         if self.max_tokens is not None:
             check_int("max_tokens", self.max_tokens, 0 if self.echo else 1, INT32_MAX)
         if self.use_beam_search:
             message = "use_beam_search is not supported here: use /v1/chat/completions."
             raise VLLMValidationError(message, parameter="use_beam_search", value=True)
+        if self.logprob_token_ids and self.only_scores:
+            message = "logprob_token_ids are scored at new tokens: leave them out, or ask for max_tokens above 0."
+            raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises VLLMValidationError for what is neither."""
@@ -58,6 +61,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
             )
             raise VLLMValidationError(f"{message}, or a smaller n.", parameter="n", value=n)
         return num_prompts * n
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Say whether the answer has log-probabilities of its tokens."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def only_scores(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -24,7 +25,7 @@ class ChatTopLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    """A token of a chat's answer, beside the most likely ones in its place, most likely first."""
+    """A token of a chat's answer, and the most likely ones in its place, itself among them; most likely first."""
 
     token: str
     logprob: float
@@ -61,7 +62,8 @@ class PromptTokenLogprob(msgspec.Struct, frozen=True):
 def chat_logprobs(
     token_ids: Sequence[int], positions: Positions, num_top: int | None, *, as_token_ids: bool = False
 ) -> ChatLogprobs:
-    """Return chats' form. `num_top` tokens are listed for each position, all that are known with None or -1.
+    """Return chats' form. `num_top` tokens are listed for each position, all that are known with None or -1; as in
+    vLLM the sampled token is one of them.
 
     With `as_token_ids` token 5 reads "token_id:5"; its bytes are those of its text all the same.
     """
@@ -70,7 +72,7 @@ def chat_logprobs(
     for token_id, position in zip(token_ids, positions, strict=True):
         assert position is not None  # generated tokens all have one
         own = _chat_token(token_id, position[token_id], as_token_ids)
-        ranked = sorted(position.items(), key=_rank)[:limit]
+        ranked = sorted(islice(position.items(), limit), key=_rank)  # the sampled token comes first in a position
         top = [_chat_token(each, entry, as_token_ids) for each, entry in ranked]
         content.append(ChatTokenLogprob(own.token, own.logprob, own.bytes, top))
     return ChatLogprobs(content)

@@ -26,7 +26,6 @@ REFUSED: Mapping[str, str] = {
     "guided_decoding_backend": "there is one backend",
     "guided_whitespace_pattern": f"{_INSTEAD}={{'whitespace_pattern': ...}}",
     "structural_tag": f"{_INSTEAD}={{'structural_tag': ...}}",
-    "best_of": "use n",
     "early_stopping": "a beam search ends when no beam can do better",
     "logits_processors": "name them when the server is started (--logits-processors)",
     "kv_transfer_params": "the KV cache is not moved between engines",
@@ -86,9 +85,12 @@ class SamplingFields(TokenFields, kw_only=True):
     """The fields about sampling of requests for n answers, which may be searched for, scored or streamed."""
 
     n: int | None = None
+    best_of: int | None = None
+    """It must equal `n`: of the answers that are made none is left out."""
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    """The log-probabilities of these are returned in place of the most likely ones', however many are asked for."""
     response_format: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -110,8 +112,13 @@ class SamplingFields(TokenFields, kw_only=True):
         }
         return renamed(names)
 
-    def check_stream(self) -> None:
-        """Refuse what does not go with a stream, or without one. Raises VLLMValidationError."""
+    def check_fields(self) -> None:
+        """Refuse fields that do not go with others. Raises VLLMValidationError."""
+        if self.best_of not in (None, 1 if self.n is None else self.n):
+            message = (
+                f"best_of must equal n, got {self.best_of}: ask for n={self.best_of} answers and choose among them."
+            )
+            raise VLLMValidationError(message, parameter="best_of", value=self.best_of)
         if self.stream_options is not None and not self.stream:
             message = "stream_options can only be given when stream is true."
             raise VLLMValidationError(message, parameter="stream_options")
@@ -169,9 +176,9 @@ class SamplingFields(TokenFields, kw_only=True):
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             spaces_between_special_tokens=self.spaces_between_special_tokens,
-            logprobs=logprobs,
+            logprobs=None if self.logprob_token_ids else logprobs,
             prompt_logprobs=prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
-            logprob_token_ids=self.logprob_token_ids,
+            logprob_token_ids=self.logprob_token_ids or None,
             logit_bias=_token_biases(self.logit_bias),
             allowed_token_ids=self.allowed_token_ids,
             bad_words=self.bad_words,
