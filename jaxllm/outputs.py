@@ -91,6 +91,7 @@ class RequestOutput(metaclass=_TakesLaterFields):
     num_cached_tokens: int | None = None
     """So many prompt tokens were taken from the prefix cache."""
     num_cache_creation_tokens: int | None = None
+    """So many others the prefix cache keeps from now on."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
@@ -102,6 +103,7 @@ class RequestOutput(metaclass=_TakesLaterFields):
         self.metrics = next_output.metrics or self.metrics
         if next_output.num_cached_tokens is not None:
             self.num_cached_tokens = next_output.num_cached_tokens
+            self.num_cache_creation_tokens = next_output.num_cache_creation_tokens
         if next_output.prompt_token_id_logprobs is not None:
             self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
         # Deltas bring those of the prompt once, all of them, and are empty otherwise.

@@ -270,6 +270,7 @@ def start_mock(
         stats=core.stats(),
         generation_config={"eos_token_id": config.generation_config.get("eos_token_id")},
         default_sampling_params=dict(config.default_sampling_params),
+        max_output_tokens=config.max_output_tokens,
         chat_template=config.chat_template,
         extra_args={},
         has_validators=False,

@@ -239,6 +239,15 @@ def default_sampling_params(
     return from_model | from_user
 
 
+def max_output_tokens(choice: str, generation_config: Mapping[str, Any], override: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that a server lets a request ask for, as in vLLM: the user's max_new_tokens.
+
+    A checkpoint's own is but what requests get that do not ask. None sets no limit.
+    """
+    fields = override if choice in ("auto", "vllm") else {**generation_config, **override}
+    return fields.get("max_new_tokens")
+
+
 def _sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     pairs = ((name, config.get(key)) for key, name in GENERATION_KEYS.items())
     return {name: value for name, value in pairs if value is not None}

@@ -114,6 +114,8 @@ class EngineConfig:
     """The HF generation config in force; its eos_token_id ends outputs."""
     default_sampling_params: Mapping[str, Any]
     """Keywords of SamplingParams for requests that bring none."""
+    max_output_tokens: int | None
+    """The most tokens that a request to a server may ask for; None sets no limit."""
     chat_template: str | None
     """The template's text; None is the tokenizer's own."""
     disable_log_stats: bool

@@ -22,6 +22,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """The part of the HF generation config in force that a front end needs: eos_token_id, which ends outputs."""
     default_sampling_params: dict[str, Any]
     """Keywords of SamplingParams for requests that bring none."""
+    max_output_tokens: int | None
+    """The most tokens that a request to a server may ask for; None sets no limit."""
     chat_template: str | None
     """The text of a template to use instead of the tokenizer's own."""
     extra_args: dict[str, int | float]

@@ -139,6 +139,9 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
         chat_template=chat_template,
         generation_config=generation_config,
         default_sampling_params=default_sampling_params,
+        max_output_tokens=settings.max_output_tokens(
+            args.generation_config, generation_config, args.override_generation_config
+        ),
         platform=platform,
         cache_dir=default_cache_dir(),
     )

@@ -229,7 +229,7 @@ class AsyncLLM(
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.on_programs(self._core.remote.programs(), is_asleep=self._gate.is_sleeping)
+        self.front.metrics.on_programs(self._core.remote.programs(), sleep_level=self._gate.sleep_level)
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
@@ -274,17 +274,17 @@ class AsyncLLM(
         check_level(level, self.vllm_config.parallel_config.nnodes)
         check_mode(mode)
         asleep = EngineDeadError(ASLEEP)
-        await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(mode))
+        await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(level, mode))
 
-    async def _fall_asleep(self, mode: PauseMode) -> None:
+    async def _fall_asleep(self, level: int, mode: PauseMode) -> None:
         self._check_awake()
-        self._gate.is_sleeping = True
+        self._gate.sleep_level = level
         try:
             await self._settle(mode)
             if not self._gate.is_sleeping:
                 raise self.dead_error  # it was shut down meanwhile
         except BaseException:
-            self._gate.is_sleeping = False
+            self._gate.sleep_level = 0
             raise
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
@@ -301,7 +301,7 @@ class AsyncLLM(
             await core.close()
             return
         self._hold(core)
-        self._gate.is_sleeping = False
+        self._gate.sleep_level = 0
         self.front.metrics.on_new_cores()
 
     def _joined(self, remote: RemoteClient) -> AsyncCore:

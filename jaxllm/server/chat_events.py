@@ -18,7 +18,7 @@ from jaxllm.server.protocol.chat import (
     ToolCallDelta,
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs
-from jaxllm.server.protocol.usage import UsageInfo, make_usage
+from jaxllm.server.protocol.usage import PromptTokensDetails, UsageInfo, make_usage
 from jaxllm.server.sse import TextFrame, event
 from jaxllm.server.turns import Turn
 
@@ -34,12 +34,11 @@ class ChatEvents:
         self._as_ids = request.shows_token_ids(args.return_tokens_as_token_ids)
         self._ping_seconds = args.sse_ping_interval
         self._tells_cached = args.enable_prompt_tokens_details
-        options = request.stream_options
-        self._ends_in_usage = args.enable_force_include_usage or bool(options and options.include_usage)
-        self._has_usage = self._ends_in_usage and bool(options and options.continuous_usage_stats)
+        self._ends_in_usage, self._has_usage = request.tells_usage(forced=args.enable_force_include_usage)
         self._is_plain = not (self._has_usage or request.logprobs or request.return_token_ids)
         self._frames: dict[int, TextFrame] = {}
-        self._num_prompt_tokens, self._num_cached, self._num_tokens = 0, 0, 0
+        self._num_prompt_tokens, self._num_tokens = 0, 0
+        self._prompt_details: PromptTokensDetails | None = None
 
     async def frames(self, turn: Turn) -> AsyncGenerator[bytes, None]:
         """Yield the frames of each output, and at the end the usage if it was asked for."""
@@ -49,8 +48,6 @@ class ChatEvents:
         async for output in turn.outputs:
             pieces = self._open(output) if is_first else []
             is_first = False
-            if output.num_cached_tokens:
-                self._num_cached = output.num_cached_tokens
             for each in output.outputs:
                 self._num_tokens += len(each.token_ids)
                 parts = turn.pieces(each)
@@ -64,12 +61,13 @@ class ChatEvents:
             if pieces:
                 yield b"".join(pieces)
         if self._ends_in_usage:
-            yield event(self._chunk([], self._usage()))
+            yield event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens())))
 
     def _open(self, output: RequestOutput) -> list[bytes]:
         """Return what each of the n answers begins with: its role, and with `echo` the text that it goes on from."""
         prompt_ids = output.prompt_token_ids or []
         self._num_prompt_tokens = len(prompt_ids)
+        self._prompt_details = PromptTokensDetails.of(output) if self._tells_cached else None
         request, opening = self._request, DeltaMessage(role=self._role, content="")
         chunks = [
             self._chunk(
@@ -126,8 +124,8 @@ class ChatEvents:
             prompt_text=UNSET if prompt_text is None else prompt_text,
         )
 
-    def _usage(self) -> UsageInfo:
-        return make_usage(self._num_prompt_tokens, self._num_tokens, self._num_cached if self._tells_cached else None)
+    def _usage(self, num_reasoning_tokens: int | None = None) -> UsageInfo:
+        return make_usage(self._num_prompt_tokens, self._num_tokens, self._prompt_details, num_reasoning_tokens)
 
 
 def _delta(pieces: Sequence[Piece]) -> DeltaMessage:

@@ -8,6 +8,7 @@ from jaxllm.logprobs import LogprobsOnePosition
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponseChoice
 from jaxllm.server.protocol.logprobs import CompletionLogprobs, completion_logprobs, prompt_logprobs
+from jaxllm.server.protocol.usage import PromptTokensDetails
 from jaxllm.text.tokenizer import Tokenizer
 
 
@@ -23,13 +24,14 @@ class PromptChoices:
         """Where the next token of each choice begins; those that have not begun are not there."""
         self._scores: Sequence[LogprobsOnePosition | None] = ()
         """The prompt's log-probabilities, which come once."""
-        self.num_prompt_tokens = self.num_tokens = self.num_cached_tokens = 0
+        self.num_prompt_tokens = self.num_tokens = 0
+        self.prompt_details = PromptTokensDetails()
 
     def of(self, output: RequestOutput) -> list[CompletionResponseChoice]:
         """Return the choices of an output, which holds all of them, or what is new since the last."""
         self.num_prompt_tokens = len(output.prompt_token_ids or ())
         self._scores = output.prompt_logprobs or self._scores
-        self.num_cached_tokens = output.num_cached_tokens or self.num_cached_tokens
+        self.prompt_details = PromptTokensDetails.of(output)
         return [self._choice(output, each) for each in output.outputs]
 
     def is_plain(self, output: CompletionOutput) -> bool:

@@ -9,6 +9,7 @@ from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.json_text import read_object
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.messages import MessagesResponse, MessagesUsage
+from jaxllm.server.protocol.usage import PromptTokensDetails
 from jaxllm.server.sse import named_event
 from jaxllm.server.turns import Turn
 
@@ -25,14 +26,15 @@ class MessageBuilder:
         self._input = ""
         """The arguments of the call that was begun last."""
         self._is_open = False
-        self._num_prompt, self._num_cached, self._num_tokens = 0, 0, 0
+        self._num_prompt, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
     def start(self, output: RequestOutput) -> list[Event]:
         """Return the events that come before the first block."""
         self._num_prompt = len(output.prompt_token_ids or ())
-        self._num_cached = (output.num_cached_tokens or 0) if self._tells_cached else 0
+        if self._tells_cached:
+            self._prompt_details = PromptTokensDetails.of(output)
         return [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
 
     def add(self, pieces: Iterable[Piece], num_tokens: int) -> list[Event]:
@@ -80,9 +82,11 @@ class MessageBuilder:
         )
 
     def _usage(self) -> MessagesUsage:
+        read, created = self._prompt_details.cached_tokens, self._prompt_details.created_cache_tokens or 0
         return MessagesUsage(
-            input_tokens=self._num_prompt - self._num_cached,
-            cache_read_input_tokens=self._num_cached,
+            input_tokens=self._num_prompt - read - created,
+            cache_creation_input_tokens=created,
+            cache_read_input_tokens=read,
             output_tokens=self._num_tokens,
         )
 

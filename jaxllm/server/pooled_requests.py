@@ -16,7 +16,7 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.caller import Caller
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.pooling import InputFields, PooledFields
-from jaxllm.server.protocol.usage import UsageInfo, make_usage
+from jaxllm.server.protocol.usage import PromptTokensDetails, UsageInfo, make_usage
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.text.prompts import ParsedPrompt, begin_with
 
@@ -128,5 +128,5 @@ def _salted(prompt: Any, salt: str | None) -> Any:
 
 def usage_of(outputs: Sequence[PoolingRequestOutput[Any]], *, tells_cached: bool) -> UsageInfo:
     """Return the tokens of all prompts."""
-    cached = sum(each.num_cached_tokens for each in outputs)
-    return make_usage(sum(len(each.prompt_token_ids) for each in outputs), 0, cached if tells_cached else None)
+    details = PromptTokensDetails(sum(each.num_cached_tokens for each in outputs)) if tells_cached else None
+    return make_usage(sum(len(each.prompt_token_ids) for each in outputs), 0, details)

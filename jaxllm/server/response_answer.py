@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from jaxllm.outputs import RequestOutput
-from jaxllm.server.aside import aside
 from jaxllm.server.errors import error_response
 from jaxllm.server.protocol.response_objects import (
     InputTokensDetails,
@@ -18,6 +17,7 @@ from jaxllm.server.protocol.response_objects import (
     ResponseUsage,
 )
 from jaxllm.server.protocol.response_stream import Event
+from jaxllm.server.protocol.usage import PromptTokensDetails
 from jaxllm.server.response_events import ResponseBuilder, frame
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.turns import Turn
@@ -31,7 +31,7 @@ class ResponseAnswer:
     ) -> None:
         """Go on from a response without output, to a turn of `chat`; `keep` gets it once it has ended."""
         self._builder, self._turn, self._chat, self._keep = ResponseBuilder(response), turn, chat, keep
-        self._num_prompt_tokens, self._num_cached, self._num_tokens = 0, 0, 0
+        self._num_prompt_tokens, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
         self._finish_reason: str | None = None
 
     def response(self) -> Response:
@@ -78,7 +78,7 @@ class ResponseAnswer:
         """Add an output to the response."""
         self._num_prompt_tokens = len(output.prompt_token_ids or ()) or self._num_prompt_tokens
         if self._chat.args.enable_prompt_tokens_details:
-            self._num_cached = output.num_cached_tokens or self._num_cached
+            self._prompt_details = PromptTokensDetails.of(output)
         events: list[Event] = []
         for each in output.outputs:
             self._num_tokens += len(each.token_ids)
@@ -87,14 +87,12 @@ class ResponseAnswer:
         return events
 
     async def _end(self) -> list[Event]:
-        reasoning, tokenizer = self._builder.reasoning, self._chat.engine_client.front.tokenizer
-        num_reasoning = 0
-        if reasoning and tokenizer is not None:
-            (ids,) = await aside(len(reasoning), tokenizer.encode, [reasoning], add_special_tokens=False)
-            num_reasoning = min(len(ids), self._num_tokens)
+        num_reasoning = min(await self._turn.reader.num_reasoning_tokens() or 0, self._num_tokens)
         usage = ResponseUsage(
             input_tokens=self._num_prompt_tokens,
-            input_tokens_details=InputTokensDetails(self._num_cached),
+            input_tokens_details=InputTokensDetails(
+                self._prompt_details.cached_tokens, self._prompt_details.created_cache_tokens or 0
+            ),
             output_tokens=self._num_tokens,
             output_tokens_details=OutputTokensDetails(num_reasoning),
             total_tokens=self._num_prompt_tokens + self._num_tokens,

@@ -66,12 +66,6 @@ class ResponseBuilder:
         self._space = ""
         """White space that no message has begun with yet: between other items it is none."""
         self._number = 0
-        self._reasoning: list[str] = []
-
-    @property
-    def reasoning(self) -> str:
-        """Return the text of the reasoning so far."""
-        return "".join(self._reasoning)
 
     def response(self) -> Response:
         """Return the response as it is now."""
@@ -95,7 +89,6 @@ class ResponseBuilder:
                 case Text(text):
                     events += self._add_text(text)
                 case Reasoning(text):
-                    self._reasoning.append(text)
                     if not isinstance(self._open, _OpenReasoning):
                         events += self._start(_OpenReasoning)
                     events += self._grow(text)

@@ -32,7 +32,7 @@ from jaxllm.server.protocol.chat import (
     ToolCallMessage,
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from jaxllm.server.protocol.usage import make_usage
+from jaxllm.server.protocol.usage import PromptTokensDetails, make_usage
 from jaxllm.server.request_ids import headers_of, new_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
@@ -78,11 +78,11 @@ class OpenAIServingChat:
             if request.use_beam_search:
                 self.check(request)
                 output = await self._search(request, caller)
-                return self._response(request, start, output, AnswerReader())
+                return await self._response(request, start, output, AnswerReader())
             turn = await self.begin(request, caller)
         if request.stream:
             return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs)
-        return self._response(request, start, await turn.whole(), turn.reader)
+        return await self._response(request, start, await turn.whole(), turn.reader)
 
     def check(self, request: ChatCompletionRequest) -> None:
         """Refuse what cannot be, before anything is done. Raises what `errors.error_response` has answers for."""
@@ -99,8 +99,8 @@ class OpenAIServingChat:
         self.check(request)
         use = request.tool_use()
         parser = self.parsers.tool_parser(use)
-        defaults = self.engine_client.front.ready.default_sampling_params
-        params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
+        ready = self.engine_client.front.ready
+        params = request.sampling_params(ready, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
         self.engine_client.admission.check_room(params.n)  # before the prompt is rendered
         prompt = prompt or await self.render(request)
         text = self.parsers.opened(prompt.text or "", self._variables(request))
@@ -122,13 +122,14 @@ class OpenAIServingChat:
             self.parsers.maker(parser, use.tools, text),
             shows_reasoning=request.include_reasoning,
             is_named=use.is_named,
+            counted_by=None if self.parsers.reasoning is None else self.engine_client.front.tokenizer,
         )
         return Turn(EngineOutputs(self.engine_client, stream), reader)
 
     async def _search(self, request: ChatCompletionRequest, caller: Caller) -> RequestOutput:
         """Search for the likeliest answers."""
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
-        most = request.most_tokens
+        most = request.bounded(request.most_tokens, self.engine_client.front.ready)
         request.beam_search_params(most or 1)  # whose errors come before the work
         if request.tool_use().tools:
             raise VLLMValidationError("tools are not called in a beam search: leave them out.", parameter="tools")
@@ -203,17 +204,19 @@ class OpenAIServingChat:
             return self.args.response_role
         return str(request.messages[-1].get("role"))
 
-    def _response(
+    async def _response(
         self, request: ChatCompletionRequest, start: _Start, output: RequestOutput, reader: AnswerReader
     ) -> ChatCompletionResponse:
         prompt_ids = output.prompt_token_ids or []
-        cached = (output.num_cached_tokens or 0) if self.args.enable_prompt_tokens_details else None
+        details = PromptTokensDetails.of(output) if self.args.enable_prompt_tokens_details else None
+        choices = [self._choice(request, start.role, each, reader) for each in output.outputs]
+        num_tokens = sum(len(each.token_ids) for each in output.outputs)
         return ChatCompletionResponse(
             id=start.id,
             created=start.created,
             model=start.model,
-            choices=[self._choice(request, start.role, each, reader) for each in output.outputs],
-            usage=make_usage(len(prompt_ids), sum(len(each.token_ids) for each in output.outputs), cached),
+            choices=choices,
+            usage=make_usage(len(prompt_ids), num_tokens, details, await reader.num_reasoning_tokens()),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=prompt_ids if request.return_token_ids else None,
             prompt_text=output.prompt if request.return_prompt_text else None,

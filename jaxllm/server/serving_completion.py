@@ -21,7 +21,7 @@ from jaxllm.server.protocol.completion import (
     CompletionResponseChoice,
     CompletionStreamResponse,
 )
-from jaxllm.server.protocol.usage import UsageInfo, make_usage
+from jaxllm.server.protocol.usage import PromptTokensDetails, UsageInfo, make_usage
 from jaxllm.server.request_ids import headers_of, new_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, TextFrame, event
@@ -83,9 +83,8 @@ class OpenAIServingCompletion:
         self, request: CompletionRequest, prompts: Sequence[str | list[int]], caller: Caller
     ) -> list[EngineOutputs]:
         """Queue all prompts, or none."""
-        defaults = self.engine_client.front.ready.default_sampling_params
         params = request.sampling_params(
-            defaults,
+            self.engine_client.front.ready,
             max_tokens=1 if request.only_scores else request.max_tokens,
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
@@ -119,9 +118,7 @@ class _Answer:
     def __init__(self, request: CompletionRequest, args: ServerArgs, answer_id: str, model: str) -> None:
         self._id, self._created, self._model = answer_id, int(time.time()), model
         self._ping_seconds, self._tells_cached = args.sse_ping_interval, args.enable_prompt_tokens_details
-        options = request.stream_options
-        self._ends_in_usage = args.enable_force_include_usage or bool(options and options.include_usage)
-        self._has_usage = self._ends_in_usage and bool(options and options.continuous_usage_stats)
+        self._ends_in_usage, self._has_usage = request.tells_usage(forced=args.enable_force_include_usage)
         self._frames: dict[int, TextFrame] = {}
 
     def whole(self, shown: list[CompletionResponseChoice], choices: Sequence[PromptChoices]) -> CompletionResponse:
@@ -172,11 +169,11 @@ class _Answer:
         )
 
     def _usage(self, choices: Sequence[PromptChoices]) -> UsageInfo:
-        cached = sum(each.num_cached_tokens for each in choices)
+        details = PromptTokensDetails.sum(each.prompt_details for each in choices) if self._tells_cached else None
         return make_usage(
             sum(each.num_prompt_tokens for each in choices),
             sum(each.num_tokens for each in choices),
-            cached if self._tells_cached else None,
+            details,
         )
 
 

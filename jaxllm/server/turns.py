@@ -8,7 +8,9 @@ from collections.abc import Callable
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.output_parser import OutputParser
 from jaxllm.parsers.pieces import CallStart, Piece, Reasoning, Text
+from jaxllm.server.aside import aside
 from jaxllm.server.sse import EngineOutputs
+from jaxllm.text.tokenizer import Tokenizer
 
 
 class AnswerReader:
@@ -23,13 +25,16 @@ class AnswerReader:
         *,
         shows_reasoning: bool = True,
         is_named: bool = False,
+        counted_by: Tokenizer | None = None,
     ) -> None:
         """Read with parsers that `make_parser` makes; None takes nothing apart.
 
         Unless the reader `shows_reasoning`, it drops it. With `is_named` the request named the function that is called.
+        The tokenizer counts the tokens of the reasoning, where there may be any.
         """
         self._make_parser, self._parsers = make_parser, dict[int, OutputParser]()
         self._shows_reasoning, self._is_named = shows_reasoning, is_named
+        self._tokenizer, self._reasoning = counted_by, dict[int, str]()
         self._calling: set[int] = set()
         """The answers that have called a tool."""
 
@@ -45,7 +50,18 @@ class AnswerReader:
             pieces += parser.finish(is_cut=output.finish_reason == "length")
         if any(isinstance(piece, CallStart) for piece in pieces):
             self._calling.add(output.index)
+        if self._tokenizer is not None:
+            thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+            self._reasoning[output.index] = self._reasoning.get(output.index, "") + thought
         return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]
+
+    async def num_reasoning_tokens(self) -> int | None:
+        """Return how many tokens the reasoning of all answers has so far; None if there is never any."""
+        if self._tokenizer is None:
+            return None
+        texts = list(self._reasoning.values())
+        found = await aside(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
+        return sum(map(len, found))
 
     def finish_reason(self, output: CompletionOutput) -> str | None:
         """Return why an answer has ended, in OpenAI's words, after its pieces were read; None if it has not.

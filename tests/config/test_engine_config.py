@@ -386,8 +386,29 @@ def test_generation_config_from_another_folder(make_model: MakeModel, tmp_path: 
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.2}')
     config = resolve(make_model(GENERATION), generation_config=str(tmp_path))
     assert config.default_sampling_params == {"temperature": 0.2}
+    assert config.max_output_tokens is None
     with pytest.raises(VLLMValidationError, match="generation_config='no-such-folder'"):
         resolve(make_model(), generation_config="no-such-folder")
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, None),
+        ({"override_generation_config": {"max_new_tokens": 5}}, 5),
+        ({"generation_config": "vllm", "override_generation_config": {"max_new_tokens": 5}}, 5),
+        ({"generation_config": "FOLDER"}, 7),
+        ({"generation_config": "FOLDER", "override_generation_config": {"max_new_tokens": 9}}, 9),
+    ],
+)
+def test_max_new_tokens_that_the_user_gives_bounds_requests(
+    make_model: MakeModel, tmp_path: Path, fields: dict[str, Any], most: int | None
+):
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    given = {name: str(tmp_path) if value == "FOLDER" else value for name, value in fields.items()}
+    config = resolve(make_model(GENERATION), **given)
+    assert config.max_output_tokens == most
+    assert config.default_sampling_params["max_tokens"] == (most or 99)
 
 
 def test_a_model_s_repetition_penalty_counts(make_model: MakeModel):

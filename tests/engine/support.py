@@ -120,6 +120,7 @@ SETTINGS: dict[str, Any] = {
     "profiler_config": None,
     "generation_config": {},
     "default_sampling_params": {},
+    "max_output_tokens": None,
     "chat_template": None,
     "extra_args": {},
     "has_logits_processors": False,

@@ -47,7 +47,7 @@ def test_a_whole_answer(mock_server: Served) -> None:
         assert len(choice["token_ids"]) == 5
     num_prompt = len(answer["prompt_token_ids"])
     usage = {"prompt_tokens": num_prompt, "completion_tokens": 10, "total_tokens": num_prompt + 10}
-    assert answer["usage"] == usage | {"prompt_tokens_details": None}
+    assert answer["usage"] == usage | {"prompt_tokens_details": None, "completion_tokens_details": None}
 
 
 @pytest.mark.parametrize("extra", [{}, {"return_token_ids": True}, {"stream_options": {"include_usage": True}}])

@@ -128,6 +128,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         stats=core.stats(),
         generation_config={"eos_token_id": config.generation_config.get("eos_token_id")},
         default_sampling_params=dict(config.default_sampling_params),
+        max_output_tokens=config.max_output_tokens,
         chat_template=config.chat_template,
         extra_args=extra_args(traced(config.logits_processors)),
         has_validators=bool(validators(config.logits_processors)),

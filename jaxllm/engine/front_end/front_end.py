@@ -40,7 +40,7 @@ class FrontEnd:
             ready.pooling,
         )
         self.tracer = _make_tracer(config)
-        self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer)
+        self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer, _cached_block_size(config))
         if config.lora_config is not None:
             self.metrics.watch_adapters(config.lora_config.max_loras, self.outputs.adapters)
 
@@ -75,6 +75,11 @@ class FrontEnd:
         from jaxllm.constraints.compiler import make_grammar_compiler  # which loads numpy
 
         return make_grammar_compiler(self.tokenizer, self.ready.vocab_size, self.ready.generation_config)
+
+
+def _cached_block_size(config: VllmConfig) -> int | None:
+    cache = config.cache_config
+    return cache.block_size if cache.enable_prefix_caching else None
 
 
 def _make_tracer(config: VllmConfig) -> RequestTracer | None:

@@ -37,10 +37,12 @@ class FrontMetrics:
         """Show the adapters of requests, of which `most` run at a time: `names` returns those that wait, and others."""
         self._max_adapters, self._adapters = most, names
 
-    def on_programs(self, programs: Sequence[Programs], *, is_asleep: bool = False) -> None:
-        """Take in how far each replica's programs are compiled, and whether its core was ended by `sleep`."""
+    def on_programs(self, programs: Sequence[Programs], *, sleep_level: int = 0) -> None:
+        """Take in how far each replica's programs are compiled, and the level of `sleep` that has ended its
+        core, if one has.
+        """
         for index, (num_compiled, is_warm) in enumerate(programs):
-            self.of(index).on_programs(num_compiled, is_warm=is_warm, is_asleep=is_asleep)
+            self.of(index).on_programs(num_compiled, is_warm=is_warm, sleep_level=sleep_level)
 
     def on_new_cores(self) -> None:
         """Go on counting with cores that begin at nothing, after a sleep."""

@@ -111,10 +111,21 @@ class GrowingSequence:
 class GrowingRequest:
     """This is a user's request with its n sequences."""
 
-    __slots__ = ("kind", "num_unfinished", "prompt_logprobs", "request", "sequences", "stream_interval")
+    __slots__ = (
+        "kind",
+        "num_cacheable_tokens",
+        "num_unfinished",
+        "prompt_logprobs",
+        "request",
+        "sequences",
+        "stream_interval",
+    )
 
-    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None, cached_block_size: int | None) -> None:
         self.request = request
+        num_tokens = len(request.prompt_token_ids)
+        self.num_cacheable_tokens = num_tokens - num_tokens % cached_block_size if cached_block_size else 0
+        """The number of prompt tokens in whole blocks, which the prefix cache keeps."""
         self.kind = request.params.output_kind
         self.sequences = [GrowingSequence(self, i, tokenizer) for i in range(request.params.n)]
         self.num_unfinished = len(self.sequences)
@@ -150,6 +161,7 @@ class GrowingRequest:
 
     def _output(self, shown: list[GrowingSequence], delta: bool, finished: bool) -> RequestOutput:
         request, sequences = self.request, self.sequences
+        num_cached = sequences[0].num_cached_tokens
         return RequestOutput(  # one is made for every token: keywords, which are looked at there, would take a while
             request.request_id,
             request.prompt,
@@ -159,7 +171,8 @@ class GrowingRequest:
             finished,
             merge_stats([sequence.stats for sequence in sequences]),
             request.core.lora,
-            num_cached_tokens=sequences[0].num_cached_tokens,
+            num_cached_tokens=num_cached,
+            num_cache_creation_tokens=max(0, self.num_cacheable_tokens - (num_cached or 0)),
         )
 
 

@@ -183,8 +183,8 @@ class EngineMetrics:
         self.num_compiled = 0
         """How many programs were compiled, those found on disk not counted."""
         self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None)
-        self.is_warm = self.is_asleep = False
-        """Whether every program is compiled, and whether the core was ended by `sleep`."""
+        self.is_warm, self.sleep_level = False, 0
+        """Whether every program is compiled, and at which level the engine sleeps, if it does."""
         engine = {"engine": str(engine_index)}
         self._labels = {"model_name": model_name, **engine}
         self._cache_info = {**(cache_info or {}), **engine}
@@ -210,11 +210,11 @@ class EngineMetrics:
             self.on_new_core(stats)
         self.stats, self.num_deferred = stats, num_deferred
 
-    def on_programs(self, num_compiled: int, *, is_warm: bool, is_asleep: bool = False) -> None:
-        """Take in how many programs the present core has compiled, whether that is all of them, and whether it was
-        ended by `sleep`.
+    def on_programs(self, num_compiled: int, *, is_warm: bool, sleep_level: int = 0) -> None:
+        """Take in how many programs the present core has compiled, whether that is all of them, and the level of
+        `sleep` that has ended it, if one has.
         """
-        self.num_compiled, self.is_warm, self.is_asleep = num_compiled, is_warm, is_asleep
+        self.num_compiled, self.is_warm, self.sleep_level = num_compiled, is_warm, sleep_level
 
     def on_new_core(self, stats: SchedulerStats) -> None:
         """Go on counting with a core that begins at nothing, after a sleep or in place of one that has failed."""
@@ -291,9 +291,9 @@ class EngineMetrics:
             self._gauge("num_requests_waiting", self.num_waiting),
             self._gauge("num_requests_waiting_by_reason", stats.num_waiting_reqs, reason="capacity"),
             self._gauge("num_requests_waiting_by_reason", self.num_deferred, reason="deferred"),
-            self._gauge("engine_sleep_state", not self.is_asleep, sleep_state="awake"),
-            self._gauge("engine_sleep_state", 0, sleep_state="weights_offloaded"),
-            self._gauge("engine_sleep_state", self.is_asleep, sleep_state="discard_all"),
+            self._gauge("engine_sleep_state", self.sleep_level == 0, sleep_state="awake"),
+            self._gauge("engine_sleep_state", self.sleep_level == 1, sleep_state="weights_offloaded"),
+            self._gauge("engine_sleep_state", self.sleep_level == 2, sleep_state="discard_all"),
             self._gauge("engine_is_warm", self.is_warm),
             self._gauge("kv_cache_usage_perc", self.kv_usage()),
         ]

@@ -45,8 +45,15 @@ class ProcessedOutputs:
 class OutputProcessor:
     """This holds every unfinished request's output."""
 
-    def __init__(self, tokenizer: Tokenizer | None, metrics: FrontMetrics, tracer: RequestTracer | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        metrics: FrontMetrics,
+        tracer: RequestTracer | None,
+        cached_block_size: int | None,
+    ) -> None:
+        """Count, trace, and report what is cached: whole blocks of `cached_block_size` tokens, or nothing with None."""
+        self._tokenizer, self._cached_block_size = tokenizer, cached_block_size
         self._metrics, self._tracer = metrics, tracer
         self._requests: dict[str, GrowingRequest] = {}
         self._sequences: dict[str, GrowingSequence] = {}
@@ -76,7 +83,7 @@ class OutputProcessor:
         if request.request_id in self._requests:
             raise id_in_use(request.request_id)
         kind = GrowingRequest if request.core.pooling_params is None else PooledRequest
-        state = kind(request, self._tokenizer)
+        state = kind(request, self._tokenizer, self._cached_block_size)
         self._requests[request.request_id] = state
         self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
 

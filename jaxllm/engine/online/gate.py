@@ -63,8 +63,15 @@ class Gate:
     """This says whether requests may enter: an engine may be paused, asleep, or about to end."""
 
     def __init__(self) -> None:
-        self.is_sleeping = self.is_draining = False
+        self.is_draining = False
+        self.sleep_level = 0
+        """The level at which the engine sleeps; 0 if it does not."""
         self.unpaused = Flag()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Say whether the engine sleeps."""
+        return self.sleep_level > 0
 
     def check_awake(self, dead_error: EngineDeadError | None) -> None:
         """Raise EngineBusyError while the engine sleeps; `dead_error` is what has ended the core, if anything has."""
@@ -80,7 +87,7 @@ class Gate:
 
     def end(self) -> None:
         """Let all see that the engine ends, whether it sleeps or is paused."""
-        self.is_sleeping = False
+        self.sleep_level = 0
         self.unpaused.set()
 
     def drain(self) -> None:

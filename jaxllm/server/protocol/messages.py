@@ -38,10 +38,11 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a request."""
 
     input_tokens: int
-    """The tokens of the prompt that were not cached."""
+    """The tokens of the prompt that the prefix cache neither had nor keeps; all, if the server does not tell."""
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
-    """The tokens that were taken from the prefix cache, if the server has --enable-prompt-tokens-details."""
+    """The tokens that the cache keeps from now on, and those that it had, if the server has
+    --enable-prompt-tokens-details."""
     output_tokens: int
 
 

@@ -69,7 +69,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     """So many were taken from the prefix cache; 0 unless the server was started with --enable-prompt-tokens-details."""
     cache_write_tokens: int = 0
-    """It is always 0: what the cache keeps costs nothing."""
+    """So many others the prefix cache keeps from now on; 0 without that flag."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.config.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.params.structured_outputs import StructuredOutputsParams
@@ -142,19 +143,33 @@ class SamplingFields(TokenFields, kw_only=True):
             structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
         )
 
+    def tells_usage(self, *, forced: bool) -> tuple[bool, bool]:
+        """Say whether a stream ends with the usage, and whether all its events have it; with `forced` it always does,
+        as with vLLM's flag.
+        """
+        options = self.stream_options or StreamOptions()
+        is_last = forced or bool(options.include_usage)
+        return is_last, forced or (is_last and bool(options.continuous_usage_stats))
+
     def shows_token_ids(self, default: bool) -> bool:
         """Say whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
         return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
 
+    def bounded(self, max_tokens: int | None, ready: EngineReady) -> int | None:
+        """Return how many tokens an answer may have that asks for so many, as vLLM bounds them; None sets no limit."""
+        asked = ready.default_sampling_params.get("max_tokens") if max_tokens is None else max_tokens
+        bounds = [each for each in (asked, ready.max_output_tokens) if each is not None]
+        return min(bounds, default=None)
+
     def sampling_params(
         self,
-        defaults: Mapping[str, Any],
+        ready: EngineReady,
         *,
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the engine's params; what the request leaves out is as `defaults` say. Raises VLLMValidationError.
+        """Return the engine's params; what the request leaves out is as `ready` says. Raises VLLMValidationError.
 
         The `prompt_logprobs` given here stand in for those that the request does not ask for by that name.
         """
@@ -162,15 +177,15 @@ class SamplingFields(TokenFields, kw_only=True):
             message = "length_penalty has an effect in a beam search only: leave it out, or set use_beam_search."
             raise VLLMValidationError(message, parameter="length_penalty", value=self.length_penalty)
         given = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
-        base = {**defaults, **given}
-        most = base.pop("max_tokens", None)
+        base = {**ready.default_sampling_params, **given}
+        base.pop("max_tokens", None)
         return SamplingParams(
             **base,
             n=1 if self.n is None else self.n,
             seed=self.seed,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
-            max_tokens=most if max_tokens is None else max_tokens,
+            max_tokens=self.bounded(max_tokens, ready),
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
