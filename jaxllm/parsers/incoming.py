@@ -57,6 +57,10 @@ class Incoming:
         self._num_trials -= 1
         self._place = start - self._dropped
 
+    def unread(self, mark: str) -> None:
+        """Leave the mark that was read last to be read again."""
+        self._place -= len(mark)
+
     def rest(self) -> str:
         """Read all that has come, and return it."""
         text, self._place = self._text[self._place :], len(self._text)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxllm.parsers.incoming import Incoming, Reading
-from jaxllm.parsers.json_text import as_json, is_sendable
-from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.json_text import is_sendable, read_object
+from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 _ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("id", "type")
-"""What a call may say besides, which has no meaning."""
+"""What a call may say besides before its name, which has no meaning."""
 
 
 class JsonCall:
     """This reads one call that is an object, and shows it through a parser: its arguments as they come."""
 
-    def __init__(self, parser: ToolParser, *, takes: Callable[[str], bool] = bool) -> None:
-        """Read a call for `parser`, of a function whose name `takes` takes."""
-        self._parser, self._takes = parser, takes
+    def __init__(self, parser: ToolParser, *, takes: Callable[[str], bool] = bool, default: str | None = None) -> None:
+        """Read a call for `parser`, of a function whose name `takes` takes.
+
+        An object without arguments is no call, unless there are `default` ones for one that says nothing else.
+        """
+        self._parser, self._takes, self._default = parser, takes, default
         self._incoming: Incoming = parser.incoming
         self.has_begun = False
-        """Whether the call has been shown: what follows cannot be text any more, unless it is malformed."""
+        """Whether the call has been shown."""
+        self.has_arguments = False
+        """Whether its arguments have been read to their end."""
+        self._name: str | None = None
         self._early: str | None = None
         """The arguments, if they came before the name."""
-        self._has_arguments = False
+        self._has_others = False
+        """Whether there is a member that has no meaning here."""
 
     def read(self) -> Reading[bool]:
         """Read the object; False where it is no call, or ends being one."""
@@ -35,22 +42,16 @@ class JsonCall:
         yield from incoming.skip_space()
         if (yield from incoming.take("}")):
             return False
-        while True:
-            start, had_arguments = incoming.trial(), self._has_arguments
-            is_member = yield from self._member()
-            text = incoming.settle(start)
-            if not is_member:
-                if self.has_begun and self._has_arguments == had_arguments:
-                    self._parser.show_text(text)
-                return False
+        while (yield from self._member()):
             yield from incoming.skip_space()
             if (yield from incoming.take("}")):
-                break
+                if self._name is not None and not self.has_arguments and not self._has_others and self._default:
+                    self.has_arguments = True
+                    self._show(self._default)
+                return self.has_begun
             if not (yield from incoming.take(",")):
                 return False
-        if self.has_begun and not self._has_arguments:
-            self._parser.show_arguments("{}")
-        return self.has_begun
+        return False
 
     def _member(self) -> Reading[bool]:
         """Read a key and its value."""
@@ -61,43 +62,52 @@ class JsonCall:
         if key is None or not (yield from incoming.take(":")):
             return False
         yield from incoming.skip_space()
-        if key == "name" and not self.has_begun:
-            return (yield from self._name())
-        if key in _ARGUMENTS and not self._has_arguments:
+        if key == "name" and self._name is None:
+            return (yield from self._read_name())
+        if key in _ARGUMENTS and not self.has_arguments:
             return (yield from self._arguments())
-        return key in _OTHERS and (yield from incoming.json_value(_drop))
+        if key in _OTHERS:
+            return (yield from incoming.json_value(_drop))
+        return self._name is not None and (yield from self._other(key))
 
-    def _name(self) -> Reading[bool]:
+    def _read_name(self) -> Reading[bool]:
         name = yield from self._string()
         if name is None or not self._takes(name):
             return False
-        self.has_begun = True
-        self._parser.start_call(name)
+        self._name = name
         if self._early is not None:
-            self._parser.show_arguments(self._early)
+            self._show(self._early)
         return True
 
     def _arguments(self) -> Reading[bool]:
-        """Read the arguments: an object, null for none, or a string that holds their text, else what it says."""
+        """Read the arguments: an object, null for none, a string that holds an object's text, or any other value."""
         incoming, pieces = self._incoming, list[str]()
-        show = self._parser.show_arguments if self.has_begun else pieces.append
-        if (yield from incoming.next_is("{")):
-            self._has_arguments = True
-            if not (yield from incoming.json_value(show)):
-                return False
-        elif (yield from incoming.next_is('"')):
-            text = yield from self._string()
-            if text is None:
-                return False
-            show(text if _is_object(text) else as_json(text))
-        elif (yield from incoming.take("null")):
-            show("{}")
-        else:
+        is_nested = (yield from incoming.next_is("{")) or (yield from incoming.next_is("["))
+        show = self._show if is_nested and self._name is not None else pieces.append
+        if not (yield from incoming.json_value(show)):
             return False
-        self._has_arguments = True
-        if not self.has_begun:
-            self._early = "".join(pieces)
+        self.has_arguments = True
+        if pieces:
+            arguments = _arguments_of("".join(pieces))
+            if self._name is None:
+                self._early = arguments
+            else:
+                self._show(arguments)
         return True
+
+    def _other(self, key: str) -> Reading[bool]:
+        """Read the value of a member that has no meaning here."""
+        del key
+        self._has_others = True
+        return (yield from self._incoming.json_value(_drop))
+
+    def _show(self, arguments: str) -> None:
+        """Show more of the arguments; the call begins with the first of them."""
+        if not self.has_begun:
+            assert self._name is not None
+            self.has_begun = True
+            self._parser.start_call(self._name)
+        self._parser.show_arguments(arguments)
 
     def _string(self) -> Reading[str | None]:
         """Read a string, None if there is none."""
@@ -108,11 +118,12 @@ class JsonCall:
         return text if is_sendable(text) else None
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+def _arguments_of(value: str) -> str:
+    """Return the arguments that a JSON value stands for."""
+    if value == "null":
+        return "{}"
+    text = json.loads(value) if value.startswith('"') else ""
+    return value if read_object(text) is None or not is_sendable(text) else text
 
 
 def _drop(text: str) -> None:
@@ -120,16 +131,21 @@ def _drop(text: str) -> None:
     del text
 
 
-def read_call(parser: ToolParser, *, after: str = "", takes: Callable[[str], bool] = bool) -> Reading[bool]:
-    """Read a call that comes next, white space aside, and say whether it is one to its end.
+def read_call(
+    parser: ToolParser,
+    attempt: Attempt,
+    *,
+    takes: Callable[[str], bool] = bool,
+    default: str | None = None,
+    ends: Sequence[str],
+) -> Reading[bool]:
+    """Read a call that comes next, white space aside, conclude the attempt, and say whether a call was shown.
 
-    What is none is text once it is read, with the mark `after` which it came.
+    Where a call that has been shown has malformed arguments, they go on up to one of `ends`.
     """
-    call = JsonCall(parser, takes=takes)
-    start = parser.incoming.trial()
+    call = JsonCall(parser, takes=takes, default=default)
     yield from parser.incoming.skip_space()
     is_whole = yield from call.read()
-    text = parser.incoming.settle(start)
-    if not call.has_begun:
-        parser.show_text(after + text)
-    return is_whole
+    if call.has_begun and not call.has_arguments and parser.keeps_parts:
+        yield from parser.malformed_arguments(ends, "}")
+    return parser.conclude(attempt, is_call=is_whole)

@@ -12,13 +12,13 @@ def as_json(value: Any) -> str:
     return text if is_sendable(text) else json.dumps(value, allow_nan=False)
 
 
-def read_object(text: str) -> dict[str, Any]:
-    """Return the object that JSON text is; an empty one for what is none, as when an output was cut short."""
+def read_object(text: str) -> dict[str, Any] | None:
+    """Return the object that JSON text is; None for what is none, as when an output was cut short."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def is_sendable(text: str) -> bool:

@@ -38,7 +38,7 @@ class OutputParser:
         a mark: that is no text.
         """
         if is_cut and self._tools is not None:
-            return merge(piece for piece in self._tools.finish() if not isinstance(piece, Text))
+            return merge(piece for piece in self._tools.finish(is_cut=True) if not isinstance(piece, Text))
         self._incoming.is_ended = True
         next(self._reading, None)
         if self._tools is not None:

@@ -14,7 +14,9 @@ from jaxllm.parsers.tool_parser import ToolParser
 
 _OWN = {
     "hermes": ("hermes", "HermesParser"),
+    "qwen3_json": ("hermes", "HermesParser"),
     "llama3_json": ("llama3_json", "Llama3JsonParser"),
+    "llama4_json": ("llama3_json", "Llama3JsonParser"),
     "pythonic": ("pythonic", "PythonicParser"),
     "llama4_pythonic": ("pythonic", "PythonicParser"),
     "mistral": ("mistral", "MistralParser"),

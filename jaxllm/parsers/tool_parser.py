@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Incoming, Reading
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text, new_call_id
 
 
+class Attempt(NamedTuple):
+    """Where a parser began to read what may turn out to be no call."""
+
+    start: int
+    num_calls: int
+    space: list[str] | None
+
+
 class ToolParser(abc.ABC):
     """This takes the text of one answer apart into text and calls, as `pieces.StreamParser` says.
 
-    A call begins as soon as its name is certain, and its arguments follow as they come. What turns out to be no call
-    is text; where a call that has begun turns out to be malformed it ends, and what follows is text. So nothing but
-    the marks of well-formed calls is ever dropped, and nothing raises.
+    A call begins once its name and the first of its arguments are certain, and the arguments follow as they come. What
+    turns out to be no call is text. A call that has begun and turns out to be malformed keeps the arguments that the
+    model wrote, unless the parser `holds_calls`. So nothing but the marks of well-formed calls is dropped, arguments
+    are never made up, and nothing raises.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
     """The marks of calls. Those that are special tokens of the tokenizer must not be left out of the text."""
+    drops_text_after_calls: ClassVar[bool] = False
+    """Whether text after a call is dropped where calls are held, as vLLM does in the answers of some models."""
+    holds_calls: bool = False
+    """Whether a call is shown only once it is whole, as where the answer is not streamed. A malformed call is text."""
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
         """Read calls of these tools. Calls of others are read too, unless nothing but its name tells a call."""
         self.tools = {tool.name: tool for tool in tools}
         self.incoming = Incoming()
         self._pieces: list[Piece] = []
+        self._num_certain: int | None = None
+        """The number of pieces before a call that is held."""
+        self._is_cut = False
         self._num_calls = 0
         self._space: list[str] | None = []
         """White space at the beginning, or after a call, which is shown if text follows; None within text."""
@@ -51,13 +67,17 @@ class ToolParser(abc.ABC):
         self.incoming.add(text)
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """Return what is left once the output has ended."""
-        self.incoming.is_ended = True
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what is left once the output has ended; a part of a call is one if it `is_cut`, at its most tokens."""
+        self.incoming.is_ended, self._is_cut = True, is_cut
         return self._advance()
 
     def show_text(self, text: str) -> None:
         """Show text of the answer."""
+        if not (self.holds_calls and self.drops_text_after_calls and self._num_calls):
+            self._show_text(text)
+
+    def _show_text(self, text: str) -> None:
         if self._space is not None:
             if not text or text.isspace():
                 self._space.append(text)
@@ -79,9 +99,68 @@ class ToolParser(abc.ABC):
         """Go on with the arguments of the last call."""
         self._pieces.append(CallArguments(self._num_calls - 1, text))
 
+    @property
+    def keeps_parts(self) -> bool:
+        """Say whether a call that has begun stays one, though it is none to its end."""
+        return not self.holds_calls or self._is_cut
+
+    def attempt(self, mark: str = "") -> Attempt:
+        """Begin to read what may turn out to be no call, after its `mark` was read; `conclude` or `give_up` ends it."""
+        if self.holds_calls:
+            self._num_certain = len(self._pieces)
+        return Attempt(self.incoming.trial() - len(mark), self._num_calls, self._space)
+
+    def conclude(self, attempt: Attempt, *, is_call: bool) -> bool:
+        """End an attempt, and say whether a call was shown; else what was read is text, with its mark.
+
+        A call that is none to its end stays one if the parser `keeps_parts`.
+        """
+        text = self.incoming.settle(attempt.start)
+        if is_call or (self._num_calls > attempt.num_calls and self.keeps_parts):
+            self._num_certain = None
+            return True
+        self._forget(attempt)
+        self._show_text(text)
+        return False
+
+    def give_up(self, attempt: Attempt) -> None:
+        """End an attempt in which no call was shown, and leave its text and its mark unread."""
+        self._forget(attempt)
+        self.incoming.rewind(attempt.start)
+
+    def _forget(self, attempt: Attempt) -> None:
+        """Drop the pieces of a call that is held."""
+        if self._num_certain is not None:
+            del self._pieces[self._num_certain :]
+            self._num_certain = None
+        self._num_calls, self._space = attempt.num_calls, attempt.space
+
+    def malformed_arguments(self, ends: Sequence[str], tail: str = "") -> Reading[bool]:
+        """Go on with arguments that are malformed up to one of `ends`, and say whether there is one.
+
+        White space and the `tail` before the end are not theirs.
+        """
+        kept = list[str]()
+
+        def show(text: str) -> None:
+            certain = text.rstrip(" \t\r\n" + tail)
+            if certain:
+                self.show_arguments("".join(kept) + certain)
+                kept.clear()
+            kept.append(text[len(certain) :])
+
+        end = yield from self.incoming.until(ends, show)
+        rest = "".join(kept)
+        self.show_arguments(rest if end is None else rest.rstrip().removesuffix(tail).rstrip())
+        self.incoming.unread(end or "")
+        return end is not None
+
     def _advance(self) -> list[Piece]:
         next(self._reading, None)
-        pieces, self._pieces = self._pieces, []
+        end = len(self._pieces)
+        if self._num_certain is not None:
+            end, self._num_certain = self._num_certain, 0
+        pieces, self._pieces = self._pieces[:end], self._pieces[end:]
         return pieces
 
     def _read_all(self) -> Reading[None]:

@@ -110,7 +110,7 @@ class MessageBuilder:
         self._is_open = False
         block, events = self._blocks[-1], list[Event]()
         if block["type"] == "tool_use":
-            block["input"] = read_object(self._input)
+            block["input"] = read_object(self._input) or {}
         elif block["type"] == "thinking":
             events.append(self._delta({"type": "signature_delta", "signature": ""}))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]

@@ -63,13 +63,13 @@ class AnswerBuilder:
                 case Reasoning():
                     thinking += piece.text
                 case CallStart(_, name, _):
-                    calls += self._take_call()
+                    text += self._end_call(calls)
                     self._call = [name]
                 case CallArguments(_, arguments):
                     assert self._call is not None
                     self._call.append(arguments)
         if output.finish_reason is not None:
-            calls += self._take_call()
+            text += self._end_call(calls, is_cut=output.finish_reason == "length")
         return text, thinking, calls
 
     def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
@@ -87,11 +87,20 @@ class AnswerBuilder:
             "eval_duration": max(1, int(all_others * 1e9)),  # clients divide by it
         }
 
-    def _take_call(self) -> list[dict[str, Any]]:
+    def _end_call(self, calls: list[dict[str, Any]], *, is_cut: bool = False) -> str:
+        """Add the call that has begun to `calls`, or return it as text if its arguments are no object.
+
+        Where the model wrote none there are none, unless the answer `is_cut` there.
+        """
         if self._call is None:
-            return []
-        (name, *arguments), self._call = self._call, None
-        return [{"function": {"name": name, "arguments": read_object("".join(arguments))}}]
+            return ""
+        (name, *written), self._call = self._call, None
+        arguments = "".join(written)
+        values = read_object(arguments or ("" if is_cut else "{}"))
+        if values is None:
+            return f"{name} {arguments}"
+        calls.append({"function": {"name": name, "arguments": values}})
+        return ""
 
     def _line(self, text: str, thinking: str, calls: list[dict[str, Any]], end: dict[str, Any]) -> OllamaAnswer:
         shown: dict[str, Any] = {"response": text, "thinking": thinking or UNSET}

@@ -70,15 +70,20 @@ class OutputParsers:
         return prompt + marks.start
 
     def maker(
-        self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str
+        self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str, *, holds_calls: bool
     ) -> Callable[[], OutputParser] | None:
-        """Return what makes the parser of an answer to `prompt`; None if there is nothing to take apart."""
+        """Return what makes the parser of an answer to `prompt`; None if there is nothing to take apart.
+
+        With `holds_calls` it shows a call only once it is whole.
+        """
         name = self.reasoning
         if parser is None and name is None:
             return None
 
         def make() -> OutputParser:
             reading = parser and parser(tools)
+            if reading is not None:
+                reading.holds_calls = holds_calls
             if name == HARMONY:
                 return OutputParser(None, reading or OpenAIParser())
             return OutputParser(None if name is None else MARKS[name], reading, prompt)

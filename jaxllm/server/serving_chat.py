@@ -91,10 +91,19 @@ class OpenAIServingChat:
         request.check(trusts_template=self.args.trust_request_chat_template)
         self._check_logprobs(request)
 
-    async def begin(self, request: ChatCompletionRequest, caller: Caller, prompt: ParsedPrompt | None = None) -> Turn:
+    async def begin(
+        self,
+        request: ChatCompletionRequest,
+        caller: Caller,
+        prompt: ParsedPrompt | None = None,
+        *,
+        streams_calls: bool = True,
+    ) -> Turn:
         """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for.
 
-        A `prompt` takes the place of what the chat template makes of the messages.
+        A `prompt` takes the place of what the chat template makes of the messages. Unless the turn `streams_calls`, it
+        has each of them whole, and what is no whole call is text, though not where an answer has to be a call: there
+        it can only have been cut short.
         """
         self.check(request)
         use = request.tool_use()
@@ -119,7 +128,12 @@ class OpenAIServingChat:
             lora_request=self.models.adapter(request.model),
         )
         reader = AnswerReader(
-            self.parsers.maker(parser, use.tools, text),
+            self.parsers.maker(
+                parser,
+                use.tools,
+                text,
+                holds_calls=not (request.stream and streams_calls) and not use.is_required,
+            ),
             shows_reasoning=request.include_reasoning,
             is_named=use.is_named,
             counted_by=None if self.parsers.reasoning is None else self.engine_client.front.tokenizer,

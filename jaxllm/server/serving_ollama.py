@@ -221,7 +221,7 @@ class OllamaServing:
     ) -> EventStream | OllamaAnswer:
         builder = AnswerBuilder(request.model, is_chat=is_chat)
         with renamed(_NAMES), chat.fields_named("messages" if is_chat else "prompt"):
-            turn = await self._chat.begin(chat, caller, prompt)
+            turn = await self._chat.begin(chat, caller, prompt, streams_calls=False)
         if chat.stream:
             pieces = lines(turn, builder, self._chat.args.sse_ping_interval)
             return EventStream(pieces, turn.outputs, last=b"", failed=_last_line)

@@ -118,7 +118,7 @@ def _harmony(calls: list[Call]) -> str:
 
 FORMS = {
     "hermes": Form("hermes", _hermes),
-    "llama3_json": Form("llama3_json", _llama3, takes_text_before=False),
+    "llama3_json": Form("llama3_json", _llama3),
     "pythonic": Form("pythonic", _pythonic, takes_text_before=False),
     "mistral": Form("mistral", _mistral),
     "mistral, listed": Form("mistral", _mistral_list),
@@ -130,9 +130,10 @@ FORMS = {
 }
 
 
-def read(form: Form, *texts: str, tools: Sequence[FunctionTool] = TOOLS) -> list[Piece]:
+def read(form: Form, *texts: str, tools: Sequence[FunctionTool] = TOOLS, holds_calls: bool = False) -> list[Piece]:
     """Return the pieces of an output that comes in these texts, without the ids of calls."""
     parser, pieces = ToolParserManager.get_tool_parser(form.parser)(tools), list[Piece]()
+    parser.holds_calls = holds_calls
     for text in texts:
         pieces += parser.feed(text)
     pieces = merge(pieces + parser.finish())

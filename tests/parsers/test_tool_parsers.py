@@ -9,9 +9,11 @@ from collections import Counter
 
 import pytest
 
-from jaxllm.parsers.pieces import CallArguments, CallStart
+from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.json_calls import JsonCall
+from jaxllm.parsers.pieces import CallArguments, CallStart, gather
 from jaxllm.parsers.registry import ToolParserManager
-from tests.parsers.outputs import ARGUMENTS, FORMS, Call, Form, calls_of, is_linear, read, whole
+from tests.parsers.outputs import ARGUMENTS, FORMS, TOOLS, Call, Form, calls_of, is_linear, read, whole
 
 pytestmark = pytest.mark.parsers
 
@@ -93,6 +95,18 @@ def test_an_output_that_is_cut_short_begins_the_same_call(form: Form) -> None:
 
 
 @forms
+def test_an_output_that_ends_at_its_most_tokens_keeps_its_call_where_calls_are_held(form: Form) -> None:
+    text = form.write(CASES[1])
+    for length in range(len(text)):
+        parser = ToolParserManager.get_tool_parser(form.parser)(TOOLS)
+        parser.holds_calls = True
+        parsed = gather(parser.feed(text[:length]) + parser.finish(is_cut=True))
+        streamed = whole(form, text[:length])
+        shown, expected = ([(call.name, call.arguments) for call in each.calls] for each in (parsed, streamed))
+        assert shown == expected
+
+
+@forms
 def test_an_unknown_function_is_a_call_where_marks_tell(form: Form) -> None:
     text = form.write([("unknown", {"a": "x"})])
     parsed = whole(form, text)
@@ -130,19 +144,36 @@ def told(text: str) -> Counter[str]:
     return Counter({word: text.count(word) for word in TOLD})
 
 
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the members of calls that mean nothing, once they are read."""
+    found, read_other = list[str](), JsonCall._other
+
+    def record(call: JsonCall, key: str) -> Reading[bool]:
+        incoming = call._incoming
+        start = incoming.trial()
+        is_value = yield from read_other(call, key)
+        found.append(key + incoming.settle(start))
+        return is_value
+
+    monkeypatch.setattr(JsonCall, "_other", record)
+    return found
+
+
 @forms
-def test_malformed_outputs_lose_nothing(form: Form) -> None:
+def test_malformed_outputs_lose_nothing(form: Form, dropped: list[str]) -> None:
     """Without a call all is text; with one, what the marks do not say is text or arguments."""
     rng, kind = random.Random(form.parser), ToolParserManager.get_tool_parser(form.parser)
     originals = [form.write(calls) for calls in CASES]
     for _ in range(NUM_MUTATIONS // (2 if "mistral" in form.parser else 1)):
         text = mutated(rng, rng.choice(originals))
+        dropped.clear()
         pieces = read(form, text)
+        names = " ".join(piece.name for piece in pieces if isinstance(piece, CallStart)) + " ".join(dropped)
         assert read(form, *cut(rng, text)) == pieces, text
         shown = "".join(piece.text for piece in pieces if not isinstance(piece, CallStart))
         if not any(isinstance(piece, CallStart) for piece in pieces) and form.parser != "openai":
             assert shown == text
-        names = " ".join(piece.name for piece in pieces if isinstance(piece, CallStart))
         said = re.sub(HEADS[form.parser], "", text) if form.parser in HEADS else text
         assert told(f"{shown} {names}") >= told(said), (text, pieces)
         if form.parser != "openai":  # what stands around the end of a message may look like a mark without that

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.support import Answer, Served
-from tests.server.tool_support import ARGUMENTS, CALL, TOOL, WEATHER, tool_served
+from tests.server.tool_support import ARGUMENTS, CALL, REPLIES, TOOL, WEATHER, tool_served
 
 PATH = "/v1/chat/completions"
 
@@ -127,6 +127,31 @@ def test_malformed_calls_are_text(server: Served) -> None:
     message = ask(server, "broken?", tools=[TOOL]).json["choices"][0]["message"]
     assert message["content"] == '<tool_call>\n{"name": get_weather}</tool_call>'
     assert "tool_calls" not in message  # an empty list, sent back, is a call to many templates
+
+
+def test_a_malformed_call_is_text_unless_a_stream_has_begun_it(server: Served) -> None:
+    whole = ask(server, "malformed?", tools=[TOOL]).json["choices"][0]
+    assert (whole["message"]["content"], whole["finish_reason"]) == (REPLIES["malformed?"], "stop")
+    assert "tool_calls" not in whole["message"]
+    streamed = message_of(ask(server, "malformed?", tools=[TOOL], stream=True).events)
+    [call] = streamed["tool_calls"]
+    assert (call["function"], streamed["content"]) == (
+        {"name": "get_weather", "arguments": ARGUMENTS.replace("2}", "2,}")},
+        "",
+    )
+
+
+def test_a_call_that_is_cut_short_keeps_what_was_written(server: Served) -> None:
+    given = {"tools": [TOOL], "max_tokens": 50}
+    whole = ask(server, "weather?", **given).json["choices"][0]
+    streamed = message_of(ask(server, "weather?", stream=True, **given).events)
+    for message in (whole["message"], streamed):
+        [call] = message["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        assert ARGUMENTS.startswith(call["function"]["arguments"])
+        assert '{"city' in call["function"]["arguments"]
+        assert not message["content"]
+    assert whole["finish_reason"] == "length"
 
 
 def test_without_tools_calls_are_text(server: Served) -> None:

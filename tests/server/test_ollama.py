@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.parsers.pieces import CallArguments, CallStart
+from jaxllm.server.ollama_answers import AnswerBuilder
+from jaxllm.server.protocol.ollama import OllamaMessage
 from jaxllm.server.serving_ollama import messages_in_chat
 from tests.server.pooled_support import EMBED, PooledEngine
 from tests.server.support import Answer, Served, served
@@ -69,7 +74,7 @@ def test_the_last_line_of_a_stream_has_only_its_end(server: Served) -> None:
         assert "done_reason" not in before
 
 
-@pytest.mark.parametrize("content", ["weather?", "both?", "think?", "think and call?", "broken?"])
+@pytest.mark.parametrize("content", ["weather?", "both?", "think?", "think and call?", "broken?", "malformed?"])
 def test_a_stream_joined_is_the_whole_answer(server: Served, content: str) -> None:
     whole = chat(server, content, tools=[TOOL], stream=False).json
     streamed = lines(chat(server, content, tools=[TOOL]))
@@ -94,6 +99,39 @@ def test_calls_have_their_arguments_as_objects(server: Served) -> None:
         {"role": "tool", "tool_name": "get_weather", "content": "21 degrees"},
     ]
     assert chat(server, "", messages=messages, stream=False).json["message"]["content"] == "It is warm."
+
+
+def test_a_call_that_cannot_be_read_is_text(server: Served) -> None:
+    options = {"temperature": 0, "num_predict": 50}
+    for content, given, begin, reason in (
+        ("malformed?", {}, CALL[:30], "stop"),
+        ("weather?", {"options": options}, 'get_weather {"city', "length"),
+    ):
+        whole = chat(server, content, tools=[TOOL], stream=False, **given).json
+        streamed = lines(chat(server, content, tools=[TOOL], **given))
+        text = "".join(line["message"]["content"] for line in streamed)
+        assert text == whole["message"]["content"]
+        assert text.startswith(begin)
+        assert whole["done_reason"] == streamed[-1]["done_reason"] == reason
+        assert not any("tool_calls" in line["message"] for line in [whole, *streamed])
+
+
+def test_arguments_that_are_no_object_are_text() -> None:
+    def answer(arguments: str, reason: str = "stop") -> tuple[str, Any]:
+        builder, output = (
+            AnswerBuilder("tiny", is_chat=True),
+            CompletionOutput(0, "", [], None, None, finish_reason=reason),
+        )
+        pieces = [CallStart(0, "f", "id"), CallArguments(0, arguments)]
+        line = builder.whole(pieces, output, RequestOutput("id", None, [], None, [output], finished=True))
+        assert isinstance(line.message, OllamaMessage)
+        return line.message.content, line.message.tool_calls
+
+    for arguments, values in (('{"a": 1}', {"a": 1}), ("", {})):
+        assert answer(arguments) == ("", [{"function": {"name": "f", "arguments": values}}])
+    assert answer('{"a": ') == ('f {"a": ', UNSET)
+    assert answer("[1]") == ("f [1]", UNSET)
+    assert answer("", "length") == ("f ", UNSET)
 
 
 def test_calls_get_ids_that_their_results_refer_to() -> None:

@@ -38,6 +38,7 @@ REPLIES = {
     "think?": "<think>\nHm, two.\n</think>\n\nIt is 4.",
     "think and call?": f"<think>\nI ask.\n</think>\n\n{CALL}",
     "broken?": '<tool_call>\n{"name": get_weather}</tool_call>',
+    "malformed?": CALL.replace("2}", "2,}"),
     "21 degrees": "It is warm.",
 }
 """What the model answers to prompts that contain these; the last part that a prompt contains counts."""

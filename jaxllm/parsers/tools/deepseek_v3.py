@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -21,25 +21,26 @@ class DeepSeekV3Parser(ToolParser):
     """This reads `function<｜tool▁sep｜>NAME` with the arguments in a block of code, and the form of V3.1."""
 
     marks = (START, END, CALL, SEPARATOR, CALL_END)
+    drops_text_after_calls = True
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
         incoming = self.incoming
         while mark := (yield from incoming.until((START, CALL), self.show_text)):
-            start = incoming.trial()
-            if mark == CALL or (yield from incoming.take_spaced(CALL)):
-                is_whole = yield from self._call(start, mark)
-                while is_whole and not (yield from incoming.take_spaced(END)):
-                    start = incoming.trial()
-                    if not (yield from incoming.take_spaced(CALL)):
-                        incoming.settle(start)
-                        break
-                    is_whole = yield from self._call(start, "")
-            else:
-                self.show_text(mark + incoming.settle(start))
+            attempt = self.attempt(mark)
+            if mark == START and not (yield from incoming.take_spaced(CALL)):
+                self.conclude(attempt, is_call=False)
+                continue
+            is_whole = yield from self._call(attempt)
+            while is_whole and not (yield from incoming.take_spaced(END)):
+                attempt = self.attempt()
+                if not (yield from incoming.take_spaced(CALL)):
+                    self.give_up(attempt)
+                    break
+                is_whole = yield from self._call(attempt)
 
-    def _call(self, start: int, mark: str) -> Reading[bool]:
-        """Read a call; say whether it is one to its end. What began after `mark` at `start` is text if it is none."""
+    def _call(self, attempt: Attempt) -> Reading[bool]:
+        """Read a call and conclude the attempt; say whether it is one to its end."""
         incoming = self.incoming
         name = yield from incoming.take_while(_NAME, _MAX_NAME)
         is_call = name != "" and (yield from incoming.take(SEPARATOR))
@@ -48,17 +49,16 @@ class DeepSeekV3Parser(ToolParser):
             name = yield from incoming.take_while(_NAME, _MAX_NAME)
             is_call = yield from incoming.take_spaced("```json")
             yield from incoming.skip_space()
-        is_call = is_call and name != "" and (yield from incoming.next_is("{"))
-        text = incoming.settle(start)
-        if not is_call:
-            self.show_text(mark + text)
-            return False
-        self.start_call(name)
-        if not (yield from incoming.json_value(self.show_arguments)):
-            return False
-        if is_block:
-            yield from incoming.take_spaced("```")
-        return (yield from incoming.take_spaced(CALL_END))
+        is_whole = False
+        if is_call and name != "" and (yield from incoming.next_is("{")):
+            self.start_call(name)
+            is_whole = (yield from incoming.json_value(self.show_arguments)) or (
+                yield from self.malformed_arguments((CALL_END,), "```" if is_block else "")
+            )
+            if is_block:
+                yield from incoming.take_spaced("```")
+        self.conclude(attempt, is_call=is_whole)
+        return is_whole and (yield from incoming.take_spaced(CALL_END))
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class HermesParser(ToolParser):
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
         while (yield from self.incoming.until((START,), self.show_text)):
-            if (yield from read_call(self, after=START)):
+            if (yield from read_call(self, self.attempt(START), ends=(END,))):
                 yield from self.incoming.take_spaced(END)
 
     @classmethod

@@ -1,41 +1,88 @@
-"""Llama 3.1 to 3.3: JSON objects that are the whole answer, with a semicolon between them, maybe after a tag."""
+"""Llama 3.1 to 3.3: JSON objects in the answer, with a semicolon between them, maybe after a tag."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.json_calls import read_call
-from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.json_calls import JsonCall
+from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 TAG = "<|python_tag|>"
+_FENCE = "```"
+_LANGUAGE = re.compile(r"\w+")
+_MAX_LANGUAGE = 20
 _OTHER_TEXT = r"\s*([^\s{<][\s\S]*)?"
 
 
 class Llama3JsonParser(ToolParser):
-    """This reads `{"name": ..., "parameters": {...}}` at the beginning of an answer, and anywhere after the tag.
+    """This reads `{"name": ..., "parameters": {...}}` anywhere in an answer, also in a list or a block of code.
 
-    Without the tag nothing but its name tells a call from JSON that was asked for: it has to be a tool of the request.
+    Only after the tag may a call have any name. Elsewhere nothing but its name tells a call from JSON that was asked
+    for: it has to be a tool of the request.
     """
 
     marks = (TAG,)
 
     def read(self) -> Reading[None]:
-        """Read what the answer begins with, then what follows a tag."""
+        """Read text and calls in turns."""
         incoming = self.incoming
-        if not (yield from incoming.next_is(TAG)):
-            yield from self._calls("")
-        while (yield from incoming.until((TAG,), self.show_text)):
-            yield from self._calls(TAG)
+        while mark := (yield from incoming.until((TAG, _FENCE, "[", "{"), self.show_text)):
+            attempt = self.attempt(mark)
+            if mark == _FENCE:
+                yield from incoming.take_while(_LANGUAGE, _MAX_LANGUAGE)
+            elif mark == "{":
+                incoming.unread(mark)
+            is_list = mark == "[" or (mark != "{" and (yield from incoming.take_spaced("[")))
+            if (yield from self._calls(attempt, bool if mark == TAG else self.tools.__contains__)):
+                if is_list:
+                    yield from incoming.take_spaced("]")
+                if mark == _FENCE:
+                    yield from incoming.take_spaced(_FENCE)
+            elif mark in "[{":
+                yield from self._json_as_text()
+            else:
+                yield from incoming.take(mark)
+                self.show_text(mark)
 
-    def _calls(self, tag: str) -> Reading[None]:
-        """Read the calls that follow a tag; some models leave the semicolon between them out."""
-        takes = bool if tag else self.tools.__contains__
-        while (yield from read_call(self, after=tag, takes=takes)):
-            tag = ";" if (yield from self.incoming.take_spaced(";")) else ""
+    def _calls(self, attempt: Attempt, takes: Callable[[str], bool]) -> Reading[bool]:
+        """Read calls, maybe with a semicolon or a comma between them, and say whether there are any."""
+        incoming, num_calls = self.incoming, 0
+        while (yield from self._call(attempt, takes)):
+            num_calls += 1
+            attempt = self.attempt()
+            if not (yield from incoming.take_spaced(";")):
+                yield from incoming.take_spaced(",")
+        return num_calls > 0
+
+    def _call(self, attempt: Attempt, takes: Callable[[str], bool]) -> Reading[bool]:
+        """Read a call and conclude the attempt, or leave its text unread; say which."""
+        call = JsonCall(self, takes=takes)
+        yield from self.incoming.skip_space()
+        is_whole = yield from call.read()
+        is_shown = is_whole or (call.has_begun and self.keeps_parts)
+        if not is_shown:
+            self.give_up(attempt)
+            return False
+        if not call.has_arguments:
+            yield from self.malformed_arguments((TAG,))
+        return self.conclude(attempt, is_call=True)
+
+    def _json_as_text(self) -> Reading[None]:
+        """Show a JSON value as it is written, or what begins as one: what looks like a call in it is none."""
+        start = self.incoming.trial()
+
+        def show(_: str) -> None:
+            nonlocal start
+            self.show_text(self.incoming.settle(start))
+            start = self.incoming.trial()
+
+        yield from self.incoming.json_value(show)
+        self.show_text(self.incoming.settle(start))
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:

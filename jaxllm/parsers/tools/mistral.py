@@ -11,17 +11,24 @@ from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
 from jaxllm.parsers.json_calls import read_call
-from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
+_LIST = "[{"
+"""What a list begins with that does not come right after the mark."""
 
 
 class MistralParser(ToolParser):
-    """This reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`."""
+    """This reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`.
+
+    A mark that is doubled counts once, the list may be a single object, and `[ARGS]` may be left out or be another
+    `[TOOL_CALLS]`. A tool's name may stand alone.
+    """
 
     marks = (START, ID, ARGUMENTS)
+    drops_text_after_calls = True
 
     def start_call(self, name: str, call_id: str | None = None) -> None:
         """Begin a call with an id of nine letters and digits: the chat templates refuse any other."""
@@ -29,42 +36,65 @@ class MistralParser(ToolParser):
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
-        incoming = self.incoming
-        while (yield from incoming.until((START,), self.show_text)):
-            start = incoming.trial()
-            is_list = yield from incoming.take_spaced("[")
-            opened = incoming.settle(start)
-            if not is_list:
-                yield from self._named()
-            elif (yield from self._listed(START + opened)):
+        incoming, marks = self.incoming, (START,)
+        while mark := (yield from incoming.until(marks, self.show_text)):
+            attempt = self.attempt(mark)
+            while mark == START and (yield from incoming.take_spaced(START)):
+                pass
+            yield from incoming.skip_space()
+            if mark == _LIST:
+                incoming.unread("{")
+                is_call = yield from self._listed(attempt)
+            elif (yield from incoming.take("[")):
+                is_call = yield from self._listed(attempt)
+            elif (yield from incoming.next_is("{")):
+                is_call = yield from self._object(attempt)
+            else:
+                is_call = yield from self._named(attempt)
+            marks = (START,) if is_call else (START, _LIST)
+
+    def _listed(self, attempt: Attempt) -> Reading[bool]:
+        """Read the calls of a list, up to what closes it; say whether it begins with one."""
+        incoming, is_call = self.incoming, False
+        while (yield from self._object(attempt)):
+            is_call, attempt = True, self.attempt()
+            if not (yield from incoming.take_spaced(",")):
+                self.give_up(attempt)
                 yield from incoming.take_spaced("]")
+                break
+        return is_call
 
-    def _listed(self, after: str) -> Reading[bool]:
-        """Read the calls of a list, which begins `after` a text, up to what closes it."""
-        while (yield from read_call(self, after=after)):
-            after = ","
-            if not (yield from self.incoming.take_spaced(after)):
-                return True
-        return False
+    def _object(self, attempt: Attempt) -> Reading[bool]:
+        """Read a call that is an object, and conclude the attempt."""
+        return (yield from read_call(self, attempt, default="{}", ends=(START,)))
 
-    def _named(self) -> Reading[None]:
-        """Read a call whose name stands before its arguments."""
+    def _named(self, attempt: Attempt) -> Reading[bool]:
+        """Read a call whose name stands before its arguments, and conclude the attempt."""
         incoming = self.incoming
-        start = incoming.trial()
-        yield from incoming.skip_space()
         name = yield from incoming.take_while(_NAME, _MAX_NAME)
         call_id = None
-        if (yield from incoming.take(ID)):
+        if name and (yield from incoming.take(ID)):
             call_id = yield from incoming.take_while(_NAME, _MAX_NAME)
-        yield from incoming.take(ARGUMENTS)
+        is_marked = name != "" and (yield from incoming.take(ARGUMENTS))
+        again = incoming.trial()
+        if not is_marked:
+            yield from incoming.take(START)
         yield from incoming.skip_space()
-        is_call = bool(name) and (yield from incoming.next_is("{"))
-        text = incoming.settle(start)
-        if not is_call:
-            self.show_text(START + text)
-            return
-        self.start_call(name, call_id)
-        yield from incoming.json_value(self.show_arguments)
+        is_call, is_alone = name != "" and (yield from incoming.next_is("{")), False
+        if is_call:
+            incoming.settle(again)
+        else:
+            incoming.rewind(again)
+            yield from incoming.skip_space()
+            is_alone = not (yield from incoming.has(1)) or (yield from incoming.next_is(START))
+            is_call = is_marked or (is_alone and name in self.tools)
+        if is_call:
+            self.start_call(name, call_id)
+            if is_alone:
+                self.show_arguments("{}")
+            elif not (yield from incoming.json_value(self.show_arguments)):
+                yield from self.malformed_arguments((START,))
+        return self.conclude(attempt, is_call=is_call)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:

@@ -9,23 +9,34 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.marks import held_back
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _TO = " to="
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
-_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_PREFIX = "functions."
+_NO_FUNCTIONS = {"assistant", "python", "browser", "container"}
+"""What messages may be to, or the part of it before a dot, that no function of the request answers."""
 _HEAD = re.compile(r"[^<{}\"]+")
 _MAX_HEAD = 1000
 
 
 class OpenAIParser(ToolParser):
-    """This reads messages: the channel "analysis" is reasoning, a message to `functions.NAME` is a call of it, and any
-    other one is text.
+    """This reads messages: one to a function is a call of it, and what else is in the channel "analysis" is reasoning.
+
+    Any other message is text, or nobody's if it is to the assistant or to a tool that is built in.
     """
 
     marks = (START, CHANNEL, MESSAGE, *ENDS)
+
+    def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
+        """Read calls of any function."""
+        super().__init__(tools)
+        self._has_shown: set[Callable[[str], None]] = set()
+        """What has shown a message's content."""
 
     def read(self) -> Reading[None]:
         """Read one message after the other. The prompt ends within the head of the first, after the role."""
@@ -36,21 +47,44 @@ class OpenAIParser(ToolParser):
             show = self.show_text if mark in ENDS else (yield from self._message(mark))
 
     def _message(self, mark: str) -> Reading[Callable[[str], None]]:
-        """Read a head that begins with a mark, and the call if it is one; return what shows the text after that."""
+        """Read a head that begins with a mark; return what shows the content after it, but for a call's JSON."""
         head = yield from self._head(mark)
         if head is None:
             return self.show_text
-        function, channel = _FUNCTION.search(head), _CHANNEL.search(head)
-        if function:
-            self.start_call(function[1])
+        recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
+        to, channel = recipient[1] if recipient else "", channel[1] if channel else ""
+        if self._is_function(to):
+            self.start_call(to.removeprefix(_PREFIX))
             yield from self.incoming.skip_space()
-            if (yield from self.incoming.take_any(ENDS)):
-                self.show_arguments("{}")
-            else:
-                yield from self.incoming.json_value(self.show_arguments)
-        elif channel and channel[1] == "analysis":
-            return self.show_reasoning
-        return self.show_text
+            is_json = yield from self.incoming.json_value(self.show_arguments)
+            return self._after_json if is_json else self.show_arguments
+        if channel == "analysis":
+            return self._on_a_line(self.show_reasoning)
+        is_text = to in ("", _PREFIX) or channel == "final"
+        return self._on_a_line(self.show_text) if is_text else _drop
+
+    def _after_json(self, text: str) -> None:
+        """Show what follows whole arguments, but for an end that was cut short."""
+        num_marks = held_back(text, ENDS) if self.incoming.is_ended else 0
+        self.show_arguments(text[: len(text) - num_marks])
+
+    def _is_function(self, recipient: str) -> bool:
+        if recipient in ("", _PREFIX):
+            return False
+        is_known = recipient.startswith(_PREFIX) or recipient in self.tools
+        return is_known or recipient.partition(".")[0] not in _NO_FUNCTIONS
+
+    def _on_a_line(self, show: Callable[[str], None]) -> Callable[[str], None]:
+        """Return what shows the content of a message, on a new line after other messages that were shown like it."""
+
+        def show_content(text: str) -> None:
+            nonlocal before
+            show(before + text)
+            before = ""
+            self._has_shown.add(show)
+
+        before = "\n" if show in self._has_shown else ""
+        return show_content
 
     def _head(self, mark: str) -> Reading[str | None]:
         """Read what a message says of itself before its content; None if that is none, which is text then."""
@@ -83,6 +117,11 @@ class OpenAIParser(ToolParser):
         if not at_least_one:
             answers.append(final_message(formats.any_text()))
         return after_analysis(formats.either(*answers))
+
+
+def _drop(text: str) -> None:
+    """Show nothing."""
+    del text
 
 
 def final_message(content: dict[str, Any]) -> dict[str, Any]:

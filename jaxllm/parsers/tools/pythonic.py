@@ -22,8 +22,14 @@ _MAX_NAME = 256
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 50
 _OTHER = re.compile(r"[^\[\](){}'\",]+")
-_QUOTED = {quote: re.compile(rf"[^\\{quote}\n]+") for quote in "'\""}
+_QUOTED = {
+    **{quote * 3: re.compile(rf"[^\\{quote}]+") for quote in "'\""},
+    **{quote: re.compile(rf"[^\\{quote}\n]+") for quote in "'\""},
+}
+"""What a string holds that begins and ends with these quotes, but for escapes and for quotes that do not end it."""
 _MAX_LITERAL = 2**20
+_CUT_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?\Z")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ANY = re.compile(r"[\s\S]")
 _OTHER_TEXT = r"\s*([^\s\[<][\s\S]*)?"
 
@@ -39,30 +45,24 @@ class PythonicParser(ToolParser):
     def read(self) -> Reading[None]:
         """Read a list of calls, if there is one."""
         incoming = self.incoming
-        start = incoming.trial()
+        attempt = self.attempt()
         yield from incoming.skip_space()
         yield from incoming.take(START)
-        name = None
-        if (yield from incoming.take_spaced("[")):
-            yield from incoming.skip_space()
-            name = yield from self._name()
-        text = incoming.settle(start)
-        if name is None:
-            self.show_text(text)
-            return
-        while name is not None:
-            self.start_call(name)
-            if not (yield from self._arguments()):
-                return
+        is_call = (yield from incoming.take_spaced("[")) and (yield from self._call())
+        while self.conclude(attempt, is_call=is_call) and is_call:
+            attempt = self.attempt()
             if not (yield from incoming.take_spaced(",")):
+                self.give_up(attempt)
                 yield from incoming.take_spaced("]")
                 yield from incoming.take_spaced(END)
                 return
-            start = incoming.trial()
-            yield from incoming.skip_space()
-            name = yield from self._name()
-            text = incoming.settle(start)
-        self.show_text(f",{text}")
+            is_call = yield from self._call()
+
+    def _call(self) -> Reading[bool]:
+        """Read a call; False where it is none, or ends being one."""
+        yield from self.incoming.skip_space()
+        name = yield from self._name()
+        return name is not None and (yield from self._arguments(name))
 
     def _name(self) -> Reading[str | None]:
         """Read the name of a tool, and the bracket that opens its arguments; None if there are none."""
@@ -71,30 +71,38 @@ class PythonicParser(ToolParser):
             return name
         return None
 
-    def _arguments(self) -> Reading[bool]:
-        """Read the arguments up to the bracket that closes them; False where they are malformed."""
+    def _arguments(self, name: str) -> Reading[bool]:
+        """Read the arguments up to the bracket that closes them; False where they are malformed or cut short.
+
+        The call begins with the first of them.
+        """
         incoming, before = self.incoming, "{"
         while not (yield from incoming.take_spaced(")")):
             start = incoming.trial()
             yield from incoming.skip_space()
-            key = yield from incoming.take_while(_NAME, _MAX_NAME)
-            value = None
+            key, literal = (yield from incoming.take_while(_NAME, _MAX_NAME)), None
             if key and (yield from incoming.take_spaced("=")):
-                value = yield from self._literal()
-            text = incoming.settle(start)
+                literal = yield from self._literal()
+            text, value = incoming.settle(start), _as_json(literal or "")
+            if value is None and ((yield from incoming.has(1)) or (before == "{" and not literal)):
+                if before != "{" and self.keeps_parts:
+                    self.show_text(text)
+                return False
+            if before == "{":
+                self.start_call(name)
             if value is None:
-                if not incoming.is_ended:
-                    self.show_arguments("{}" if before == "{" else "}")
-                self.show_text(text)
+                self.show_arguments(before + _cut_short(key, literal) if key else "")
                 return False
             self.show_arguments(f"{before}{as_json(key)}: {value}")
             before = ", "
             yield from incoming.take_spaced(",")
+        if before == "{":
+            self.start_call(name)
         self.show_arguments("{}" if before == "{" else "}")
         return True
 
-    def _literal(self) -> Reading[str | None]:
-        """Read a literal and return it as JSON; None if it is none."""
+    def _literal(self) -> Reading[str]:
+        """Read what may be a literal, up to the comma or the bracket after it."""
         incoming, closers = self.incoming, list[str]()
         start = incoming.trial()
         size = 0
@@ -104,8 +112,7 @@ class PythonicParser(ToolParser):
             if not (yield from self._part(closers)):
                 break
             size += 1
-        text = incoming.settle(start)
-        return None if closers else _as_json(text.strip())
+        return incoming.settle(start).strip()
 
     def _part(self, closers: list[str]) -> Reading[bool]:
         """Read a string, a bracket, or what stands between those; False where none of them can come."""
@@ -118,6 +125,8 @@ class PythonicParser(ToolParser):
                 yield from incoming.take_while(_QUOTED[quote], _MAX_LITERAL)
                 if (yield from incoming.take(quote)):
                     return True
+                if len(quote) > 1 and (yield from incoming.take(quote[0])):
+                    continue
                 if not ((yield from incoming.take("\\")) and (yield from incoming.has(1))):
                     return False
                 yield from incoming.take_while(_ANY, 1)
@@ -153,6 +162,42 @@ def _as_json(literal: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # escapes that Python does not know stay as they are
-            return as_json(ast.literal_eval(literal))
+            return as_json(_value(ast.parse(literal, mode="eval").body))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal, in which JSON's names are known too. Raises ValueError for what is none."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.Name(id="true" | "false" | "null"):
+            return json.loads(node.id)
+        case ast.List() | ast.Tuple() | ast.Set():
+            return [_value(each) for each in node.elts]
+        case ast.Dict():
+            keys = [None if key is None else _value(key) for key in node.keys]
+            if not all(isinstance(key, str | int | float) for key in keys):
+                raise ValueError("an object's keys are texts")
+            return dict(zip(keys, map(_value, node.values), strict=True))
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as number)):
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.JoinedStr() if all(isinstance(part, ast.Constant) for part in node.values):
+            return "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        case _:
+            raise ValueError("no literal")
+
+
+def _cut_short(key: str, literal: str | None) -> str:
+    """Return an argument that was cut short as JSON that is cut short; without a literal within its key.
+
+    What is no literal so far stays as it is written.
+    """
+    if literal is None:
+        return as_json(key)[:-1]
+    words = [same[: len(literal)] for word, same in _WORDS.items() if word.startswith(literal)]
+    texts = (literal, _CUT_ESCAPE.sub("", literal))
+    values = [_as_json(text + quote) for text in texts for quote in _QUOTED if literal.startswith(quote)]
+    shown = next((value[:-1] for value in values if value is not None), (words or [literal])[0])
+    return f"{as_json(key)}: {shown}"
