@@ -276,6 +276,8 @@ def start_mock(
         has_validators=False,
         has_logits_processors=False,
         has_thinking_tokens=False,
+        num_weight_bytes=config.checkpoint.num_bytes,
+        weight_type=config.checkpoint.weight_type,
     )
 
 

@@ -35,6 +35,10 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """True if it is known how the model marks its reasoning."""
     pooling: PoolingSettings | None = None
     """How the model pools; None if it only generates."""
+    num_weight_bytes: int = 0
+    """The size of the checkpoint's tensors in bytes, as they are stored."""
+    weight_type: str = ""
+    """The name of what most of the weights are held as, e.g. "bfloat16", "Q4_1", "awq" or "int8"."""
 
     @property
     def max_model_len(self) -> int:

@@ -48,6 +48,16 @@ class Checkpoint(ABC):
     spare: Collection[str] = ()
     """Tensors that tools write for nothing: a model that knows none of them does without."""
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the stored tensors in bytes; 0 for a checkpoint that was opened without its weights."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    @property
+    def weight_type(self) -> str:
+        """The name of what most of the weights are stored as: a dtype, a type of GGUF, or a method of quantization."""
+        return self.dtype
+
     @abstractmethod
     def read(self, name: str, index: int | None = None) -> np.ndarray:
         """Return one tensor in its own dtype, as a read-only view of the file where that is possible.

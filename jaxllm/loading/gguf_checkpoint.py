@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,17 @@ class GGUFCheckpoint(Checkpoint):
             values = self._values(source.names[0])
             values = values.T if source.transposed else values
         return values if index is None else values[index]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self._file.tensors.values())
+
+    @property
+    def weight_type(self) -> str:
+        sizes: Counter[str] = Counter()
+        for tensor in self._file.tensors.values():
+            sizes[tensor.type.name] += tensor.num_bytes
+        return sizes.most_common(1)[0][0]
 
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         del num_inputs

@@ -1,4 +1,4 @@
-"""Each request has an id of the server's own; a client's is echoed if it is well formed, and used for nothing else."""
+"""Each request has an id of the server's own; answers show a client's in its place, if that is well formed."""
 
 from __future__ import annotations
 

@@ -46,6 +46,8 @@ from jaxllm.text.prompts import ParsedPrompt
 
 LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
+_FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Ollama's names of floats."""
 _NAMES = {
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
     "max_tokens": "options.num_predict",
@@ -171,17 +173,18 @@ class OllamaServing:
             name=tagged,
             model=tagged,
             modified_at=self._started,
+            size=self._chat.engine_client.front.ready.num_weight_bytes,
             digest=hashlib.sha256(tagged.encode()).hexdigest(),
             details=self._details,
             expires_at=expires_at,
-            size_vram=UNSET if loaded is None else 0,
+            size_vram=UNSET if loaded is None else self._chat.engine_client.front.ready.num_weight_bytes,
             context_length=context_length,
         )
 
     @property
     def _details(self) -> OllamaDetails:
-        dtype = str(self._chat.engine_client.model_config.dtype)
-        return OllamaDetails(quantization_level=dtype.rpartition(".")[2])
+        name = self._chat.engine_client.front.ready.weight_type
+        return OllamaDetails(quantization_level=_FLOATS.get(name, name))
 
     def _loaded(self, request: OllamaFields, *, is_chat: bool) -> OllamaAnswer:
         self.known(request.model)

@@ -56,6 +56,11 @@ def test_untied_embeddings_and_biases(tmp_path: Path):
     }
 
 
+def test_what_most_weights_are_stored_as(tmp_path: Path):
+    checkpoint = open_gguf(tmp_path, llama_metadata())
+    assert (checkpoint.weight_type, checkpoint.num_bytes) == ("F32", EMBED["token_embd.weight"].size * 4)
+
+
 def test_a_window_makes_it_mistral(tmp_path: Path):
     config = open_gguf(tmp_path, llama_metadata(more={"attention.sliding_window": 16})).config
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 16)

@@ -58,6 +58,8 @@ def test_every_form(tmp_path: Path, kind: str):
     assert set(checkpoint.tensors) == {NAME, *PLAIN}
     assert (info.shape, info.dtype) == (sample.numbers.shape, "float32")
     assert info.num_bytes == sum(tensor.nbytes for tensor in sample.tensors.values())
+    assert checkpoint.num_bytes == info.num_bytes + 8
+    assert checkpoint.weight_type != "float32"
     found = checkpoint.read(NAME)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(bits(found), bits(sample.numbers))

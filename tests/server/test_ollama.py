@@ -17,6 +17,8 @@ from jaxllm.parsers.pieces import CallArguments, CallStart
 from jaxllm.server.ollama_answers import AnswerBuilder
 from jaxllm.server.protocol.ollama import OllamaMessage
 from jaxllm.server.serving_ollama import messages_in_chat
+from tests.e2e.tiny_engine import CASE
+from tests.models.tiny import read_tensors
 from tests.server.pooled_support import EMBED, PooledEngine
 from tests.server.support import Answer, Served, served
 from tests.server.tool_support import CALL, TOOL, tool_served
@@ -46,8 +48,11 @@ def test_the_model_is_found(server: Served) -> None:
     [model] = server.get("/api/tags").json["models"]
     assert model["name"] == "tiny:latest"
     assert len(model["digest"]) == 64
+    stored = server.llm.front.ready
+    assert (model["size"], model["details"]["quantization_level"]) == (stored.num_weight_bytes, "BF16")
+    assert model["size"] == 2 * sum(tensor.size for tensor in read_tensors(CASE).values())
     [running] = server.get("/api/ps").json["models"]
-    assert running["context_length"] == 4096
+    assert (running["context_length"], running["size_vram"]) == (4096, model["size"])
     shown = server.post("/api/show", {"model": model["name"]}).json
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert shown["model_info"]["jaxllm.context_length"] == 4096

@@ -135,6 +135,8 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         has_logits_processors=bool(config.logits_processors),
         has_thinking_tokens=has_thinking_tokens,
         pooling=config.pooling,
+        num_weight_bytes=config.checkpoint.num_bytes,
+        weight_type=config.quantization or config.checkpoint.weight_type,
     )
 
 

@@ -62,6 +62,10 @@ class QuantizedCheckpoint(Checkpoint):
         numbers = self._widened(matrix, index)
         return numbers if index is None or matrix.layout.is_stacked else numbers[index]
 
+    @property
+    def weight_type(self) -> str:
+        return self._scheme.method
+
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         if not self._inner.tensors:
             return self._scheme.format_of(name, num_inputs)

@@ -142,7 +142,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = ("jaxllm",)
     parameter_size: str = ""
     quantization_level: str
-    """The dtype of weights and activations."""
+    """The type of most weights, by its name in GGUF."""
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,8 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     modified_at: str
     """The time of the server's start."""
-    size: int = 0
+    size: int
+    """The size of the weights in bytes, as they are stored."""
     digest: str
     """The name's."""
     details: OllamaDetails
