@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.version import __version__
+from jaxllm.version import __version__, __version_tuple__
 
 if TYPE_CHECKING:
     from jaxllm.config import AsyncEngineArgs, EngineArgs
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.llm_engine import LLMEngine
     from jaxllm.inputs import PromptType, TextPrompt, TokensPrompt
     from jaxllm.llm import LLM
-    from jaxllm.models.registry import register_model
+    from jaxllm.models.registry import ModelRegistry, register_model
     from jaxllm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -42,6 +42,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "ModelRegistry",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -53,6 +54,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "__version__",
+    "__version_tuple__",
     "register_model",
 ]
 
@@ -68,6 +70,7 @@ _MODULES = {
     "EmbeddingRequestOutput": "jaxllm.outputs",
     "EngineArgs": "jaxllm.config",
     "LLMEngine": "jaxllm.engine.llm_engine",
+    "ModelRegistry": "jaxllm.models.registry",
     "PoolingOutput": "jaxllm.outputs",
     "PoolingParams": "jaxllm.pooling_params",
     "PoolingRequestOutput": "jaxllm.outputs",

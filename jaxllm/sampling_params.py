@@ -100,6 +100,11 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
     """Leave special tokens out of the text."""
     watermarking: bool | None = None
     """True is refused: there are no watermarks."""
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that a beam may grow by: the end of sequence too, for beams that are to end before max_tokens.
+
+    The scores are the model's own, as without it. It does not go with structured_outputs.
+    """
 
     def __post_init__(self) -> None:
         self.beam_width = check_int("beam_width", self.beam_width, 1, MAX_N)
@@ -113,6 +118,17 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
         if self.watermarking not in (None, False):
             message = f"watermarking={shown(self.watermarking)} is not supported: outputs have no watermarks."
             raise VLLMValidationError(message, parameter="watermarking", value=self.watermarking)
+        if self.allowed_token_ids is not None:
+            self._check_allowed()
+
+    def _check_allowed(self) -> None:
+        name = "allowed_token_ids"
+        self.allowed_token_ids = check_ints(name, self.allowed_token_ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
+        if not self.allowed_token_ids:
+            raise VLLMValidationError(f"{name} must not be empty: a search needs tokens.", parameter=name, value=[])
+        if self.structured_outputs is not None:
+            message = f"{name} and structured_outputs exclude each other in beam search; give one of them."
+            raise VLLMValidationError(message, parameter=name, value=self.allowed_token_ids)
 
 
 class _SamplingParamsMeta(msgspec.StructMeta):

@@ -162,6 +162,10 @@ class Registry:
         """Return all architecture names that `get_family` knows, sorted."""
         return tuple(sorted({*self._built_in, *self._added, *self._derived()}))
 
+    def get_supported_archs(self) -> frozenset[str]:
+        """Return the same under vLLM's name, and as a set."""
+        return frozenset(self.supported_architectures())
+
     def _derived(self) -> dict[str, tuple[str, Callable[[Family], Family]]]:
         """Return the decoder, and what to make of it, for each architecture that is nowhere but made of one."""
         known = {**self._built_in, **self._added}
@@ -219,6 +223,8 @@ def _check(architecture: str, family: object) -> None:
 REGISTRY = Registry(BUILT_IN)
 """The process's: users add a family before they make an engine, so no engine can own it."""
 
+ModelRegistry = REGISTRY
+"""This is vLLM's name for it."""
 get_family = REGISTRY.get_family
 is_built_in = REGISTRY.is_built_in
 register_model = REGISTRY.register_model

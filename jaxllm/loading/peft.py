@@ -42,15 +42,21 @@ class Matrices:
 
 
 def find_adapter(path: str, *, token: str | bool | None = None, download_dir: str | None = None) -> Path:
-    """Return the folder of an adapter, which is a local one or brought from the hub."""
+    """Return the folder of an adapter, which is a local one or brought from the hub.
+
+    Raises VLLMValidationError, naming lora_path, where there is none.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists() or looks_like_path(path):
-        raise VLLMValidationError(f"LoRA adapter {path}: there is no such folder.", parameter="lora_request")
+        raise VLLMValidationError(f"LoRA adapter {path}: there is no such folder.", parameter="lora_path")
     from jaxllm.loading.hub import Repository
 
-    return Repository(path, None, token, download_dir).download((CONFIG_NAME, WEIGHTS_NAME))
+    try:
+        return Repository(path, None, token, download_dir).download((CONFIG_NAME, WEIGHTS_NAME))
+    except VLLMValidationError as error:
+        raise VLLMValidationError(f"LoRA adapter {path}: {error}", parameter="lora_path", value=path) from error
 
 
 class PeftAdapter:
@@ -61,6 +67,9 @@ class PeftAdapter:
         is done.
         """
         self._source = str(folder)
+        if not (folder / CONFIG_NAME).exists():
+            message = f"LoRA adapter {folder}: there is no {CONFIG_NAME}."
+            raise VLLMValidationError(message, parameter="lora_path")
         self._config = read_json(folder / CONFIG_NAME, self._source)
         self._check_config()
         if not (folder / WEIGHTS_NAME).exists():

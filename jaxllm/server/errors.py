@@ -9,7 +9,13 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.exceptions import EngineBusyError, EngineDeadError, EngineGenerateError, VLLMValidationError
+from jaxllm.exceptions import (
+    EngineDeadError,
+    EngineGenerateError,
+    GracefulHTTPError,
+    VLLMNotFoundError,
+    VLLMValidationError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +64,12 @@ def error_response(error: BaseException) -> ErrorResponse:
     match error:
         case RequestFailedError():
             return make_error(error.status, str(error), param=error.param, kind=error.kind)
+        case GracefulHTTPError():
+            return make_error(error.http_status, str(error))
+        case VLLMNotFoundError():
+            return make_error(HTTPStatus.NOT_FOUND, str(error), param=error.parameter)
         case VLLMValidationError():
             return make_error(HTTPStatus.BAD_REQUEST, str(error), param=error.parameter)
-        case EngineBusyError():
-            return make_error(error.http_status, str(error))
         case EngineDeadError():
             return make_error(HTTPStatus.INTERNAL_SERVER_ERROR, "The engine has ended.", kind="EngineDeadError")
         case EngineGenerateError():

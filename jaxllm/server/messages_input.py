@@ -191,13 +191,46 @@ def _result(block: Mapping[str, Any], label: str) -> str:
 
 
 def _texts(blocks: Sequence[Block]) -> list[str]:
-    """Return the texts of text blocks; any other block is refused by its type."""
-    for label, block in blocks:
-        kind = block.get("type")
-        if kind != "text":
-            message = f"{label}: blocks of type {shown(kind)} are not supported: this engine reads text only."
-            raise VLLMValidationError(message, parameter=label.partition("[")[0], value=kind)
-    return [_text(block, "text", label) for label, block in blocks]
+    """Return the texts of blocks; one that has none is refused by its type."""
+    return [_block_text(block, label) for label, block in blocks]
+
+
+def _block_text(block: Mapping[str, Any], label: str) -> str:
+    match block.get("type"):
+        case "text":
+            return _text(block, "text", label)
+        case "document":
+            return _headed(block, ("title", "context"), _document(block.get("source"), f"{label}.source"), label)
+        case "search_result":
+            texts = _texts(_blocks(block.get("content"), f"{label}.content"))
+            return _headed(block, ("title", "source"), "\n".join(texts), label)
+        case "tool_reference":  # the prompt has the tool itself, whether its loading was deferred or not
+            return _text(block, "tool_name", label)
+        case kind:
+            raise _no_text(f"{label}: blocks of type {shown(kind)} are", label, kind)
+
+
+def _document(source: Any, label: str) -> str:
+    """Return the text of a document, which is given as it is or as blocks."""
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if kind == "text":
+        return _text(source, "data", label)
+    if kind == "content":
+        content = source.get("content")
+        return content if isinstance(content, str) else "\n".join(_texts(_blocks(content, f"{label}.content")))
+    raise _no_text(f"{label}: documents of type {shown(kind)} are", label, kind)
+
+
+def _headed(block: Mapping[str, Any], keys: Sequence[str], text: str, label: str) -> str:
+    """Return a text below what a block says of it."""
+    return "\n".join([*(_text(block, key, label) for key in keys if block.get(key)), text])
+
+
+def _no_text(message: str, label: str, kind: Any) -> VLLMValidationError:
+    parameter = label.partition("[")[0]
+    return VLLMValidationError(
+        f"{message} not supported: this engine reads text only.", parameter=parameter, value=shown(kind)
+    )
 
 
 def _text(block: Mapping[str, Any], key: str, label: str) -> str:

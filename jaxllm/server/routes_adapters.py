@@ -5,12 +5,15 @@ Who may use them makes the server read any folder that it can read, and the hub.
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import msgspec
 from starlette.routing import Route
 
 from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.errors import RequestFailedError
 from jaxllm.server.protocol.decoding import decode
-from jaxllm.server.serving_models import LoRAModule
+from jaxllm.server.serving_models import AdapterLoadError, LoRAModule
 
 
 class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
@@ -44,7 +47,10 @@ async def load_adapter(call: Call) -> Reply:
     """Load a LoRA adapter for later requests."""
     request = decode(call.body, LoadLoRAAdapterRequest, {})
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
-    await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
+    try:
+        await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
+    except AdapterLoadError as error:  # the server cannot use what it has, as vLLM says it
+        raise RequestFailedError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), param=error.parameter) from error
     return _told(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 

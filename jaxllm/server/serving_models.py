@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 import msgspec
 
 from jaxllm.config.vllm_config import ModelConfig
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import LoRAAdapterNotFoundError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.server.errors import RequestFailedError
 
@@ -41,6 +41,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: str = "model"
+    type: str = "model"
+    """This, `display_name` and `created_at` are for Anthropic's clients."""
+    display_name: str
+    created_at: str
     created: int
     owned_by: str = "jaxllm"
     root: str
@@ -55,6 +59,14 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    """This and the next two are for Anthropic's clients: there is one page."""
+    first_id: str
+    last_id: str
+
+
+class AdapterLoadError(VLLMValidationError):
+    """An adapter is there, and cannot be loaded."""
 
 
 class OpenAIServingModels:
@@ -95,7 +107,8 @@ class OpenAIServingModels:
 
     def show(self) -> ModelList:
         """Return all names with what is known of their models."""
-        return ModelList(data=list(self._cards.values()))
+        cards = list(self._cards.values())
+        return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
     async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule]) -> None:
         """Load adapters. Raises VLLMValidationError for a bad one, and for a name that is taken."""
@@ -105,7 +118,8 @@ class OpenAIServingModels:
     async def add(self, engine: AsyncLLM, module: LoRAModule, *, replaces: bool = False) -> None:
         """Load an adapter, and call it by its name. With `replaces` one of that name is read again.
 
-        Raises VLLMValidationError for a bad one, and for a name that is taken.
+        Raises LoRAAdapterNotFoundError where none is, AdapterLoadError for a bad one, and VLLMValidationError for a
+        name that is taken.
         """
         async with self._changes:
             known = self._adapters.get(module.name)
@@ -116,7 +130,7 @@ class OpenAIServingModels:
             request = LoRARequest(
                 module.name, number, module.path, base_model_name=module.base_model_name, load_inplace=known is not None
             )
-            await engine.add_lora(request)
+            await _load(engine, request)
             self._num_added = max(self._num_added, number)
             self._adapters[module.name] = msgspec.structs.replace(request, load_inplace=False)
             parent = module.base_model_name or self.name
@@ -133,5 +147,22 @@ class OpenAIServingModels:
             await engine.remove_lora(request.lora_int_id)
 
     def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
-        created, longest = int(time.time()), self._max_model_len
-        return ModelCard(id=name, created=created, root=root, parent=parent, max_model_len=longest)
+        now = datetime.now(UTC).replace(microsecond=0)
+        return ModelCard(
+            id=name,
+            display_name=name,
+            created_at=now.isoformat().replace("+00:00", "Z"),
+            created=int(now.timestamp()),
+            root=root,
+            parent=parent,
+            max_model_len=self._max_model_len,
+        )
+
+
+async def _load(engine: AsyncLLM, request: LoRARequest) -> None:
+    try:
+        await engine.add_lora(request)
+    except VLLMValidationError as error:
+        if error.parameter == "lora_path":
+            raise LoRAAdapterNotFoundError(request.lora_name, request.lora_path) from error
+        raise AdapterLoadError(str(error), parameter=error.parameter) from error

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import ChatTemplateResolutionError, VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
@@ -114,14 +114,14 @@ class ChatRenderer:
             message = (
                 f"chat_template={shown(given)} is neither a Jinja template nor the name of one that the model has."
             )
-            raise VLLMValidationError(message, parameter="chat_template", value=given)
+            raise ChatTemplateResolutionError(message, parameter="chat_template", value=given)
         if isinstance(own, str):
             return own
         name = given or ("tool_use" if tools is not None and "tool_use" in named else "default")
         if name not in named:
             names = f" but those named {', '.join(map(repr, named))}" if named else ""
             message = f"the tokenizer has no chat template{names}: pass chat_template=..., or use generate()."
-            raise VLLMValidationError(message, parameter="chat_template", value=given)
+            raise ChatTemplateResolutionError(message, parameter="chat_template", value=given)
         return named[name]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import weakref
 
+import pytest
+
+import jaxllm
 from jaxllm.distributed import cleanup_dist_env_and_memory
 
 PATHS = {
@@ -16,9 +20,11 @@ PATHS = {
         "AsyncLLMEngine",
         "EngineArgs",
         "LLMEngine",
+        "ModelRegistry",
         "SamplingParams",
         "TokensPrompt",
         "RequestOutput",
+        "__version_tuple__",
     ),
     "jaxllm.config": (
         "AttentionConfig",
@@ -41,7 +47,24 @@ PATHS = {
         "run_server",
     ),
     "jaxllm.entrypoints.openai.cli_args": ("make_arg_parser", "validate_parsed_serve_args"),
-    "jaxllm.exceptions": ("EngineDeadError", "EngineGenerateError", "MaxQueuedTokensError", "QueueOverflowError"),
+    "jaxllm.exceptions": (
+        "ChatTemplateResolutionError",
+        "EngineDeadError",
+        "EngineGenerateError",
+        "GenerationError",
+        "GracefulHTTPError",
+        "LoRAAdapterNotFoundError",
+        "MaxQueuedTokensError",
+        "ProfilerAlreadyActiveError",
+        "QueueOverflowError",
+        "RetryableRequestError",
+        "VLLMClientError",
+        "VLLMError",
+        "VLLMNotFoundError",
+        "VLLMServerError",
+        "VLLMUnprocessableEntityError",
+        "VLLMValidationError",
+    ),
     "jaxllm.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "jaxllm.logprobs": ("FlatLogprobs", "Logprob", "LogprobsOnePosition", "PromptLogprobs", "SampleLogprobs"),
     "jaxllm.outputs": ("CompletionOutput", "RequestOutput"),
@@ -85,3 +108,33 @@ def test_cleanup_frees_what_nothing_refers_to():
         assert engine() is None
     finally:
         gc.enable()
+
+
+def test_errors_are_of_vllms_kinds():
+    from jaxllm import exceptions as found
+
+    for name, kind in (
+        ("VLLMValidationError", "VLLMClientError"),
+        ("LoRAAdapterNotFoundError", "VLLMNotFoundError"),
+        ("ChatTemplateResolutionError", "VLLMClientError"),
+        ("EngineGenerateError", "GenerationError"),
+        ("EngineDeadError", "VLLMServerError"),
+        ("QueueOverflowError", "GracefulHTTPError"),
+        ("ProfilerAlreadyActiveError", "GracefulHTTPError"),
+        ("GenerationError", "VLLMServerError"),
+        ("VLLMClientError", "VLLMError"),
+    ):
+        assert issubclass(getattr(found, name), getattr(found, kind)), name
+    missing = copy.copy(found.LoRAAdapterNotFoundError("a", "/b"))  # as a pickle would make it
+    assert str(missing) == missing.message == "Loading lora a failed: No adapter found for /b"
+
+
+def test_the_version_is_a_tuple_too():
+    assert ".".join(map(str, jaxllm.__version_tuple__)) == jaxllm.__version__
+
+
+def test_the_registry_has_vllms_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxllm.ModelRegistry, "_added", {})
+    assert "LlamaForCausalLM" in jaxllm.ModelRegistry.get_supported_archs()
+    jaxllm.ModelRegistry.register_model("MineForCausalLM", "mine:MINE")
+    assert "MineForCausalLM" in jaxllm.ModelRegistry.get_supported_archs()

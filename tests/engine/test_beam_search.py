@@ -25,6 +25,7 @@ from tests.engine.test_beams import by_the_book, log_softmax, most_likely
 END = 0  # the tokenizer's end of sequence
 PROMPTS = [[350, 351], [352], [353, 350, 354]]
 WIDTH, MAX_TOKENS = 3, 6
+REGEX = StructuredOutputsParams(regex="a")
 
 
 class RandomCore(FakeCore):
@@ -38,10 +39,10 @@ class RandomCore(FakeCore):
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
         output = super()._advance(request)
         asked = request.sampling_params
-        if asked.logprobs is None or not request.keeps_blocks:
+        if (asked.logprobs is None and asked.logprob_token_ids is None) or not request.keeps_blocks:
             return output
         row = row_after(request.prompt_token_ids)
-        ids = list(most_likely(row, asked.logprobs))
+        ids = asked.logprob_token_ids or list(most_likely(row, asked.logprobs or 0))
         allowed = range(len(row)) if asked.allowed_token_ids is None else asked.allowed_token_ids
         drawn = self.drawn if asked.temperature else max(allowed, key=row.__getitem__)
         ids = [drawn, *ids]
@@ -258,6 +259,34 @@ def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> Non
         assert sequence.cum_logprob == pytest.approx(sum(values))
     assert all(each.sampling_params.structured_outputs is None for each in core.seen)
     assert not core.parked
+
+
+@pytest.mark.parametrize("allowed", [[END, 3, 5, 7, 20], [9], [20, END]])
+def test_only_allowed_tokens_are_added_with_the_models_own_scores(allowed: list[int]) -> None:
+    core = RandomCore()
+    core.drawn = 1  # what is sampled need not be allowed
+
+    def search(prompt: list[int]) -> list[list[int]]:
+        def rows_after(ids: list[int]) -> dict[int, float]:
+            row = row_after(prompt + ids)
+            return {each: row[each] for each in sorted(allowed, key=row.__getitem__, reverse=True)}
+
+        settings = {"num_prompt": len(prompt), "width": WIDTH, "penalty": 1.0, "end": END}
+        return [prompt + ids for ids in by_the_book(rows_after, max_tokens=MAX_TOKENS, **settings)]
+
+    llm = make(core)
+    outputs = llm.beam_search(PROMPTS, params(allowed_token_ids=allowed, temperature=0.5))
+    assert [found(each) for each in outputs] == [search(prompt) for prompt in PROMPTS]
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for sequence in output.sequences:
+            ids = sequence.tokens[len(prompt) :]
+            rows = [row_after(sequence.tokens[: len(prompt) + i])[each] for i, each in enumerate(ids)]
+            assert sequence.cum_logprob == pytest.approx(sum(rows))
+    for given in ({"allowed_token_ids": []}, {"allowed_token_ids": [1], "structured_outputs": REGEX}):
+        with pytest.raises(VLLMValidationError, match="allowed_token_ids"):
+            params(**given)
+    with pytest.raises(VLLMValidationError, match="1000"):
+        llm.beam_search([[350]], params(allowed_token_ids=[1000]))
 
 
 def begin(llm: LLM, prompts: list[list[int]], wanted: BeamSearchParams) -> BeamSearcher:

@@ -139,5 +139,6 @@ def test_a_fused_module_is_read_once(monkeypatch: pytest.MonkeyPatch):
 def test_places(tmp_path: Path):
     assert find_adapter(str(tmp_path)) == tmp_path
     for place in (tmp_path / "none", Path(__file__)):
-        with pytest.raises(VLLMValidationError, match="there is no such folder"):
+        with pytest.raises(VLLMValidationError, match="there is no such folder") as refusal:
             find_adapter(str(place))
+        assert refusal.value.parameter == "lora_path"

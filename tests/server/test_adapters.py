@@ -81,6 +81,10 @@ def test_beams(server: Served):
         assert answer["model"] == name
         texts[name] = [each["message"]["content"] for each in answer["choices"]]
     assert texts["tiny"] != texts["all"]
+    answer = server.post(PATH, given | {"max_tokens": 3, "allowed_token_ids": [7]}).json
+    assert [each["message"]["content"] for each in answer["choices"]] == [
+        server.post("/detokenize", {"tokens": [7, 7, 7]}).json["prompt"]
+    ]
 
 
 def test_grpc_takes_their_names_too(server: Served):
@@ -112,14 +116,24 @@ def test_adapters_come_and_go(server: Served):
 
 def test_bad_ones_are_refused_and_change_nothing(server: Served, tmp_path: Path):
     before = server.get("/v1/models").json
+    (broken := tmp_path / "broken").mkdir()
+    (broken / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     for body, parameter in (
-        ({"lora_name": "bad", "lora_path": str(tmp_path / "none")}, "lora_request"),
         ({"lora_name": "tiny", "lora_path": str(ADAPTERS / CASE / "all")}, "lora_name"),
         ({"lora_name": "bad"}, None),
         ({"lora_name": "bad", "lora_path": ""}, "lora_path"),
     ):
         answer = server.post(LOAD, body)
         assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
+    for path, status, kind in (
+        (tmp_path / "none", 404, "NotFoundError"),
+        (tmp_path, 404, "NotFoundError"),
+        (broken, 500, "InternalServerError"),
+    ):
+        answer = server.post(LOAD, {"lora_name": "bad", "lora_path": str(path)})
+        assert (answer.status, answer.json["error"]["type"]) == (status, kind), answer.body
+        expected = f"Loading lora bad failed: No adapter found for {path}" if status == 404 else "IA3"
+        assert expected in answer.json["error"]["message"]
     assert server.get("/v1/models").json == before
 
 

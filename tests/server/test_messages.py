@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -26,6 +27,56 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def ask(server: Served, content: Any, **given: Any) -> Answer:
     messages = [{"role": "user", "content": content}]
     return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | given)
+
+
+DOCUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"source": {"type": "text", "media_type": "text/plain", "data": "It rains."}}, "It rains."),
+    (
+        {"source": {"type": "content", "content": "It rains."}, "title": "Ulm", "context": "Today", "citations": {}},
+        "Ulm\nToday\nIt rains.",
+    ),
+    ({"source": {"type": "content", "content": [{"type": "text", "text": each} for each in "ab"]}}, "a\nb"),
+]
+SEARCH = {"type": "search_result", "source": "http://a", "title": "T", "content": [{"type": "text", "text": "found"}]}
+
+
+def test_documents_and_search_results_are_text() -> None:
+    def said(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        request = MessagesRequest(messages=[{"role": "user", "content": content}], max_tokens=1)
+        return as_chat(request, has_thinking_tokens=False).messages
+
+    for document, text in DOCUMENTS:
+        assert said([{"type": "document", **document}]) == [{"role": "user", "content": text}]
+    assert said([SEARCH, {"type": "text", "text": "x"}]) == [{"role": "user", "content": "T\nhttp://a\nfound\n\nx"}]
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("f", "g")]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [SEARCH, *references]}
+    assert said([result]) == [{"role": "tool", "tool_call_id": "1", "content": "T\nhttp://a\nfound\nf\ng"}]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}},
+        {"type": "document", "source": {"type": "text", "data": 3}},
+        {"type": "document", "source": None},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}},
+        {"type": "search_result", "content": "x"},
+        {"type": "tool_reference"},
+    ],
+)
+def test_documents_that_are_no_text_are_refused(server: Served, block: dict[str, Any]) -> None:
+    refused = ask(server, [block])
+    assert (refused.status, refused.json["error"]["type"]) == (400, "invalid_request_error")
+    assert "messages[0].content[0]" in refused.json["error"]["message"]
+
+
+def test_models_have_what_anthropics_clients_read(server: Served) -> None:
+    listed = server.get("/v1/models", {"anthropic-version": "2023-06-01"}).json
+    [card] = listed["data"]
+    assert (card["type"], card["id"], card["display_name"]) == ("model", "tiny", "tiny")
+    assert datetime.fromisoformat(card["created_at"]).timestamp() == card["created"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "tiny")
+    assert server.get("/v1/models/tiny").json == card
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:

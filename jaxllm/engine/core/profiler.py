@@ -6,7 +6,7 @@ import logging
 import time
 
 from jaxllm.config.profiler import GROUP, ProfilerConfig, check_profile_prefix
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import ProfilerAlreadyActiveError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class StepProfiler:
         config = self._require_profiler()
         if self._is_active:
             message = "A profiling session is already active. Call stop_profile() before starting another session."
-            raise VLLMValidationError(message, parameter="start_profile")
+            raise ProfilerAlreadyActiveError(message, parameter="start_profile")
         prefix = check_profile_prefix(prefix)
         delay = _check_steps("delay_iterations", delay_iterations, config.delay_iterations)
         most = _check_steps("max_iterations", max_iterations, config.max_iterations)

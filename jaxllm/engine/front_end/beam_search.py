@@ -37,6 +37,8 @@ class _Running:
     request: ProcessedRequest
     search: BeamSearch
     grammar: BeamGrammar | None
+    allowed: Collection[int] | None
+    """The only tokens that may follow; None if all may."""
     num_steps: int = 0
     request_ids: list[str | None] = field(default_factory=list)
     """The request of each live beam; None for a beam that nothing can follow."""
@@ -65,6 +67,8 @@ class _Running:
         if request_id is None:
             return None
         top, mask_w = self.tops[request_id], self.masks[index] if self.masks else None
+        if self.allowed is not None:
+            top = {each: top[each] for each in top if each in self.allowed}
         return Step(top, top if mask_w is None else [each for each in top if bits.has(mask_w, each)])
 
 
@@ -103,7 +107,8 @@ class BeamSearcher:
         self.sampling_params = SamplingParams(
             temperature=params.temperature,
             max_tokens=params.max_tokens,
-            logprobs=num_candidates,
+            logprobs=None if params.allowed_token_ids else num_candidates,
+            logprob_token_ids=params.allowed_token_ids,
             structured_outputs=params.structured_outputs,
             ignore_eos=True,
             detokenize=False,
@@ -217,8 +222,10 @@ class BeamSearcher:
         constraint = request.params.structured_outputs
         grammars = None if constraint is None else self._front.grammars
         if constraint is None or grammars is None:
-            return _Running(request, search, None)
-        return _Running(request, search, BeamGrammar(grammars, constraint, self._front.ready.vocab_size, self._end_id))
+            allowed = params.allowed_token_ids
+            return _Running(request, search, None, None if allowed is None else frozenset(allowed))
+        grammar = BeamGrammar(grammars, constraint, self._front.ready.vocab_size, self._end_id)
+        return _Running(request, search, grammar, None)
 
     def _fill(self) -> None:
         """Begin as many searches as may run at once."""
@@ -345,7 +352,7 @@ def _check_params(front: FrontEnd, params: Any) -> int:
     model_config = front.ready.vllm_config.model_config
     # So many that the width is left if each beam's likeliest token is the end of sequence.
     wanted = min(2 * params.beam_width, front.ready.vocab_size)
-    if wanted > model_config.max_logprobs:
+    if params.allowed_token_ids is None and wanted > model_config.max_logprobs:
         message = (
             f"beam_width={params.beam_width} needs the {wanted} most likely tokens of each step, but "
             f"max_logprobs={model_config.max_logprobs}; start the engine with max_logprobs={wanted} or more."

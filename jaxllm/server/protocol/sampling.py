@@ -37,7 +37,7 @@ REFUSED: Mapping[str, str] = {
 """Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
 
 _NOT_OF_BEAMS = (
-    *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "prompt_logprobs"),
+    *("stop", "stop_token_ids", "logit_bias", "bad_words", "min_tokens", "prompt_logprobs"),
     *("logprob_token_ids", "thinking_token_budget", "repetition_detection", "vllm_xargs"),
 )
 
@@ -141,6 +141,7 @@ class SamplingFields(TokenFields, kw_only=True):
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
+            allowed_token_ids=self.allowed_token_ids,
         )
 
     def tells_usage(self, *, forced: bool) -> tuple[bool, bool]:
