@@ -396,6 +396,11 @@ KNOWN: dict[str, list[Known]] = {
         Known("<|channel|>final <|constrain|>json<|message|>{}<|return|>", [], "{}"),
         Known("<|channel|>analysis<|message|>cut sho", [], reasoning="cut sho"),
         Known("no harmony to=all", [], "no harmony to=all"),
+        Known(
+            '<|channel|>final<|message|>So.<|end|><|start|>assistant<|channel|>final {"a": 1}<|return|>',
+            [],
+            'So.\n<|start|>assistant<|channel|>final {"a": 1}',
+        ),
     ],
 }
 CASES = [(name, known) for name, all_known in KNOWN.items() for known in all_known]

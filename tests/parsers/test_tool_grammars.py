@@ -124,6 +124,16 @@ def test_strings_behind_references_are_bare(compiler: GrammarCompiler, smollm2_p
     ]
 
 
+def test_a_call_of_llama3_after_text_matches_its_schema_too(compiler: GrammarCompiler, smollm2_path: str) -> None:
+    form = FORMS["llama3_json"]
+    params = constraint(form, at_least_one=False, parallel=True)
+    for before in ("I look: ", "```json\n", "[", "f() { return {}; } "):
+        for arguments, is_taken in (({"city": "Ulm"}, True), ({"city": "Ulm", "days": "soon"}, False)):
+            text = before + form.write([("get_weather", arguments)])
+            assert takes(compiler, smollm2_path, params, text) == is_taken, text
+    assert not takes(compiler, smollm2_path, params, '{"a": 1}')
+
+
 @pytest.mark.parametrize(("parser", "key"), [("qwen3_xml", "a>b"), ("glm45", "a\nb"), ("pythonic", "a b")])
 def test_a_key_that_could_not_be_read_is_refused_by_name(parser: str, key: str) -> None:
     tool = FunctionTool(name="f", parameters={"type": "object", "properties": {key: {"type": "integer"}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 from collections import Counter
@@ -178,6 +179,22 @@ def test_malformed_outputs_lose_nothing(form: Form, dropped: list[str]) -> None:
         assert told(f"{shown} {names}") >= told(said), (text, pieces)
         if form.parser != "openai":  # what stands around the end of a message may look like a mark without that
             assert [mark for mark in kind.marks if shown.count(mark) > text.count(mark)] == [], (text, pieces)
+
+
+@forms
+def test_held_calls_are_whole(form: Form) -> None:
+    """What is no whole call is text; where marks or a head make certain what it is, the model's arguments are kept."""
+    rng = random.Random(form.parser)
+    originals = [form.write(calls) for calls in CASES]
+    for _ in range(NUM_MUTATIONS // 10):
+        text = mutated(rng, rng.choice(originals))
+        pieces = read(form, text, holds_calls=True)
+        assert read(form, *cut(rng, text), holds_calls=True) == pieces, text
+        parsed = gather(pieces)
+        if not parsed.calls and form.parser != "openai":
+            assert parsed.text == text
+        for call in parsed.calls if form.parser in ("hermes", "llama3_json", "pythonic") else ():
+            json.loads(call.arguments)
 
 
 @forms

@@ -16,7 +16,8 @@ TAG = "<|python_tag|>"
 _FENCE = "```"
 _LANGUAGE = re.compile(r"\w+")
 _MAX_LANGUAGE = 20
-_OTHER_TEXT = r"\s*([^\s{<][\s\S]*)?"
+_TRIGGER = '{"name"'
+_TEXT_BEGINS = r"\s*[^\s{<]"
 
 
 class Llama3JsonParser(ToolParser):
@@ -91,5 +92,8 @@ class Llama3JsonParser(ToolParser):
             formats.tag(f'{{"name": {formats.quoted(tool.name)}, "parameters": ', formats.json_schema(tool.schema), "}")
             for tool in tools
         ]
-        calls = formats.calls(tags, "{", separator="; ", at_least_one=True, parallel=parallel)
-        return calls if at_least_one else formats.either(calls, formats.regex(_OTHER_TEXT))
+        calls = formats.calls(tags, _TRIGGER, separator="; ", at_least_one=True, parallel=parallel)
+        if at_least_one:
+            return calls
+        free = formats.calls(tags, _TRIGGER, separator="", at_least_one=False, parallel=parallel)
+        return formats.either(calls, formats.sequence(formats.regex(_TEXT_BEGINS), free), formats.regex(r"\s*"))

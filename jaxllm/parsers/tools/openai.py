@@ -48,9 +48,11 @@ class OpenAIParser(ToolParser):
 
     def _message(self, mark: str) -> Reading[Callable[[str], None]]:
         """Read a head that begins with a mark; return what shows the content after it, but for a call's JSON."""
-        head = yield from self._head(mark)
-        if head is None:
-            return self.show_text
+        head, is_head = yield from self._head(mark)
+        if not is_head:
+            show = self._on_a_line(self.show_text)
+            show(head)
+            return show
         recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
         to, channel = recipient[1] if recipient else "", channel[1] if channel else ""
         if self._is_function(to):
@@ -86,8 +88,8 @@ class OpenAIParser(ToolParser):
         before = "\n" if show in self._has_shown else ""
         return show_content
 
-    def _head(self, mark: str) -> Reading[str | None]:
-        """Read what a message says of itself before its content; None if that is none, which is text then."""
+    def _head(self, mark: str) -> Reading[tuple[str, bool]]:
+        """Read what a message says of itself before its content; return the text, and whether it is that."""
         incoming = self.incoming
         start = incoming.trial()
         length = 0
@@ -95,13 +97,12 @@ class OpenAIParser(ToolParser):
             part = yield from incoming.take_while(_HEAD, _MAX_HEAD)
             length += len(part)
             if (yield from incoming.take(MESSAGE)):
-                return mark + incoming.settle(start)
+                return mark + incoming.settle(start), True
             tag = yield from incoming.take_any((CHANNEL, "<|constrain|>"))
             if tag is None:
                 break
             length += len(tag)
-        self.show_text(mark + incoming.settle(start))
-        return None
+        return mark + incoming.settle(start), False
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
