@@ -21,6 +21,14 @@ def read_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def read_arguments(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
+    """Return the arguments of a call that has to have an object; None if it has none.
+
+    Where the model wrote nothing there are no arguments, unless the output `is_cut` there.
+    """
+    return {} if not text and not is_cut else read_object(text)
+
+
 def is_sendable(text: str) -> bool:
     """Say whether a text has no lone halves of characters, which UTF-8 cannot write."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
-from jaxllm.parsers.json_text import read_object
+from jaxllm.parsers.json_text import read_arguments
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.messages import MessagesResponse, MessagesUsage
 from jaxllm.server.protocol.usage import PromptTokensDetails
@@ -61,7 +61,7 @@ class MessageBuilder:
 
     def finish(self, output: CompletionOutput) -> list[Event]:
         """Return the events that end the message."""
-        events = self._close()
+        events = self._close(is_cut=output.finish_reason == "length")
         self._stop_reason = _REASONS.get(output.finish_reason or "", "end_turn")
         if isinstance(output.stop_reason, str):
             self._stop_reason, self._stop_sequence = "stop_sequence", output.stop_reason
@@ -103,14 +103,19 @@ class MessageBuilder:
     def _delta(self, delta: dict[str, Any]) -> Event:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _close(self) -> list[Event]:
-        """Return the events that end the last block, if it is open."""
+    def _close(self, *, is_cut: bool = False) -> list[Event]:
+        """Return the events that end the last block, if it is open.
+
+        A call with arguments that are no object, as when the output `is_cut`, is text where nothing is streamed.
+        """
         if not self._is_open:
             return []
         self._is_open = False
         block, events = self._blocks[-1], list[Event]()
         if block["type"] == "tool_use":
-            block["input"] = read_object(self._input) or {}
+            block["input"] = read_arguments(self._input, is_cut=is_cut)
+            if block["input"] is None:
+                self._blocks[-1] = {"type": "text", "text": f"{block['name']} {self._input}"}
         elif block["type"] == "thinking":
             events.append(self._delta({"type": "signature_delta", "signature": ""}))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]

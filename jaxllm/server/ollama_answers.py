@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
-from jaxllm.parsers.json_text import read_object
+from jaxllm.parsers.json_text import read_arguments
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.ollama import OllamaAnswer, OllamaMessage
 from jaxllm.server.turns import Turn
@@ -88,15 +88,12 @@ class AnswerBuilder:
         }
 
     def _end_call(self, calls: list[dict[str, Any]], *, is_cut: bool = False) -> str:
-        """Add the call that has begun to `calls`, or return it as text if its arguments are no object.
-
-        Where the model wrote none there are none, unless the answer `is_cut` there.
-        """
+        """Add the call that has begun to `calls`, or return it as text if its arguments are no object."""
         if self._call is None:
             return ""
         (name, *written), self._call = self._call, None
         arguments = "".join(written)
-        values = read_object(arguments or ("" if is_cut else "{}"))
+        values = read_arguments(arguments, is_cut=is_cut)
         if values is None:
             return f"{name} {arguments}"
         calls.append({"function": {"name": name, "arguments": values}})

@@ -133,6 +133,19 @@ CASES = [
 ]
 
 
+def test_a_call_that_is_cut_short_is_text_unless_a_stream_has_begun_it(server: Served) -> None:
+    given = {"tools": [TOOL], "max_tokens": 50}
+    whole = ask(server, "weather?", **given).json
+    [block] = whole["content"]
+    assert block["type"] == "text"
+    assert block["text"].startswith('get_weather {"city')
+    events = events_of(ask(server, "weather?", stream=True, **given))
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert block["text"] == "get_weather " + "".join(delta["partial_json"] for delta in deltas)
+    ends = [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"]
+    assert [whole["stop_reason"], *ends] == ["max_tokens"] * 2
+
+
 @pytest.mark.parametrize(("content", "given", "kinds", "reason"), CASES)
 def test_a_stream_joined_is_the_whole_message(
     server: Served, content: str, given: dict[str, Any], kinds: list[str], reason: str
