@@ -202,7 +202,6 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }
-NOT_IMPORTED = {"httptools"}  # uvicorn does
 OPTIONAL = {"jaxllm.engine.front_end.tracing": "otel", "jaxllm.engine.remote.core_actor": "ray"}
 """The modules that import what an extra has, each with its extra."""
 FRONTENDS = ("jaxllm.server", "jaxllm.entrypoints", "jaxllm.cli")
@@ -217,7 +216,7 @@ def test_third_party_imports_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     core = declared(project["dependencies"])
-    served = declared([line for name in ("serve", "grpc") for line in extras[name]]) - NOT_IMPORTED
+    served = declared([line for name in ("serve", "grpc") for line in extras[name]])
     ours = {"jaxllm", "pallas_kernels"} | sys.stdlib_module_names
     files = [source for source in product() if source.module not in OPTIONAL]
     imports = {(imported.top, room(source.module) in FRONTENDS) for source in files for imported in source.imports}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxllm.server.connection import MAX_AHEAD, PIECE, BoundedProtocol
 from tests.server.support import Served, mock_served
 
 HEAD_BYTES = 2048
@@ -163,3 +164,97 @@ def test_a_client_that_goes_in_the_middle_of_its_body_is_forgotten(server: Serve
     deadline = time.monotonic() + 10
     while server.get("/load").json != {"server_load": 0}:
         assert time.monotonic() < deadline
+
+
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+STREAM = json.dumps({"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
+
+
+def test_few_requests_are_parsed_ahead_of_their_answers(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest waits unparsed, in bounded memory, and is answered in its turn."""
+    ahead: list[int] = []
+    begin = BoundedProtocol.on_headers_complete
+
+    def note(protocol: BoundedProtocol) -> None:
+        begin(protocol)
+        ahead.append(len(protocol.pipeline))
+
+    monkeypatch.setattr(BoundedProtocol, "on_headers_complete", note)
+    count, request = 2000, b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(post("/v1/completions", STREAM) + request * (count - 1))
+        connection.sendall(START + b"connection: close\r\n\r\n")
+        answers = read_all(connection)
+    assert (len(ahead), answers.count(b"HTTP/1.1 200 OK")) == (count + 1, count + 1)
+    assert answers.index(b"[DONE]") < answers.index(b'{"version"')
+    assert max(ahead) <= MAX_AHEAD + PIECE // len(request)
+
+
+def test_what_waits_is_forgotten_when_the_client_leaves(tokenizer: str) -> None:
+    with mock_served(tokenizer, tokens_per_second=2) as server:
+        with connected(server) as connection:
+            connection.sendall(post("/v1/completions", STREAM) + (START + b"\r\n") * 500)
+            assert connection.recv(100)
+        deadline = time.monotonic() + 30  # its answer would take 100 seconds
+        while server.get("/load").json != {"server_load": 0}:
+            assert time.monotonic() < deadline, "what was asked for first goes on"
+            time.sleep(0.05)
+
+
+def test_the_head_of_a_request_that_waits_has_to_come_in_time_too(server: Served) -> None:
+    with connected(server) as connection:
+        connection.sendall(START + b"\r\n" + START)
+        assert b"HTTP/1.1 408 " in read_all(connection)
+
+
+def test_r16_trailers_are_dropped(tokenizer: str) -> None:
+    with mock_served(tokenizer, "--api-key", "secret") as keyed:
+        body = b"2\r\n{}\r\n0\r\nauthorization: Bearer secret\r\nconnection: close\r\n\r\n"
+        assert answer(keyed, CHUNKED + body + START + b"connection: close\r\n\r\n").startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"2\r\n{}\r\n0\r\nx: ", *[b"a" * 1000] * 5],
+        [b"2\r\n{}\r\n0\r\n", *[b"a: b\r\n" * 100] * 10],
+        [b"2;", *[b"a" * 1000] * 5],
+    ],
+)
+def test_r16_what_stands_around_chunks_is_bounded(server: Served, pieces: list[bytes]) -> None:
+    refusal = answer(server, CHUNKED, *pieces)
+    assert refusal.startswith(b"HTTP/1.1 431 ")
+    assert "trailers" in json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"zz\r\n{}\r\n", b"2\r\n{}x\r\n0\r\n\r\n", b"-1\r\n", b"f" * 20 + b"\r\n", b"\r\n"])
+def test_r16_malformed_chunks_are_bad_requests(server: Served, body: bytes) -> None:
+    assert answer(server, CHUNKED + body).startswith(b"HTTP/1.1 400 ")
+
+
+def test_chunks_of_one_byte_are_no_trailers(server: Served) -> None:
+    body = json.dumps({"prompt": [5], "max_tokens": 1}).encode().ljust(HEAD_BYTES * 2)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with connected(server) as connection:
+        connection.sendall(CHUNKED + chunks + b"0\r\n\r\n" + START + b"connection: close\r\n\r\n")
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
+def test_a_wish_for_another_protocol_is_ignored(server: Served, protocol: bytes) -> None:
+    """Java's client sends one with each request."""
+    body = json.dumps({"prompt": [5], "max_tokens": 3, "ignore_eos": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += b"connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nupgrade: " + protocol + b"\r\n"
+    whole = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(whole + chunked + START + b"connection: close\r\n\r\n")
+        answers = read_all(connection)
+    assert (answers.count(b"HTTP/1.1 200 OK"), answers.count(b'"completion_tokens":3')) == (3, 2)
+
+
+def test_the_server_is_no_proxy(server: Served) -> None:
+    assert answer(server, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")

@@ -156,7 +156,7 @@ def test_r24_an_engine_that_has_ended_tells_nothing(tokenizer: str) -> None:
 
 
 def test_r24_a_full_queue_tells_nothing(tokenizer: str) -> None:
-    args = tiny_args(tokenizer, max_num_queued_reqs=1)
+    args = tiny_args(tokenizer, max_num_queued_reqs=16)
     with mock_llm(args, tokens_per_second=1) as llm, served(llm) as server:
         body = json.dumps({"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16}).encode()
         with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as connection:

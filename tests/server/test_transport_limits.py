@@ -6,10 +6,13 @@ import contextlib
 import json
 import resource
 import socket
+import ssl
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -44,6 +47,61 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory, repository:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+class Door(NamedTuple):
+    """A server's process with a way to connect to it."""
+
+    process: ServerProcess
+    connect: Callable[[], socket.socket]
+
+    def exchange(self, *pieces: bytes) -> bytes:
+        """Send pieces, until the server has had enough, and return the head of its answer."""
+        return exchange_over(self.connect(), *pieces)
+
+
+@pytest.fixture(scope="module", params=["plain", "tls", "uds"])
+def door(
+    request: pytest.FixtureRequest, tokenizer: str, tmp_path_factory: pytest.TempPathFactory, repository: Path
+) -> Iterator[Door]:
+    """Return a server that is reached in one of all ways."""
+    place = tmp_path_factory.mktemp("door")
+    command = [sys.executable, str(repository / "scripts" / "mock_server.py"), str(folder(CASE))]
+    command += ["--tokenizer", tokenizer, "--tokens-per-second", "1000"]
+    path, one = str(place / "socket"), repository / "tests" / "data" / "tls" / "one"
+    if request.param == "tls":
+        command += ["--ssl-certfile", f"{one}.pem", "--ssl-keyfile", f"{one}.key"]
+    if request.param == "uds":
+        process = subprocess.Popen([*command, "--uds", path])
+        try:
+            until_listening(path, process)
+            yield Door(ServerProcess(process, 0), lambda: connect_path(path))
+        finally:
+            process.terminate()
+            process.wait(20)
+        return
+    context = ssl.create_default_context(cafile=f"{one}.pem")
+    with server_process(command, place / "log.txt") as server:
+        if request.param == "tls":
+            yield Door(server, lambda: context.wrap_socket(connect(server), server_hostname="127.0.0.1"))
+        else:
+            yield Door(server, lambda: connect(server))
+
+
+def connect_path(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20)
+    connection.connect(path)
+    return connection
+
+
+def until_listening(path: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    with socket.socket(socket.AF_UNIX) as probe:
+        while probe.connect_ex(path):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def bounded_memory(server: ServerProcess) -> Iterator[None]:
     process = psutil.Process(server.pid)
@@ -58,7 +116,11 @@ def connect(server: ServerProcess) -> socket.socket:
 
 def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
     """Send pieces, until the server has had enough, and return its answer."""
-    with contextlib.closing(connect(server)) as connection:
+    return exchange_over(connect(server), *pieces)
+
+
+def exchange_over(opened: socket.socket, *pieces: bytes) -> bytes:
+    with contextlib.closing(opened) as connection:
         with contextlib.suppress(ConnectionError):
             for piece in pieces:
                 connection.sendall(piece)
@@ -124,3 +186,43 @@ def test_r16_what_is_too_large_is_refused(server: ServerProcess, pieces: list[by
     with bounded_memory(server):
         assert exchange(server, *pieces).startswith(b"HTTP/1.1 %d " % status)
         assert complete(server) < 5
+
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ([CHUNKED, b"2\r\n{}\r\n0\r\nx: ", *[b"a" * 65_536] * 100], 431),
+        ([CHUNKED, b"2\r\n{}\r\n0\r\n", *[b"a: b\r\n" * 10_000] * 50], 431),
+        ([CHUNKED, b"2;", *[b"a" * 65_536] * 100], 431),
+        ([CHUNKED, b"zz\r\n"], 400),
+        ([HEAD, b"x: ", *[b"a" * 65_536] * 100], 431),
+        ([HEAD, b"content-length: %d\r\n\r\n" % (2**25 + 1)], 413),
+        ([HEAD + b"connection: Upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}"], 400),
+    ],
+)
+def test_r16_limits_are_the_same_over_tls_and_a_unix_socket(door: Door, pieces: list[bytes], status: int) -> None:
+    with bounded_memory(door.process):
+        assert door.exchange(*pieces).startswith(b"HTTP/1.1 %d " % status)
+        assert door.exchange(ALIVE).startswith(b"HTTP/1.1 200 ")
+
+
+ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+NUM_PIPELINED = 100_000
+
+
+def test_r16_requests_whose_answers_nobody_reads_are_not_read_on(door: Door) -> None:
+    """They stay with the client, once the buffers between are full; others are answered, and nothing is kept."""
+    with contextlib.ExitStack() as stack, bounded_memory(door.process):
+        for _ in range(8):
+            greedy = stack.enter_context(contextlib.closing(door.connect()))
+            greedy.settimeout(0.2)
+            with contextlib.suppress(TimeoutError, ssl.SSLError):
+                for _ in range(NUM_PIPELINED // 8 // 100):
+                    greedy.sendall(ALIVE * 100)
+        assert door.exchange(ALIVE).startswith(b"HTTP/1.1 200 ")
+        with bounded_memory(door.process):
+            stack.close()
+            assert door.exchange(ALIVE).startswith(b"HTTP/1.1 200 ")
