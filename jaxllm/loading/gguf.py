@@ -131,6 +131,15 @@ class GGUFFile:
         self._metadata_bytes = reader.position
         infos = reader.read_tensor_infos(num_tensors)
         self.tensors = _place_tensors(infos, reader.position, self._alignment(), self._file.size)
+        self._holders = dict.fromkeys(self.tensors, self._file)
+
+    def extend(self, part: GGUFFile) -> None:
+        """Add the tensors of another file. Raises ValueError for those that are here already."""
+        twice = next((name for name in part.tensors if name in self.tensors), None)
+        if twice is not None:
+            raise ValueError(f"tensor {twice!r} is in another part too")
+        self.tensors |= part.tensors
+        self._holders |= part._holders
 
     def __contains__(self, key: str) -> bool:
         return key in self._metadata
@@ -175,12 +184,13 @@ class GGUFFile:
         """Return the stored bytes of a tensor, [rows, bytes per row], as a read-only view of the file."""
         tensor = self.tensors[name]
         row_bytes = tensor.shape[-1] // tensor.type.block_size * tensor.type.num_bytes
-        return self._file.view(tensor.start, tensor.num_bytes).reshape(math.prod(tensor.shape[:-1]), row_bytes)
+        stored = self._holders[name].view(tensor.start, tensor.num_bytes)
+        return stored.reshape(math.prod(tensor.shape[:-1]), row_bytes)
 
     def release(self, name: str) -> None:
         """Let go of the tensor's pages."""
         tensor = self.tensors[name]
-        self._file.drop(tensor.start, tensor.num_bytes)
+        self._holders[name].drop(tensor.start, tensor.num_bytes)
 
     def _alignment(self) -> int:
         alignment = self.value("general.alignment", int, DEFAULT_ALIGNMENT)

@@ -1,4 +1,4 @@
-"""A checkpoint in one .gguf file: config, tokenizer and weights, the weights with their HF names and values."""
+"""A checkpoint in a .gguf file, or in its parts: config, tokenizer and weights, with HF's names and values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import gguf_config, gguf_parts
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.gguf import GGUFFile, GGUFTensor
+from jaxllm.loading.gguf import GGUFTensor
 from jaxllm.loading.gguf_dequant import dequantize
 from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_sources
+from jaxllm.loading.gguf_split import open_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,13 +29,16 @@ _FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file. Raises VLLMValidationError if it is corrupt or holds something that is not supported."""
+    """A GGUF file, or all parts of one, by the first.
+
+    Raises VLLMValidationError if it is corrupt or holds something that is not supported.
+    """
 
     def __init__(self, path: Path, *, source: str = "") -> None:
         self.source = source or str(path)
         self._path = path
         try:
-            self._file = GGUFFile(path)
+            self._file = open_gguf(path)
             self._arch = gguf_config.architecture(self._file)
             special = gguf_config.special_tokens(self._file)
             self.config = gguf_config.hf_config(self._file, special)

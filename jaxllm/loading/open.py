@@ -15,6 +15,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf_split import first_parts, part_names
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
@@ -126,7 +127,7 @@ def looks_like_path(model: str) -> bool:
 def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
     """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
     source = str(folder)
-    ggufs = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
     has_safetensors = any(folder.glob("*.safetensors")) or (folder / local.INDEX_NAME).exists()
     if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
         if len(ggufs) != 1:
@@ -201,8 +202,8 @@ def _check_has_safetensors(repository: Repository, source: str, commit: str, mod
 
 
 def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
-    """Fetch the one GGUF file that is meant, and open it."""
-    names = [name for name in repository.files(commit) if name.endswith(".gguf")]
+    """Fetch the one GGUF file that is meant, with all its parts, and open it."""
+    names = first_parts(repository.files(commit))
     chosen = [name for name in names if quant.lower() in name.lower()]
     if len(chosen) != 1 or load_format == "safetensors":
         found = ", ".join(sorted(names)) or "none"
@@ -211,6 +212,7 @@ def _open_gguf(repository: Repository, source: str, quant: str, load_format: str
             f"{source}: expected one GGUF file, the repository has: {found}; {hint}.", parameter="model", value=source
         )
     logger.info("Fetching %s of %s", chosen[0], repository.name)
-    path = repository.download([glob.escape(chosen[0])], commit=commit) / chosen[0]
+    parts = [glob.escape(name) for name in part_names(chosen[0])]
+    path = repository.download(parts, commit=commit) / chosen[0]
     checkpoint = GGUFCheckpoint(path, source=source)
     return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint

@@ -19,7 +19,8 @@ CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "torch_dtype": "floa
 BIG = {"a": np.arange(200_000, dtype=np.float32)}
 SHARD_NAMES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = json.dumps({"weight_map": {"a": SHARD_NAMES[0], "b": SHARD_NAMES[1]}}).encode()
-GGUF = gguf_bytes(llama_metadata(), gguf_f32({"token_embd.weight": np.ones((6, 8))}))
+EMBEDDING = gguf_f32({"token_embd.weight": np.ones((6, 8))})
+GGUF = gguf_bytes(llama_metadata(), EMBEDDING)
 CLUTTER = {
     "README.md": b"x",
     "pytorch_model.bin": b"x" * 1000,
@@ -46,6 +47,13 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
     "org/bin": {"config.json": CONFIG, "pytorch_model.bin": b"x"},
     "org/gated": {"config.json": CONFIG, "model.safetensors": safetensors_bytes({"a": np.ones(2, np.float32)})},
     "org/gguf": {"m.Q4_K_M.gguf": GGUF, "m.Q8_0.gguf": GGUF[:50]},
+    "org/parts": {
+        "F16/m-00001-of-00002.gguf": gguf_bytes(llama_metadata() | {"split.no": 0, "split.count": 2}, {}),
+        "F16/m-00002-of-00002.gguf": gguf_bytes({"split.no": 1, "split.count": 2}, EMBEDDING),
+        "Q8_0/m-00001-of-00002.gguf": b"GGUF",
+        "Q8_0/m-00002-of-00002.gguf": b"GGUF",
+        "mmproj-F16.gguf": b"GGUF",
+    },
 }
 
 CLIENT = """
@@ -155,6 +163,14 @@ def test_a_gguf_file_of_a_repository(tmp_path: Path):
     assert chosen["sums"] == {"model.embed_tokens.weight": 48.0}
     for words in ("m.Q4_K_M.gguf, m.Q8_0.gguf", '"org/gguf:Q4_K_M"'):
         assert words in several["error"]
+
+
+def test_a_gguf_model_of_several_parts(tmp_path: Path):
+    with serving(REPOSITORIES) as server:
+        chosen, several = client(server, tmp_path, [("org/parts:F16", {}, True), ("org/parts", {}, False)])
+        assert set(received(server)) == {"F16/m-00001-of-00002.gguf", "F16/m-00002-of-00002.gguf"}
+    assert chosen["sums"] == {"model.embed_tokens.weight": 48.0}
+    assert "the repository has: F16/m-00001-of-00002.gguf, Q8_0/m-00001-of-00002.gguf;" in several["error"]
 
 
 def test_errors_say_what_to_do(tmp_path: Path):

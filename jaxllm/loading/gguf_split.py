@@ -1,0 +1,57 @@
+"""A model in several GGUF files, NAME-00001-of-00003.gguf and so on: the first has the metadata, each has tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from jaxllm.loading.gguf import GGUFFile
+
+_PART = re.compile(r"(.*-)(\d{5})(-of-(\d{5})\.gguf)\Z", re.DOTALL)
+_MAX_PARTS = 65535
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Open a file, with all parts where it is the first of several. Raises ValueError where parts do not fit."""
+    file = GGUFFile(path)
+    count = file.value("split.count", int, 1)
+    if not 0 <= count <= _MAX_PARTS:
+        raise ValueError(f"split.count is {count}, not 1 to {_MAX_PARTS}")
+    if count <= 1:
+        return file
+    names = part_names(path.name)
+    if len(names) != count:
+        raise ValueError(f"it is one of {count} parts, which must be named NAME-00001-of-{count:05}.gguf and so on")
+    if file.value("split.no", int, 0) != 0:
+        raise ValueError(f"it is a later part of {count}; give the first one, {names[0]}")
+    for number, name in enumerate(names[1:], start=1):
+        each = path.with_name(name)
+        if not each.is_file():
+            raise ValueError(f"its part {name} is missing; all {count} parts must be in one folder")
+        try:
+            part = GGUFFile(each)
+            found = part.value("split.no", int, 0)
+            if found != number:
+                raise ValueError(f"it is part {found + 1}, though its name is that of part {number + 1}")
+            file.extend(part)
+        except ValueError as error:
+            raise ValueError(f"in its part {name}: {error}") from error
+    num_tensors = file.value("split.tensors.count", int, len(file.tensors))
+    if num_tensors != len(file.tensors):
+        raise ValueError(f"its parts have {len(file.tensors)} tensors, but split.tensors.count is {num_tensors}")
+    return file
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a model that the file of this name is one of; the name alone if of none."""
+    match = _PART.fullmatch(name)
+    if match is None or int(match[4]) < 1:
+        return [name]
+    return [f"{match[1]}{number + 1:05}{match[3]}" for number in range(int(match[4]))]
+
+
+def first_parts(names: Iterable[str]) -> list[str]:
+    """Return the names of the models among files: of parts the first; of images' encoders none."""
+    models = [name for name in names if name.endswith(".gguf") and "mmproj" not in PurePath(name).name]
+    return list(dict.fromkeys(_PART.sub(r"\g<1>00001\g<3>", name) for name in models))
