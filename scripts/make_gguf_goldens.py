@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 
-TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+TYPES = (
+    *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
+    *("IQ4_NL", "IQ4_XS"),
+)
 ROWS, ROW_SIZE = 3, 512
 # Where the float16 scales lie in a block of the types that the package cannot make itself.
 SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALE_OFFSETS |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
 
 TEXTS = [
     "",

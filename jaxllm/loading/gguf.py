@@ -60,6 +60,8 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    20: TensorType("IQ4_NL", 32, 18),
+    23: TensorType("IQ4_XS", 256, 136),
     30: TensorType("BF16", 1, 2),
     39: TensorType("MXFP4", 32, 17),
 }
@@ -70,10 +72,8 @@ UNSUPPORTED_TYPES: Mapping[int, str] = {
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
@@ -248,7 +248,10 @@ class _Reader:
             if kind not in TENSOR_TYPES:
                 label = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
                 known = ", ".join(known.name for known in TENSOR_TYPES.values())
-                raise ValueError(f"tensor {name!r} has the type {label}, which is not supported; supported: {known}")
+                raise ValueError(
+                    f"tensor {name!r} has the type {label}, which is not supported; supported: {known}. Take a file of "
+                    "one of these, or convert this one with llama-quantize --allow-requantize"
+                )
             infos.append((name, TENSOR_TYPES[kind], shape, self._unpack(_U64)))
         return infos
 

@@ -29,13 +29,19 @@ FORMATS: Mapping[str, WeightFormat] = {
     "Q5_K": replace(_SUPER, bits=5),
     "Q6_K": _SIGNED,
     "MXFP4": WeightFormat(4, 32, values="e2m1", scale_dtype="bfloat16"),
+    "IQ4_NL": replace(_BLOCK, bits=8, offset=0),
+    "IQ4_XS": replace(_SIGNED, bits=8, group=32, offset=0),
 }
-"""What each quantized type is, by its name in GGUF."""
+"""What each quantized type is held as, by its name in GGUF.
+
+The 16 numbers of an IQ4 code are integers, so it is held as one of 8 bits, which kernels have on every platform.
+"""
 
 _HALF = "<f2"
 _NIBBLES = np.array([0, 4], np.uint8)[:, None]
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 _LAYOUTS: Mapping[str, np.dtype] = {
     "Q4_0": np.dtype([("d", _HALF), ("qs", "u1", 16)]),
@@ -48,6 +54,8 @@ _LAYOUTS: Mapping[str, np.dtype] = {
     "Q4_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qs", "u1", 128)]),
     "Q5_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)]),
     "MXFP4": np.dtype([("e", "u1"), ("qs", "u1", 16)]),
+    "IQ4_NL": np.dtype([("d", _HALF), ("qs", "u1", 16)]),
+    "IQ4_XS": np.dtype([("d", _HALF), ("high", "<u2"), ("low", "u1", 4), ("qs", "u1", 128)]),
     "Q6_K": np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", _HALF)]),
 }
 
@@ -114,6 +122,17 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return low | (((blocks["qh"].reshape(-1, 2, 1, 32) >> _PAIRS) & 3) << 4).reshape(-1, 256)
 
 
+def _iq4(blocks: np.ndarray) -> np.ndarray:
+    """Return 16 bytes per group of 32 as the integers that their halves stand for: all low ones, then all high ones."""
+    return _IQ4[(blocks["qs"].reshape(len(blocks), -1, 1, 16) >> _NIBBLES) & 15].reshape(len(blocks), -1)
+
+
+def _iq4_xs_scales(blocks: np.ndarray) -> np.ndarray:
+    low = ((blocks["low"][:, :, None] >> _NIBBLES[:, 0]) & 15).reshape(-1, 8)
+    high = (blocks["high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
+    return (low | (high << 4)).astype(np.int8) - np.int8(32)
+
+
 def _q3_k_scales(blocks: np.ndarray) -> np.ndarray:
     low = ((blocks["scales"][:, None, :8] >> _NIBBLES) & 15).reshape(-1, 16)
     high = ((blocks["scales"][:, None, 8:] >> _PAIRS) & 3).reshape(-1, 16)
@@ -152,9 +171,12 @@ _CODES: Mapping[str, _Unpack] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _nibbles,
+    "IQ4_NL": _iq4,
+    "IQ4_XS": _iq4,
 }
 _SCALES: Mapping[str, _Unpack] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), _half),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"), _half),
+    "IQ4_XS": _iq4_xs_scales,
     "Q2_K": lambda blocks: blocks["scales"] & 15,
     "Q3_K": _q3_k_scales,
     "Q4_K": _six_bit_scales,

@@ -29,6 +29,8 @@ HALVES = {
     "Q5_K": [0, 2],
     "Q6_K": [208],
     "MXFP4": [],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
 }
 """Where a block of each type has float16 numbers, in bytes."""
 

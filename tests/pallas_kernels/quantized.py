@@ -22,6 +22,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "Q6_K": K_QUANT(6, 16, offset=32, scale_dtype="int8"),
     "Q3_K": K_QUANT(3, 16, offset=4, scale_dtype="int8"),
     "Q2_K": SCALES_AND_MINS(2, 16),
+    "IQ4_XS": K_QUANT(8, 32, scale_dtype="int8"),
     "MXFP4": WeightFormat(4, 32, "e2m1", scale_dtype="bfloat16"),
     "NVFP4": WeightFormat(4, 16, "e2m1", scale_dtype="float8_e4m3fn", factor_group=576, factor_dtype="float32"),
     "nf4": WeightFormat(4, 64, "nf4", scale_dtype="float32"),
