@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
-from jaxllm.cli.result_files import WAY_OUT, Write, replacing, write_lines
+from jaxllm.cli.result_files import WAY_OUT, Opens, Write, replacing, write_lines
 from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
@@ -74,8 +74,9 @@ class Journal:
     is_silent = True
     """The journal shows nothing itself, so a progress bar is wanted."""
 
-    def __init__(self, output: Path, keys: Sequence[str], write: Write = write_lines) -> None:
-        self._output = output
+    def __init__(self, output: Path, keys: Sequence[str], write: Write = write_lines, opens: Opens = replacing) -> None:
+        """Keep records for a file that `opens` opens at the end, and `write` fills."""
+        self._output, self._opens = output, opens
         self._keys = keys
         self._write = write
         self.path = output.with_name(output.name + ".partial.jsonl")
@@ -145,8 +146,8 @@ class Journal:
         self._failed[index] = _encode(record)
 
     def finish(self) -> None:
-        """Write the output file in input order, in one move, and remove the journal."""
-        with replacing(self._output) as out:
+        """Write the output file in input order, and remove the journal."""
+        with self._opens(self._output) as out:
             self._write(out, self._records())
         with writing(self.path):
             self.path.unlink()

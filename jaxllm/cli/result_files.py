@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,8 @@ GROUP_ROWS = 8192
 
 type Write = Callable[[BinaryIO, Iterator[bytes]], None]
 """Writes records, each an object in JSON, to a file."""
+type Opens = Callable[[Path], AbstractContextManager[BinaryIO]]
+"""Opens the file of a path for what is written at once."""
 
 
 class Row(msgspec.Struct):
@@ -51,6 +53,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
         temporary.replace(path)
+
+
+@contextmanager
+def overwriting(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be written anew: who has it open already, or a link to it, sees what is written.
+
+    Raises OutputError.
+    """
+    with writing(path, WAY_OUT), path.open("wb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def write_lines(out: BinaryIO, records: Iterator[bytes]) -> None:

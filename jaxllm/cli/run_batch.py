@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,10 +16,12 @@ from jaxllm.cli.help import add_help
 from jaxllm.cli.jobs import Job, read_lines
 from jaxllm.cli.journal import Journal, output_path
 from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.result_files import overwriting
 from jaxllm.cli.streams import say
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.kinds import add_flags
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
@@ -32,14 +34,21 @@ QUEUE_LENGTH = 1024
 BUSY_SECONDS = 0.1
 """A request that the engine has no room for is tried again after so long."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-URLS = f"{CHAT_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
+RESPONSE_URL = "/v1/responses"
+URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
+METRICS_FLAGS = ("host", "port", "metrics_prefix")
 SERVER_FLAGS = (
+    "lora_modules",
     "chat_template_content_format",
     "default_chat_template_kwargs",
     "trust_request_chat_template",
     "response_role",
     "enable_prompt_tokens_details",
     "return_tokens_as_token_ids",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "tool_parser_plugin",
+    "exclude_tools_when_tool_choice_none",
 )
 """The server's arguments that change an answer."""
 
@@ -68,8 +77,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="answer a file of requests in OpenAI's batch form",
         description="Answer the requests of a file, each a line with custom_id, method, url and body, on one engine in "
         f"this program. URLs are {URLS}. A run that was killed goes on where it stopped when started again.",
-        epilog="A request that fails has its error in its line of the output; the exit status is then 1. Other "
-        "statuses: 0 done, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
+        epilog="A request that fails has its error in its line of the output. Exit statuses: 0 all requests are "
+        "answered or have failed, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -77,8 +86,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output-file", metavar="FILE", help="answers, in the order of the requests")
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    parser.add_argument(
+        "--max-inflight", type=int, metavar="N", help=f"most requests in the engine; by default {QUEUE_LENGTH} or more"
+    )
+    parser.add_argument(
+        "--enable-metrics", action="store_true", help="serve metrics to Prometheus at --host and --port, without a key"
+    )
     refused = {each.name for each in dataclasses.fields(UnsupportedServerArguments)}
-    add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in {*SERVER_FLAGS, *refused}))
+    taken = {*SERVER_FLAGS, *METRICS_FLAGS, *refused}
+    add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in taken))
     AsyncEngineArgs.add_cli_args(parser)
     add_help(parser, AsyncEngineArgs, ServerArgs)
     parser.set_defaults(run=run, disable_log_stats=True)
@@ -87,17 +103,24 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
     """Answer all requests and return the exit status. Arguments and files are checked before the model loads."""
+    from jaxllm.server.output_parsers import check_parsers
+
+    if args.enable_metrics:
+        args.disable_log_stats = False  # there would be none
     engine_args = read_engine_args(args, AsyncEngineArgs)
     server_args = ServerArgs.from_cli_args(args)
     for flag in ("input_file", "output_file"):
         if getattr(args, flag) is None:
             raise VLLMValidationError(f"say --{flag.replace('_', '-')} FILE.", parameter=flag)
+    if args.max_inflight is not None:
+        check_int("max_inflight", args.max_inflight, 1, INT32_MAX)
+    check_parsers(server_args)
     jobs = [Job(i, line, True) for i, line in enumerate(read_lines(args.input_file, "input-file"))]
     output = output_path(args.output_file, args.input_file, flag="output-file")
     shown = [getattr(server_args, name) for name in SERVER_FLAGS]
-    settings = result_settings(engine_args, engine_args.served_model_name, shown)
+    settings = result_settings(engine_args, engine_args.served_model_name, args.reasoning_parser, shown)
     keys = [job.key(settings) for job in jobs]
-    with Journal(output, keys) as journal:
+    with Journal(output, keys, opens=overwriting) as journal:
         todo = [job for job in jobs if job.index not in journal.done]
         if len(todo) < len(jobs):
             say(f"{len(jobs) - len(todo)} of {len(jobs)} requests are done already.")
@@ -116,7 +139,7 @@ def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
         journal.finish()
     if counts.failed:
         say(f"{counts.failed} of {len(jobs)} requests failed; their lines hold the errors.")
-    return 1 if counts.failed else 0
+    return 0
 
 
 class Batch(NamedTuple):
@@ -139,9 +162,10 @@ async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
 
 async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: MakeEngine, batch: Batch) -> None:
     """Answer requests, many at a time. Raises EngineDeadError and OutputError."""
-    async with make(args) as engine:
-        limit = max(QUEUE_LENGTH, 2 * engine.vllm_config.scheduler_config.max_num_seqs)
-        answers = Answers(engine, server_args, args.served_model_name)
+    async with make(args) as engine, _metrics(engine, args, server_args):
+        limit = args.max_inflight or max(QUEUE_LENGTH, 2 * engine.vllm_config.scheduler_config.max_num_seqs)
+        answers = Answers(engine, server_args, args.served_model_name, args.reasoning_parser)
+        await answers.load_adapters()
         waiting = iter(batch.todo)
         total = len(batch.keys)
         with Progress(total, total - len(batch.todo), shown=True) as advance:
@@ -153,14 +177,40 @@ async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: M
                 raise errors.exceptions[0] from None
 
 
+@asynccontextmanager
+async def _metrics(engine: AsyncLLM, args: argparse.Namespace, server_args: ServerArgs) -> AsyncIterator[None]:
+    """Serve the engine's metrics meanwhile, if that was asked. Raises VLLMValidationError for an address in use."""
+    if not args.enable_metrics:
+        yield
+        return
+    from prometheus_client import start_http_server
+
+    from jaxllm.server.metrics import CoreProcesses, EngineCollector, OnLoop, make_registry
+
+    registry, loop = make_registry(), asyncio.get_running_loop()
+    for collector in (EngineCollector(engine, server_args.metrics_prefix), CoreProcesses(engine)):
+        registry.register(OnLoop(collector, loop))
+    try:
+        server, thread = start_http_server(server_args.port, server_args.host or "0.0.0.0", registry)
+    except OSError as error:
+        message = f"metrics cannot be served at port {server_args.port}: {error.strerror}. Choose another --port."
+        raise VLLMValidationError(message, parameter="port", value=server_args.port) from error
+    say(f"metrics are at port {server.server_port}.")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()
+
+
 async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance: Callable[[int, Counts], None]) -> None:
     """Answer one request after another."""
     for job in waiting:
         record, is_good = await answers.record(job, "batch_req_" + batch.keys[job.index])
         usage = getattr(record["response"]["body"], "usage", None)
-        if usage is not None:
-            batch.counts.prompt_tokens += usage.prompt_tokens
-            batch.counts.output_tokens += usage.completion_tokens
+        batch.counts.prompt_tokens += getattr(usage, "prompt_tokens", 0) or getattr(usage, "input_tokens", 0)
+        batch.counts.output_tokens += getattr(usage, "completion_tokens", 0) or getattr(usage, "output_tokens", 0)
         batch.counts.failed += not is_good
         (batch.journal.put if is_good else batch.journal.fail)(job.index, record)
         advance(1, batch.counts)
@@ -169,17 +219,26 @@ async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance:
 class Answers:
     """This answers lines of a batch file by what answers a server's requests."""
 
-    def __init__(self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None) -> None:
+    def __init__(
+        self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None, reasoning_parser: str
+    ) -> None:
         from jaxllm.server.pooled_serving import PooledServing
         from jaxllm.server.serving_chat import OpenAIServingChat
         from jaxllm.server.serving_completion import OpenAIServingCompletion
-        from jaxllm.server.serving_models import OpenAIServingModels
+        from jaxllm.server.serving_models import LoRAModule, OpenAIServingModels
+        from jaxllm.server.serving_responses import OpenAIServingResponses
 
-        models = OpenAIServingModels(engine.model_config, names)
+        self._models = models = OpenAIServingModels(engine.model_config, names)
+        self._modules = list(map(LoRAModule.read, server_args.lora_modules or []))
         self._engine = engine
-        self._chat = OpenAIServingChat(engine, models, server_args)
+        self._chat = OpenAIServingChat(engine, models, server_args, reasoning_parser)
         self._completion = OpenAIServingCompletion(engine, models, server_args)
+        self._responses = OpenAIServingResponses(self._chat, nullcontext)
         self._pooled = PooledServing.of(self._chat, server_args)
+
+    async def load_adapters(self) -> None:
+        """Load the adapters of --lora-modules. Raises VLLMValidationError."""
+        await self._models.add_all(self._engine, self._modules)
 
     async def record(self, job: Job, request_id: str) -> tuple[dict[str, Any], bool]:
         """Return a line's answer in the form of the output, and whether it is one. Raises EngineDeadError."""
@@ -200,6 +259,7 @@ class Answers:
         from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
         from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
         from jaxllm.server.protocol.decoding import decode
+        from jaxllm.server.protocol.responses import RESPONSES_REFUSED, ResponsesRequest
 
         line, caller = _parse(job), Caller(request_id)
         if line.url == CHAT_URL:
@@ -208,6 +268,13 @@ class Answers:
         if line.url == COMPLETION_URL:
             request = self._repeatable(decode(bytes(line.body), CompletionRequest, COMPLETION_REFUSED), job)
             return await self._when_there_is_room(lambda: self._completion.answer(request, caller))
+        if line.url == RESPONSE_URL:
+            response = decode(bytes(line.body), ResponsesRequest, RESPONSES_REFUSED)
+            if response.stream or response.background:
+                name = "stream" if response.stream else "background"
+                raise VLLMValidationError(f"{name}: a batch has whole answers alone.", parameter=name, value=True)
+            response.store = False  # nobody can ask for it later
+            return await self._when_there_is_room(lambda: self._responses.answer(response, caller))
         return await self._when_there_is_room(self._pooled_answer(line, caller))
 
     def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:

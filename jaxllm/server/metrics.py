@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Iterable, Iterator
 from functools import partial
@@ -25,6 +26,7 @@ from jaxllm.server.metrics_help import HELP
 NO_ROUTE = "none"
 """The handler of requests for paths that there are not: a label for each would let strangers fill the memory."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+_LOOP_SECONDS = 10.0
 DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The bounds of how long answers take, in seconds."""
 
@@ -162,6 +164,21 @@ class CoreProcesses(Collector):
                 for each in metric.samples:
                     family.add_sample(each.name, {**each.labels, "engine": str(index)}, each.value)
         yield from families.values()
+
+
+class OnLoop(Collector):
+    """Another collector, which only runs on the thread of an event loop, for threads that it does not run on."""
+
+    def __init__(self, collector: Collector, loop: asyncio.AbstractEventLoop) -> None:
+        self._collector, self._loop = collector, loop
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the other yields."""
+
+        async def collected() -> list[Metric]:
+            return list(self._collector.collect())
+
+        yield from asyncio.run_coroutine_threadsafe(collected(), self._loop).result(_LOOP_SECONDS)
 
 
 def make_registry() -> CollectorRegistry:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
+import re
+import socket
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +20,13 @@ from jaxllm.cli.journal import Journal
 from jaxllm.cli.main import main, make_parser
 from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.exceptions import EngineDeadError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.cli.running import read_jsonl, write_jsonl
 from tests.server.conftest import TEMPLATE
 from tests.server.pooled_support import EMBED, PooledEngine
+from tests.server.tool_support import CALL, TOOL
+from tests.server.tool_support import TEMPLATE as TOOL_TEMPLATE
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -34,6 +41,11 @@ def completion(custom_id: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": run_batch.COMPLETION_URL, "body": given}
 
 
+def response(custom_id: str, **body: Any) -> dict[str, Any]:
+    given = {"input": "hello", "max_output_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": run_batch.RESPONSE_URL, "body": given}
+
+
 class Batches:
     """Runs of the subcommand in a folder, on an engine without a model."""
 
@@ -43,6 +55,8 @@ class Batches:
         self.num_started = 0
         self.pooling: PoolingSettings | None = None
         """Those of the model, if it pools."""
+        self.template = TEMPLATE
+        self.replies: str | None = None
 
     def run(self, lines: Sequence[Any], *words: str, **engine: Any) -> int:
         """Answer lines; an object is a line of JSON."""
@@ -52,7 +66,8 @@ class Batches:
         @asynccontextmanager
         async def start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
             self.num_started += 1
-            with mock_llm(tiny_args(self.tokenizer, chat_template=TEMPLATE, **engine)) as llm:
+            tiny = tiny_args(self.tokenizer, chat_template=self.template, **engine)
+            with mock_llm(tiny, replies=self.replies) as llm:
                 yield llm if self.pooling is None else PooledEngine(llm, self.pooling)  # type: ignore[misc]
 
         return run_batch.run(make_parser()[0].parse_args(given), start)
@@ -87,12 +102,14 @@ BAD: dict[str, tuple[Any, int, str | None]] = {
     "a field out of bounds": (chat("x", temperature=-1), 400, "temperature"),
     "a field of another type": (completion("x", max_tokens="many"), 400, "max_tokens"),
     "a template": (chat("x", chat_template="{{ 1 }}"), 400, "chat_template"),
+    "a response in the background": (response("x", background=True), 400, "background"),
+    "a response after another": (response("x", previous_response_id="resp_x"), 404, "previous_response_id"),
 }
 
 
 def test_a_bad_line_hurts_only_itself(batches: Batches, capsys: pytest.CaptureFixture[str]):
     lines = [line for line, _, _ in BAD.values()]
-    assert batches.run([*lines, chat("good")]) == 1
+    assert batches.run([*lines, chat("good")]) == 0  # as vLLM's: the errors are in their lines
     *records, good = read_jsonl(batches.output)
     for name, record, (line, status, parameter) in zip(BAD, records, BAD.values(), strict=True):
         assert record["response"]["status_code"] == status, name
@@ -103,6 +120,71 @@ def test_a_bad_line_hurts_only_itself(batches: Batches, capsys: pytest.CaptureFi
     assert f"{len(BAD)} of {len(BAD) + 1} requests failed" in capsys.readouterr().err
 
 
+def test_responses(batches: Batches):
+    assert batches.run([response("a"), response("b", store=True, instructions="x")]) == 0
+    for record in read_jsonl(batches.output):
+        assert record["error"] is None
+        body = record["response"]["body"]
+        assert (body["object"], body["store"], body["usage"]["output_tokens"]) == ("response", False, 4)
+
+
+def test_the_file_that_is_named_is_written(batches: Batches):
+    real = batches.folder / "real.jsonl"
+    real.write_text("x" * 10_000)
+    batches.output.symlink_to(real)
+    with real.open() as reader:
+        assert batches.run([chat("a")]) == 0
+        assert json.loads(reader.read())["custom_id"] == "a"
+    assert batches.output.is_symlink()
+    assert not list(batches.folder.glob("*.partial.jsonl"))
+
+
+def test_calls_are_read_as_the_flags_say(batches: Batches):
+    replies = batches.folder / "replies.json"
+    replies.write_text(json.dumps([{"prompt": "hello", "reply": f"<think>Hm.</think>\n\n{CALL}"}]))
+    batches.replies, batches.template = str(replies), TOOL_TEMPLATE
+    words = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+    line = chat("a", tools=[TOOL], max_tokens=300)
+    long = {"hf_overrides": {"max_position_embeddings": 4096}}
+    assert batches.run([line], *words, **long) == 0
+    message = read_jsonl(batches.output)[0]["response"]["body"]["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert message["reasoning"] == "Hm."
+    assert batches.run([line], "--tool-call-parser", "llama3_json", **long) == 0
+    message = read_jsonl(batches.output)[0]["response"]["body"]["choices"][0]["message"]
+    assert "<tool_call>" in message["content"]
+    with pytest.raises(VLLMValidationError, match="nothing"):
+        batches.run([line], "--tool-call-parser", "nothing")
+
+
+def test_metrics(batches: Batches, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = str(taken.getsockname()[1])
+        with pytest.raises(VLLMValidationError, match="--port"):
+            batches.run([chat("a")], "--enable-metrics", "--host", "127.0.0.1", "--port", busy)
+    told: list[str] = []
+    seen: list[str] = []
+    record = run_batch.Answers.record
+    monkeypatch.setattr(run_batch, "say", told.append)
+
+    async def asked(self: run_batch.Answers, job: Any, request_id: str) -> Any:
+        answer = await record(self, job, request_id)
+        port = told[0].rpartition(" ")[2].removesuffix(".")
+        reading = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics")
+        with reading:
+            seen.append(reading.read().decode())
+        return answer
+
+    monkeypatch.setattr(run_batch.Answers, "record", asked)
+    words = ("--enable-metrics", "--host", "127.0.0.1", "--port", "0", "--max-inflight", "1")
+    assert batches.run([chat("a"), chat("b")], *words) == 0
+    first, second = seen
+    assert re.search(r"^vllm:generation_tokens_total\{.*\} 4.0$", first, re.MULTILINE)
+    assert re.search(r"^vllm:generation_tokens_total\{.*\} 8.0$", second, re.MULTILINE)
+
+
 def test_models_that_pool_have_urls_of_their_own(batches: Batches):
     batches.pooling = EMBED
     bodies = {
@@ -111,7 +193,7 @@ def test_models_that_pool_have_urls_of_their_own(batches: Batches):
         "/v2/rerank": {"query": "x", "documents": ["y", "x"]},
     }
     lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
-    assert batches.run([*lines, chat("a chat")]) == 1
+    assert batches.run([*lines, chat("a chat")]) == 0
     embedded, scored, reranked, refused = read_jsonl(batches.output)
     assert [each["error"] for each in (embedded, scored, reranked)] == [None] * 3
     assert [len(each["embedding"]) for each in embedded["response"]["body"]["data"]] == [88, 88]
@@ -177,13 +259,14 @@ def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["-i", source], "--output-file"),
         (["-i", source, "-o", source], "must not be the input file"),
         (["-i", str(tmp_path / "none.jsonl"), "-o", "x"], "--input-file"),
+        (["-i", source, "-o", "x", "--max-inflight", "0"], "max_inflight"),
     ):
         assert main(["run-batch", "m", *words]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_prompts_times_n_are_bounded_as_by_a_server(batches: Batches):
-    assert batches.run([completion("a", prompt=["x"] * 1024, n=16_384), completion("b")]) == 1
+    assert batches.run([completion("a", prompt=["x"] * 1024, n=16_384), completion("b")]) == 0
     refused, answered = read_jsonl(batches.output)
     assert (refused["response"]["status_code"], refused["error"]["param"]) == (400, "n")
     assert answered["error"] is None
