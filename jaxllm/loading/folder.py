@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, override
 
@@ -28,6 +29,9 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_FILE_NAME = 200
 TEMPLATES_FOLDER = "additional_chat_templates"
+SENTENCEPIECE = "*.model"
+VOCABULARIES = ("tokenizer.json", SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
+"""The files, by pattern, one of which every tokenizer is made from."""
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
@@ -143,6 +147,10 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     beside = folder / QUANTIZATION_NAME
     if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)
+    if not config.get("architectures") and isinstance(model_type := config.get("model_type"), str):
+        from jaxllm.loading.hf import class_names  # which loads transformers
+
+        config["architectures"] = class_names(model_type, is_wrapper="text_config" in config)
     return config
 
 
@@ -209,17 +217,41 @@ def open_safetensors(path: Path, source: str) -> SafetensorsFile:
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder with transformers, refusing any that needs code from the checkpoint."""
-    from jaxllm.loading.hf import AutoTokenizer
+    found = {pattern for pattern in VOCABULARIES if any(folder.glob(pattern))}
+    if not found:  # transformers would make an empty one
+        raise _tokenizer_error(f"there is none of {', '.join(VOCABULARIES)}", source)
+    try:
+        return _load_tokenizer(folder)
+    except Exception as error:  # the library raises every kind here
+        reason = str(error)
+        if found == {SENTENCEPIECE} and find_spec("sentencepiece") is None:
+            name = next(folder.glob(SENTENCEPIECE)).name
+            reason = f"there is {name} and no tokenizer.json: to read it, install the package sentencepiece"
+        raise _tokenizer_error(reason, source) from error
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    from jaxllm.loading.hf import AutoConfig, AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # the library raises every kind here
-        raise VLLMValidationError(
-            f"{source}: its tokenizer cannot be loaded ({error}). Give another with tokenizer=..., "
-            "or set skip_tokenizer_init=True and pass token ids.",
-            parameter="tokenizer",
-            value=source,
-        ) from error
+    except Exception:  # perhaps at config.json, which HF checks in other ways than the families do
+        try:
+            AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        except Exception:  # noqa: BLE001 (the library raises every kind here)
+            # All that the tokenizer needs of the config is its type.
+            plain = AutoConfig.for_model(str(read_json(folder / CONFIG_NAME, str(folder)).get("model_type")))
+            return AutoTokenizer.from_pretrained(str(folder), config=plain, trust_remote_code=False)
+        raise
+
+
+def _tokenizer_error(reason: str, source: str) -> VLLMValidationError:
+    return VLLMValidationError(
+        f"{source}: its tokenizer cannot be loaded ({reason}). Give another with tokenizer=..., "
+        "or set skip_tokenizer_init=True and pass token ids.",
+        parameter="tokenizer",
+        value=source,
+    )
 
 
 def tokenizer_digest(folder: Path) -> str | None:

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["AutoConfig", "AutoTokenizer", "PreTrainedConfig", "PreTrainedTokenizerFast"]
 
 
+def class_names(model_type: str, *, is_wrapper: bool) -> list[str]:
+    """Return the names of HF's classes of models of a type, those that generate first; none for an unknown type."""
+    # The package itself has these names only where PyTorch is installed.
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_MAPPING_NAMES,
+    )
+
+    generating = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if is_wrapper else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return [names[model_type] for names in (generating, MODEL_MAPPING_NAMES) if model_type in names]
+
+
 def __getattr__(name: str) -> Any:
     """Import the others when they are asked for: AutoTokenizer brings PyTorch along wherever that is installed."""
     if name not in __all__:

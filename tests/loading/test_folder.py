@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
+from jaxllm.config.checkpoint_settings import find_family
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading import folder
 from jaxllm.loading.open import open_checkpoint, open_config
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, write_folder, write_sharded_folder
 
@@ -168,8 +171,66 @@ def test_other_load_formats_are_refused_by_name(tmp_path: Path, name: str):
     refused(tmp_path, f"load_format={name!r}", "safetensors", parameter="load_format", load_format=name)
 
 
+TOKENIZER = Tokenizer(models.BPE({"a": 0}, [])).to_str()
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture"),
+    [
+        ({"model_type": "qwen3"}, "Qwen3ForCausalLM"),
+        ({"model_type": "qwen3", "architectures": None}, "Qwen3ForCausalLM"),
+        ({"model_type": "gemma3", "architectures": [], "text_config": {}}, "Gemma3ForConditionalGeneration"),
+        ({"model_type": "bert"}, "BertModel"),
+        ({"model_type": "qwen3", "architectures": ["Own"]}, "Own"),
+    ],
+)
+def test_an_architecture_that_is_left_out_is_that_of_the_model_type(
+    tmp_path: Path, config: dict[str, Any], architecture: str
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config = open_config(str(tmp_path / "config.json")).config
+    assert (find_family("x", config)[0] if architecture != "Own" else config["architectures"][0]) == architecture
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "no such type"}, {"model_type": 3}])
+def test_an_architecture_that_nothing_tells_of(tmp_path: Path, config: dict[str, Any]):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not open_config(str(tmp_path / "config.json")).config.get("architectures")
+
+
+def test_a_tokenizer_does_not_depend_on_what_else_a_config_says(tmp_path: Path):
+    """HF refuses this RoPE, which hf_overrides may have mended for the model."""
+    write_folder(tmp_path, A)
+    config = {"model_type": "qwen3", "rope_scaling": {"rope_type": "linear"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
+    assert "Qwen2" in type(open_checkpoint(str(tmp_path)).tokenizer()).__name__
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "there is none of tokenizer.json"),
+        ({"tokenizer_config.json": '{"tokenizer_class": "Qwen2Tokenizer"}'}, "there is none of tokenizer.json"),
+        ({"tokenizer.model": "x"}, "there is tokenizer.model and no tokenizer.json: .* package sentencepiece"),
+    ],
+)
+def test_a_tokenizer_without_its_files(
+    tmp_path: Path, files: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(folder, "find_spec", lambda name: None)
+    write_folder(tmp_path, A)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(VLLMValidationError, match=message) as error:
+        open_checkpoint(str(tmp_path)).tokenizer()
+    assert error.value.parameter == "tokenizer"
+    assert "huggingface.co" not in str(error.value)
+
+
 def test_a_tokenizer_that_needs_code_is_refused(tmp_path: Path):
     write_folder(tmp_path, A)
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
     auto_map = {"AutoTokenizer": ["evil.Tokenizer", None]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
     (tmp_path / "evil.py").write_text("raise SystemExit('code of the checkpoint was run')")
