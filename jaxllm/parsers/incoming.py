@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from jaxllm.parsers.marks import held_back
 
@@ -15,6 +15,8 @@ _SPACE = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 """Characters of a JSON string that stand for themselves."""
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_NEVER = r"(?!)"
+"""A pattern that nothing matches."""
 _SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
 _MAX_SCALAR = 400
 _MAX_DEPTH = 100
@@ -105,14 +107,6 @@ class Incoming:
             self.rewind(start)
         return is_there
 
-    def has_more(self) -> Reading[bool]:
-        """Say whether anything but white space is left to read."""
-        start = self.trial()
-        yield from self.skip_space()
-        is_there = yield from self.has(1)
-        self.rewind(start)
-        return is_there
-
     def skip_space(self) -> Reading[str]:
         """Read white space and return it."""
         found = ""
@@ -144,11 +138,11 @@ class Incoming:
         self._place = match.end()
         return match[0]
 
-    def until(self, marks: Sequence[str], show: Callable[[str], None]) -> Reading[str | None]:
+    def until(self, marks: Collection[str], show: Callable[[str], None]) -> Reading[str | None]:
         """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
         it, piece by piece.
         """
-        pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+        pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or _NEVER)
         while True:
             match = pattern.search(self._text, self._place)
             # A shorter mark may be the beginning of a longer one that has not come whole.
@@ -261,7 +255,7 @@ class Incoming:
         return False
 
 
-def _grows(mark: str, marks: Sequence[str]) -> bool:
+def _grows(mark: str, marks: Collection[str]) -> bool:
     return any(other != mark and other.startswith(mark) for other in marks)
 
 

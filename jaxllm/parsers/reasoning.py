@@ -16,22 +16,34 @@ class ReasoningMarks(NamedTuple):
     is_implied: bool = False
     """Whether an output is reasoning from its beginning, as vLLM's parser of the name reads it, unless its prompt has
     ended the reasoning."""
-    recurs: bool = False
-    """Whether a start within the text begins reasoning again."""
+    in_text: tuple[str, ...] = ()
+    """The marks that are none of the text's after the reasoning: a start begins reasoning again, an end is left out."""
 
     def has_begun(self, prompt: str) -> bool | None:
-        """Return whether the output after a prompt begins within reasoning; None if the prompt's end does not say."""
+        """Return whether the output after a prompt begins within reasoning; None if its last turn does not say.
+
+        A turn that the output continues may hold reasoning that is still open, or ended before the prompt's end.
+        """
         tail = prompt.rstrip()
         if tail.endswith(self.start):
             return True
-        return False if tail.endswith(self.end) else None
+        if tail.endswith(self.end):
+            return False
+        turn = max(tail.rfind(mark) for mark in _TURNS)
+        start, end = tail.rfind(self.start, max(turn, 0)), tail.rfind(self.end, max(turn, 0))
+        return None if turn < 0 or start == end else start > end
 
 
+_TURNS = (
+    *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *("<｜User｜>", "<｜Assistant｜>", "[INST]", "[/INST]", "<|start_header_id|>", "<|eot_id|>"),
+)
+"""What stands between the turns of a conversation."""
 MARKS = {
-    "qwen3": ReasoningMarks("<think>", "</think>", is_implied=True),
+    "qwen3": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("</think>",)),
     "deepseek_r1": ReasoningMarks("<think>", "</think>", is_implied=True),
-    "glm45": ReasoningMarks("<think>", "</think>", is_implied=True, recurs=True),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]", recurs=True),
+    "glm45": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("<think>", "</think>")),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]", in_text=("[THINK]", "[/THINK]")),
 }
 """The marks by the names of parsers."""
 HARMONY = "openai_gptoss"
@@ -42,8 +54,8 @@ REASONING_PARSERS = (*MARKS, HARMONY)
 class MarkedReasoning:
     """This splits text into reasoning between two marks, and the rest, as `pieces.StreamParser` says.
 
-    Reasoning is at the beginning, unless the marks say that it recurs. A mark that begins or ends what has begun or
-    ended already is left out. White space around the reasoning is nobody's: neither the reasoning's nor the text's.
+    Reasoning is at the beginning, and in the text if its marks are `in_text`. The start of what has begun already is
+    left out. White space around the reasoning is nobody's: neither the reasoning's nor the text's.
     """
 
     def __init__(self, marks: ReasoningMarks, *, has_begun: bool | None) -> None:
@@ -71,7 +83,7 @@ class MarkedReasoning:
         return pieces
 
     def _read(self) -> Reading[None]:
-        incoming, (start, end, _, recurs) = self._incoming, self._marks
+        incoming, (start, end, _, in_text) = self._incoming, self._marks
         is_reasoning = self._has_begun
         if is_reasoning is None:
             is_reasoning = yield from incoming.take_spaced(start)
@@ -82,7 +94,7 @@ class MarkedReasoning:
                     mark = yield from incoming.until((start, end), self._show_reasoning)
                 self._space = None
                 yield from incoming.skip_space()
-            mark = yield from incoming.until((start, end) if recurs else (end,), self._show_text)
+            mark = yield from incoming.until(in_text, self._show_text)
             is_reasoning = mark == start
 
     def _show_reasoning(self, text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
@@ -50,20 +52,23 @@ class TaggedArguments:
         """Return the types of an argument: it is a string if the tool's schema does not say."""
         return allowed_types(self._properties.get(key), self._schema) or {"string"}
 
-    def close(self) -> None:
-        """Show the end of the arguments."""
-        self._parser.show_arguments("{}" if self._before == "{" else "}")
+    def close(self, stray: Iterable[str], *, is_cut: bool) -> None:
+        """Show the end of the arguments, unless the output `is_cut` before it, and a line of text that was in none."""
+        if not is_cut:
+            self._parser.show_arguments("{}" if self._before == "{" else "}")
+        if text := " ".join("".join(stray).split()):
+            self._parser.show_text(f"{text}\n")
 
 
 def read_value(
-    incoming: Incoming, end: str, own: Sequence[str], following: str = ""
+    incoming: Incoming, end: str, own: Iterable[str], following: str = ""
 ) -> Reading[tuple[str, str | None]]:
     """Read a value up to its `end`, and return it with the mark that ended it; None if the output ended before.
 
     Models leave the end out, so another of the parser's `own` marks ends a value too, and is left to be read. It is
     part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
     """
-    pieces, marks = list[str](), (end, *own)
+    pieces, marks = list[str](), {end, *own}
     mark = yield from incoming.until(marks, pieces.append)
     if mark is not None and mark != end:
         start, later = incoming.trial() - len(mark), list[str]()
@@ -80,7 +85,7 @@ def _typed(text: str, types: Set[str]) -> Any:
     if types == {"string"}:
         return text
     lowered = text.strip().lower()
-    if "null" in types and lowered in ("null", "none"):
+    if "null" in types and (lowered == "null" or (lowered == "none" and "string" not in types)):
         return None
     if "boolean" in types and lowered in ("true", "false"):
         return lowered == "true"
@@ -88,8 +93,17 @@ def _typed(text: str, types: Set[str]) -> Any:
         value = json.loads(text)
         as_json(value)  # no number that JSON lacks
     except (ValueError, RecursionError):
-        return text
+        return text if "string" in types else _number(text, types)
     return text if "string" in types and TYPES[type(value)] not in types else value
+
+
+def _number(text: str, types: Set[str]) -> int | float | str:
+    """Return the number that a text is as models write it, though JSON has none such: `007`, `+3`, `.5`."""
+    for name, read in (("integer", int), ("number", float)):
+        with contextlib.suppress(ValueError):
+            if name in types and math.isfinite(number := read(text)):
+                return number
+    return text
 
 
 def argument_formats(

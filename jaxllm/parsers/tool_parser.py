@@ -39,10 +39,11 @@ class ToolParser(abc.ABC):
         """Read calls of these tools. Calls of others are read too, unless nothing but its name tells a call."""
         self.tools = {tool.name: tool for tool in tools}
         self.incoming = Incoming()
+        self.is_cut = False
+        """Whether the output, once it has ended, was cut at its most tokens."""
         self._pieces: list[Piece] = []
         self._num_certain: int | None = None
         """The number of pieces before a call that is held."""
-        self._is_cut = False
         self._num_calls = 0
         self._space: list[str] | None = []
         """White space at the beginning, or after a call, which is shown if text follows; None within text."""
@@ -69,7 +70,7 @@ class ToolParser(abc.ABC):
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what is left once the output has ended; a part of a call is one if it `is_cut`, at its most tokens."""
-        self.incoming.is_ended, self._is_cut = True, is_cut
+        self.incoming.is_ended, self.is_cut = True, is_cut
         return self._advance()
 
     def show_text(self, text: str) -> None:
@@ -102,7 +103,7 @@ class ToolParser(abc.ABC):
     @property
     def keeps_parts(self) -> bool:
         """Say whether a call that has begun stays one, though it is none to its end."""
-        return not self.holds_calls or self._is_cut
+        return not self.holds_calls or self.is_cut
 
     def attempt(self, mark: str = "") -> Attempt:
         """Begin to read what may turn out to be no call, after its `mark` was read; `conclude` or `give_up` ends it."""

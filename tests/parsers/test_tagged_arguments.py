@@ -8,6 +8,7 @@ import pytest
 
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.pieces import gather
+from jaxllm.parsers.registry import ToolParserManager
 from jaxllm.parsers.value_types import allowed_types
 from tests.parsers.outputs import Call, Form, calls_of, read
 
@@ -68,6 +69,12 @@ def glm(key: str, value: str) -> str:
         ({"type": ["boolean", "null"]}, "True", True),
         ({"type": "integer"}, "soon", "soon"),
         ({"type": "integer"}, "[1]", [1]),
+        ({"type": "integer"}, "007", 7),
+        ({"type": "number"}, ".5", 0.5),
+        ({"type": "number"}, "inf", "inf"),
+        ({"type": ["integer", "string"]}, "007", "007"),
+        ({"type": ["null", "string"]}, "None", "None"),
+        ({"type": ["null", "integer"]}, "None", None),
         ({"description": "a code"}, "0012", "0012"),
         ({"description": "a code"}, "12", "12"),
         (None, "12", "12"),
@@ -102,6 +109,15 @@ QWEN: list[tuple[str, list[Call], str]] = [
     ),
     ("<parameter=a>\n<tool_call>\n</parameter>\n</function>\n</tool_call>", [("f", {"a": "<tool_call>"})], ""),
 ]
+QWEN += [
+    (
+        "\nso\n<parameter=a>\nx\n</parameter>\nand\n<parameter=b>2</parameter>\n</function>\n</tool_call>",
+        BOTH,
+        "so and\n",
+    ),
+    ("<parameter= a >\nx\n</parameter>\n<parameter=b>2</parameter>", BOTH, ""),
+    ("<parameter=b\n<parameter=a>\nx\n</parameter>\n</function>", [("f", {"a": "x"})], "b\n"),
+]
 GLM: list[tuple[str, list[Call], str]] = [
     ("<arg_key>a</arg_key>\n<arg_value>x\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>", BOTH, ""),
     ("<arg_key>a</arg_key>\n<arg_value>x\n<arg_key>b</arg_key>\n<arg_value>2\n</tool_call> So.", BOTH, " So."),
@@ -111,6 +127,11 @@ GLM: list[tuple[str, list[Call], str]] = [
         "",
     ),
     ("<arg_key>a</arg_key><arg_value></tool_call></arg_value></tool_call>", [("f", {"a": "</tool_call>"})], ""),
+]
+GLM += [
+    ("<arg_key>a</arg_key>x<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>", [("f", {"b": 2})], "a x\n"),
+    ("<arg_key>a</arg_key><arg_value>x</arg_value><arg_key>b</arg_key><arg_value>2</arg_value>", BOTH, ""),
+    ("", [("f", {})], ""),
 ]
 ENDS = [("qwen3_xml", "<tool_call>\n<function=f>\n", *each) for each in QWEN]
 ENDS += [("glm45", "<tool_call>f\n", *each) for each in GLM]
@@ -128,6 +149,29 @@ def test_a_value_without_its_end_ends_at_the_next_mark(
     assert read(form, *output, tools=[TOOL]) == pieces
     for i in range(len(output)):
         assert read(form, output[:i], output[i:], tools=[TOOL]) == pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("f</function>", [("f", {})]),
+        ("f</tool_call>", [("f", {})]),
+        ("f\n<parameter=a>\nx\n</parameter>", [("f", {"a": "x"})]),
+        ("f<tool_call><function=f></function></tool_call>", [("f", {}), ("f", {})]),
+        (" f >", [("f", {})]),
+    ],
+)
+def test_a_name_without_its_end_ends_at_the_next_mark(name: str, calls: list[Call]) -> None:
+    output = f"<tool_call>\n<function={name}"
+    for texts in ([output], list(output)):
+        parsed = gather(read(Form("qwen3_xml", str), *texts, tools=[TOOL]))
+        assert (calls_of(parsed), parsed.text) == (calls, "")
+
+
+def test_a_call_that_is_cut_stays_open() -> None:
+    parser = ToolParserManager.get_tool_parser("qwen3_xml")([TOOL])
+    pieces = parser.feed("<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n") + parser.finish(is_cut=True)
+    assert gather(pieces).calls[0].arguments == '{"a": "x"'
 
 
 @pytest.mark.parametrize("tail", ["", "\n", "\n</param", "</param", "\n<tool", "\n</function"])

@@ -33,12 +33,22 @@ def split(named: str, prompt: str, output: str, **variables: Any) -> tuple[str, 
             for output, expected in [
                 ("I think</think>Yes", ("I think", "Yes")),
                 ("<think>I think</think>Yes", ("I think", "Yes")),
-                ("I <think>think</think>Yes</think>.", ("I think", "Yes.")),
+                ("I <think>think</think>Yes.", ("I think", "Yes.")),
                 ("I think", ("I think", "")),
             ]
         ),
         ("qwen3", "user<think></think>", "Yes", ("", "Yes")),
         ("qwen3", "user<think>", "I think</think>Yes", ("I think", "Yes")),
+        *(
+            (name, f"<|im_start|>user\n<think></think><|im_end|>\n<|im_start|>assistant\n{turn}", output, expected)
+            for name in ("", "qwen3")
+            for turn, output, expected in [
+                ("<think>I", " think</think>Yes", ("think", "Yes")),
+                ("<think>I think</think>Y", "es", ("", "es")),
+            ]
+        ),
+        ("", "<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", "Yes", ("", "Yes")),
+        ("qwen3", "<|im_start|>user\n</think><|im_end|>\n<|im_start|>assistant\n", "So</think>Yes", ("So", "Yes")),
         ("mistral", "user", "Yes", ("", "Yes")),
         ("", "user", "Yes", ("", "Yes")),
         ("", "user", "<think>I think</think>Yes", ("I think", "Yes")),

@@ -14,10 +14,9 @@ from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_OWN = (KEY, KEY_END, VALUE, END, START)
-"""What may follow a value that has no end of its own."""
 _NAME = re.compile(r"[^<>\s{}\"]+")
 _KEY = re.compile(r"[^<>\n]+")
+_WRITTEN_KEY = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
 
 
@@ -34,7 +33,7 @@ class Glm45Parser(ToolParser):
             yield from incoming.skip_space()
             name = yield from incoming.take_while(_NAME, _MAX_NAME)
             yield from incoming.skip_space()
-            is_call = bool(name) and ((yield from incoming.next_is(KEY)) or (yield from incoming.next_is(END)))
+            is_call = name != "" and (yield from self._ends_name(name))
             text = incoming.settle(start)
             if not is_call:
                 self.show_text(START + text)
@@ -42,29 +41,32 @@ class Glm45Parser(ToolParser):
             self.start_call(name)
             yield from self._arguments(name)
 
+    def _ends_name(self, name: str) -> Reading[bool]:
+        """Say whether what comes after a name makes it that of a call: a tool's name may be the output's last word."""
+        incoming = self.incoming
+        if not (yield from incoming.has(1)):
+            return name in self.tools and not self.is_cut
+        return (yield from incoming.next_is(KEY)) or (yield from incoming.next_is(END))
+
     def _arguments(self, name: str) -> Reading[None]:
-        """Read keys and values up to the call's end."""
-        incoming, arguments = self.incoming, TaggedArguments(self, name)
-        while True:
-            start = incoming.trial()
-            key = None
-            if (yield from incoming.take_spaced(KEY)):
-                key = yield from incoming.take_while(_KEY, _MAX_NAME)
-                is_whole = (yield from incoming.take(KEY_END)) and (yield from incoming.take_spaced(VALUE))
-                key = key if is_whole else ""
-            text = incoming.settle(start)
-            if not key:
-                break
-            value, mark = yield from read_value(incoming, VALUE_END, _OWN)
-            if mark is None:
-                arguments.cut(key.strip(), value, (VALUE_END, *_OWN))
+        """Read keys and values up to the call's end. Text that is in none of them follows the call."""
+        incoming, arguments, stray = self.incoming, TaggedArguments(self, name), list[str]()
+        while (mark := (yield from incoming.until(self.marks, stray.append))) not in (None, END, START):
+            key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == KEY else ""
+            is_key = bool(key.strip()) and (yield from incoming.take(KEY_END))
+            if not (is_key and (yield from incoming.take_spaced(VALUE))):
+                stray.append(f" {key} ")
+                continue
+            value, end = yield from read_value(incoming, VALUE_END, self.marks)
+            if end is None:
+                arguments.cut(key.strip(), value, self.marks)
+                arguments.close(stray, is_cut=True)
                 return
-            arguments.add(key.strip(), value if mark == VALUE_END else value.removesuffix("\n"))
-        if key == "":
-            arguments.close()
-            self.show_text(text)
-        elif (yield from incoming.take_spaced(END)) or (yield from incoming.has_more()):
-            arguments.close()
+            arguments.add(key.strip(), value if end == VALUE_END else value.removesuffix("\n"))
+            stray.append(" ")
+        if mark == START:
+            incoming.unread(START)
+        arguments.close(stray, is_cut=mark is None and self.is_cut)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Glm45Parser(ToolParser):
         tags = [
             formats.tag(
                 f"{START}{tool.name}\n",
-                argument_formats(tool, _KEY, lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
+                argument_formats(tool, _WRITTEN_KEY, lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
                 END,
             )
             for tool in tools

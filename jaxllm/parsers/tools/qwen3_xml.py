@@ -15,10 +15,10 @@ from jaxllm.parsers.tool_parser import ToolParser
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_OWN = (PARAMETER, FUNCTION_END, END, FUNCTION, START)
-"""What may follow a value that has no end of its own."""
-_VALUE_ENDS = [f"{space}{mark}" for space in ("", "\n") for mark in (PARAMETER_END, *_OWN)]
+_OWN = (PARAMETER, PARAMETER_END, FUNCTION_END, END, FUNCTION, START)
+_VALUE_ENDS = [f"{space}{mark}" for space in ("", "\n") for mark in _OWN]
 _NAME = re.compile(r"[^<>\n]+")
+_WRITTEN_NAME = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
 
 
@@ -33,8 +33,8 @@ class Qwen3XmlParser(ToolParser):
         while mark := (yield from incoming.until((START, FUNCTION), self.show_text)):
             start = incoming.trial()
             is_call = mark == FUNCTION or (yield from incoming.take_spaced(FUNCTION))
-            name = yield from incoming.take_while(_NAME, _MAX_NAME)
-            is_call = is_call and name != "" and (yield from incoming.take(">"))
+            name = (yield from incoming.take_while(_NAME, _MAX_NAME)).strip()
+            is_call = is_call and name != "" and (yield from self._ends_name())
             text = incoming.settle(start)
             if not is_call:
                 self.show_text(mark + text)
@@ -42,30 +42,36 @@ class Qwen3XmlParser(ToolParser):
             self.start_call(name)
             yield from self._arguments(name)
 
+    def _ends_name(self) -> Reading[bool]:
+        """Read the end of a function's name; models leave it out before the next mark."""
+        if (yield from self.incoming.take(">")):
+            return True
+        yield from self.incoming.skip_space()
+        for mark in _OWN:
+            if (yield from self.incoming.next_is(mark)):
+                return True
+        return False
+
     def _arguments(self, name: str) -> Reading[None]:
-        """Read the parameters up to the call's end, or to where they are malformed."""
-        incoming, arguments = self.incoming, TaggedArguments(self, name)
-        while True:
-            start = incoming.trial()
-            is_next = yield from incoming.take_spaced(PARAMETER)
-            key = (yield from incoming.take_while(_NAME, _MAX_NAME)) if is_next else ""
-            is_whole = key != "" and (yield from incoming.take(">"))
-            text = incoming.settle(start)
-            if not is_next:
-                break
-            if not is_whole:
-                arguments.close()
-                self.show_text(text)
+        """Read the parameters up to the call's end. Text that is in none of them follows the call."""
+        incoming, arguments, stray = self.incoming, TaggedArguments(self, name), list[str]()
+        while (mark := (yield from incoming.until(_OWN, stray.append))) in (PARAMETER, PARAMETER_END):
+            key = (yield from incoming.take_while(_NAME, _MAX_NAME)) if mark == PARAMETER else ""
+            if not (key.strip() and (yield from incoming.take(">"))):
+                stray.append(f" {key} ")
+                continue
+            value, end = yield from read_value(incoming, PARAMETER_END, _OWN, PARAMETER)
+            if end is None:
+                arguments.cut(key.strip(), value.removeprefix("\n"), _VALUE_ENDS)
+                arguments.close(stray, is_cut=True)
                 return
-            value, mark = yield from read_value(incoming, PARAMETER_END, _OWN, PARAMETER)
-            if mark is None:
-                arguments.cut(key, value.removeprefix("\n"), _VALUE_ENDS)
-                return
-            arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
-        is_closed = yield from incoming.take_spaced(FUNCTION_END)
-        is_closed = (yield from incoming.take_spaced(END)) or is_closed
-        if is_closed or (yield from incoming.has_more()):
-            arguments.close()
+            arguments.add(key.strip(), value.removeprefix("\n").removesuffix("\n"))
+            stray.append(" ")
+        if mark == FUNCTION_END:
+            yield from incoming.take_spaced(END)
+        elif mark in (FUNCTION, START):
+            incoming.unread(mark)
+        arguments.close(stray, is_cut=mark is None and self.is_cut)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
@@ -73,7 +79,7 @@ class Qwen3XmlParser(ToolParser):
         tags = [
             formats.tag(
                 f"{START}\n{FUNCTION}{tool.name}>\n",
-                argument_formats(tool, _NAME, lambda key: f"{PARAMETER}{key}>\n", f"\n{PARAMETER_END}\n"),
+                argument_formats(tool, _WRITTEN_NAME, lambda key: f"{PARAMETER}{key}>\n", f"\n{PARAMETER_END}\n"),
                 f"{FUNCTION_END}\n{END}",
             )
             for tool in tools
