@@ -17,7 +17,7 @@ TEMPLATE = "{{ '<think>' }}"
 def split(named: str, prompt: str, output: str, **variables: Any) -> tuple[str, str]:
     """Return the reasoning and the text of an output after a prompt."""
     parsers = OutputParsers(ServerArgs(), named, TEMPLATE)
-    make = parsers.maker(None, [], parsers.opened(prompt, variables))
+    make = parsers.maker(None, [], parsers.opened(prompt, variables), holds_calls=False)
     assert make is not None
     parser = make()
     parsed = gather(parser.feed(output) + parser.finish())
