@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -75,13 +76,21 @@ class ResponseStore:
         self._kept.move_to_end(response_id)
         return found
 
-    def find_item(self, item_id: str) -> dict[str, Any] | None:
-        """Return an item of the output of a response that is kept; None if there is none of this id."""
-        owner = self._owners.get(item_id)
-        if owner is None:
-            return None
-        items = msgspec.json.decode(self.find(owner, "input").turns[-1])
-        return next(item for item in items if item.get("id") == item_id)
+    def finder(self) -> Callable[[str], dict[str, Any] | None]:
+        """Return what finds items of the outputs of responses that are kept, by their ids; it reads a response once."""
+        read: dict[str, dict[Any, dict[str, Any]]] = {}
+
+        def find(item_id: str) -> dict[str, Any] | None:
+            owner = self._owners.get(item_id)
+            if owner is None:
+                return None
+            if owner not in read:
+                items = msgspec.json.decode(self.find(owner, "input").turns[-1])
+                own = self._kept[owner].item_ids
+                read[owner] = {item["id"]: item for item in items[-len(own) :]}
+            return read[owner][item_id]
+
+        return find
 
     def discard(self, response_id: str) -> None:
         """Drop a response if it is kept."""

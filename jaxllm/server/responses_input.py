@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -25,16 +26,21 @@ def read_input(
 ) -> list[dict[str, Any]]:
     """Return a request's input as items; `find` gives those that it refers to by their ids, or None.
 
-    Raises VLLMValidationError naming the place of what is no item, and RequestFailedError, 404, for an unknown id.
+    Raises VLLMValidationError naming the place of what is no item, or is referred to once more, and RequestFailedError,
+    404, for an unknown id.
     """
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if len(given) > MAX_ITEMS:
         raise _refusal("input", f"must have at most {MAX_ITEMS} items, got {len(given)}", len(given))
-    return [_resolved(item, f"input[{i}]", find) for i, item in enumerate(given)]
+    known: set[str] = set()
+    return [_resolved(item, f"input[{i}]", find, known) for i, item in enumerate(given)]
 
 
-def _resolved(item: dict[str, Any], label: str, find: Callable[[str], dict[str, Any] | None]) -> dict[str, Any]:
+def _resolved(
+    item: dict[str, Any], label: str, find: Callable[[str], dict[str, Any] | None], known: set[str]
+) -> dict[str, Any]:
+    """Return an item, or that which it refers to; `known` are the ids that others have referred to."""
     kind = item.get("type")
     if kind != "item_reference" and not (kind is None and "id" in item and "role" not in item):
         return item
@@ -43,6 +49,9 @@ def _resolved(item: dict[str, Any], label: str, find: Callable[[str], dict[str, 
     if found is None:
         message = f"{label}: Item with id {shown(item_id)} not found: items are kept with responses that are stored."
         raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="input")
+    if item_id in known:
+        raise _refusal(label, f"refers to item {shown(item_id)} once more: leave all but one out", item_id)
+    known.add(item_id)
     return found
 
 
@@ -62,18 +71,29 @@ def messages_of(
         conversation.add(item, f"input[{i}]")
     if not any(message["role"] not in SYSTEM_ROLES for message in conversation.messages):
         raise VLLMValidationError("input must have at least one message.", parameter="input", value=[])
-    return conversation.messages
+    return conversation.whole()
 
 
 class _Conversation:
-    """The messages of a conversation, to which items are added."""
+    """The messages of a conversation, to which items are added. Until it is whole, contents and reasoning are lists of
+    what is to be joined: to join each as it comes would take time with the square of their number.
+    """
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
         """The model's message, while it may go on."""
         if instructions:
-            self.messages.append({"role": "system", "content": instructions})
+            self.messages.append({"role": "system", "content": [instructions]})
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Return the messages."""
+        for message in self.messages:
+            if "content" in message:
+                message["content"] = _joined(message["content"], "\n\n" if message["role"] in SYSTEM_ROLES else "")
+            if "reasoning" in message:
+                message["reasoning"] = "\n".join(message["reasoning"])
+        return self.messages
 
     def add(self, item: Mapping[str, Any], label: str) -> None:
         """Add an item. Raises VLLMValidationError naming its place."""
@@ -90,7 +110,7 @@ class _Conversation:
                 self._answer = None
                 content = _content(item.get("output"), f"{label}.output")
                 call_id = _text(item, "call_id", label)
-                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": [content]})
             case kind:
                 message = (
                     "must be of type 'message', 'reasoning', 'function_call', 'function_call_output' or "
@@ -105,16 +125,16 @@ class _Conversation:
         content = _content(item.get("content"), f"{label}.content")
         if role == "assistant":
             answer = self._answering()
-            if answer.get("content") is not None and "tool_calls" not in answer:
+            if "content" in answer and "tool_calls" not in answer:
                 self._answer = None
                 answer = self._answering()
-            answer["content"] = _joined(answer.get("content"), content)
+            answer.setdefault("content", []).append(content)
             return
         self._answer = None
         if role in SYSTEM_ROLES and self.messages and all(each["role"] in SYSTEM_ROLES for each in self.messages):
-            self.messages[-1]["content"] = _joined(self.messages[-1]["content"], content, "\n\n")
+            self.messages[-1]["content"].append(content)
             return
-        self.messages.append({"role": role, "content": content})
+        self.messages.append({"role": role, "content": [content]})
 
     def _add_reasoning(self, item: Mapping[str, Any], label: str) -> None:
         texts = _texts(item.get("content") or [], f"{label}.content") or _texts(
@@ -124,8 +144,7 @@ class _Conversation:
             return
         if self._answer is not None and self._answer.keys() & {"content", "tool_calls"}:
             self._answer = None
-        answer = self._answering()
-        answer["reasoning"] = "\n".join([*filter(None, [answer.get("reasoning")]), *texts])
+        self._answering().setdefault("reasoning", []).extend(texts)
 
     def _answering(self) -> dict[str, Any]:
         """Return the model's message that is going on, or a new one."""
@@ -135,13 +154,13 @@ class _Conversation:
         return self._answer
 
 
-def _joined(before: Any, content: Any, between: str = "") -> Any:
-    """Return a message's content with more of it."""
-    if before is None:
-        return content
-    if isinstance(before, str) and isinstance(content, str):
-        return before + between + content
-    return [*_as_parts(before), *_as_parts(content)]
+def _joined(contents: list[Any], between: str) -> Any:
+    """Return contents as one: texts at their beginning are one text, and parts after them stay parts."""
+    texts = list(itertools.takewhile(lambda content: isinstance(content, str), contents))
+    text = [between.join(texts)] if texts else []
+    if len(texts) == len(contents):
+        return text[0]
+    return [part for content in (*text, *contents[len(texts) :]) for part in _as_parts(content)]
 
 
 def _as_parts(content: Any) -> list[Any]:

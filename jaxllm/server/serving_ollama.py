@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -254,8 +255,7 @@ def _format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
 def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return Ollama's messages in OpenAI's form, in which each call has an id that its result refers to."""
     found: list[dict[str, Any]] = []
-    waiting: list[tuple[Any, str]] = []
-    """The names of functions that were called, and the calls' ids."""
+    calls = _OpenCalls()
     for i, message in enumerate(messages):
         if message.get("images"):
             text = f"messages[{i}]: images are not supported: this engine reads text only."
@@ -265,17 +265,46 @@ def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             plain["reasoning"] = message["thinking"]
         if message.get("tool_calls"):
             plain["tool_calls"] = _calls(message["tool_calls"], i)
-            waiting += [(call["function"].get("name"), call["id"]) for call in plain["tool_calls"]]
+            for call in plain["tool_calls"]:
+                calls.add(call["function"].get("name"), call["id"])
         if message.get("role") == "tool":
             name = message.get("tool_name")
-            answered = next((each for each in waiting if name in (None, each[0])), None)
-            if answered is not None:
-                waiting.remove(answered)
-                plain.setdefault("tool_call_id", answered[1])
+            call_id = calls.take(name)
+            if call_id is not None:
+                plain.setdefault("tool_call_id", call_id)
             if name:
                 plain["name"] = name
         found.append(plain)
     return found
+
+
+class _OpenCalls:
+    """The calls of a conversation that have no result yet. What it does takes the same time however many there are."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[int, str] = OrderedDict()
+        """The calls' ids by their numbers, in the order of the calls."""
+        self._by_name: dict[str, deque[int]] = {}
+        """The numbers of the calls of each function, among them some that have a result."""
+        self._count = 0
+
+    def add(self, name: Any, call_id: str) -> None:
+        """Add a call."""
+        self._ids[self._count] = call_id
+        if isinstance(name, str):
+            self._by_name.setdefault(name, deque()).append(self._count)
+        self._count += 1
+
+    def take(self, name: Any) -> str | None:
+        """Return the id of the first call of a function, or with None of any, which then has its result."""
+        if name is None:
+            return self._ids.popitem(last=False)[1] if self._ids else None
+        numbers = self._by_name.get(name) if isinstance(name, str) else None
+        while numbers:
+            call_id = self._ids.pop(numbers.popleft(), None)
+            if call_id is not None:
+                return call_id
+        return None
 
 
 def _calls(calls: Any, place: int) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ class OpenAIServingResponses:
         check_generates(self._chat.engine_client, "Responses")
         self._chat.models.check(request.model)
         request.check()
-        earlier, items = self._earlier(request), read_input(request.input, self.store.find_item)
+        earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
         if request.is_stored:
             self.store.check_room((*earlier, msgspec.json.encode(items)))
         past = await aside(size_of(earlier), _decoded, earlier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,20 +36,12 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     none, with calls as the text that made them, and with results as the user's.
     """
     told: list[dict[str, Any]] = []
-    previous = None
-    for message in messages:
-        plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
-        follows_result, previous = previous == "tool", message.get("role")
-        if previous == "tool":
-            result = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if follows_result:
-                told[-1]["content"] += f"\n{result}"
-                continue
-            plain = {"role": "user", "content": result}
-        elif message.get("tool_calls"):
-            calls = [_call(call["function"]) for call in message["tool_calls"]]
-            plain["content"] = "\n".join([text for text in (message.get("content"),) if text] + calls)
-        told.append(plain)
+    for are_results, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
+        if are_results:
+            results = (f"<tool_response>\n{each.get('content') or ''}\n</tool_response>" for each in group)
+            told.append({"role": "user", "content": "\n".join(results)})
+        else:
+            told += map(_told, group)
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if told and told[0].get("role") in ("system", "developer"):
@@ -56,6 +49,15 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
         else:
             told.insert(0, {"role": "system", "content": prompt})
     return told
+
+
+def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message that is no tool's result, with its calls as text."""
+    plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
+    if message.get("tool_calls"):
+        calls = [_call(call["function"]) for call in message["tool_calls"]]
+        plain["content"] = "\n".join([text for text in (message.get("content"),) if text] + calls)
+    return plain
 
 
 def _call(function: Mapping[str, Any]) -> str:

@@ -276,3 +276,30 @@ def test_errors_have_ollamas_form(server: Served, route: str, name: str, given: 
     answer = server.post(f"/api/{route}", body | given)
     assert answer.status == 400, answer.body
     assert name in answer.json["error"]
+
+
+class Name(str):
+    """A function's name that counts how often it is compared with another."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_results_find_their_calls_however_many_there_are() -> None:
+    """A result belongs to the first call of its function without one, or of any function if it names none."""
+    count = 300
+    names = [Name("f" if i % 2 else "g") for i in range(count)]
+    calls = [{"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {}}}]} for name in names]
+    results = [{"role": "tool", "content": "r", "tool_name": Name("f")} for _ in range(5)]
+    results += [{"role": "tool", "content": "r", "tool_name": Name("h")} for _ in range(count)]
+    results += [{"role": "tool", "content": "r"} for _ in range(4)]
+    told = messages_in_chat([*calls, *results])[count:]
+    assert [each["tool_call_id"] for each in told[:5]] == [f"call_{i}_0" for i in (1, 3, 5, 7, 9)]
+    assert not any("tool_call_id" in each for each in told[5:-4])
+    assert [each["tool_call_id"] for each in told[-4:]] == [f"call_{i}_0" for i in (0, 2, 4, 6)]
+    assert Name.num_compared < 4 * count

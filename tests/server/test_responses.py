@@ -283,8 +283,8 @@ def test_the_store_is_bounded_by_number_and_by_bytes() -> None:
         few.put(name, stored(1, f"item_{name}"))
     few.find("a", "response_id")
     few.put("c", stored(1, "item_c"))
-    assert few.find_item("item_b") is None
-    assert few.find_item("item_a") == {"id": "item_a"}
+    assert few.finder()("item_b") is None
+    assert few.finder()("item_a") == {"id": "item_a"}
     with pytest.raises(RequestFailedError, match="'b' not found"):
         few.find("b", "response_id")
     small = ResponseStore(100, 10_000)

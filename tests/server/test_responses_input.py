@@ -80,7 +80,7 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
         [{"role": "assistant", "content": "no"}],
     ),
     (
-        [MESSAGE, {"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}],
+        [MESSAGE, {"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}],
         [{"role": "user", "content": "a"}, *[{"role": "assistant", "content": "b"}] * 2],
     ),
 ]
@@ -88,7 +88,27 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("given", "messages"), INPUTS)
 def test_input_becomes_messages(given: Any, messages: list[dict[str, Any]]) -> None:
-    assert messages_of(read_input(given, {"msg_1": ANSWER}.get)) == messages
+    assert messages_of(read_input(given, dict.fromkeys(("msg_1", "msg_2"), ANSWER).get)) == messages
+
+
+def test_an_item_is_referred_to_once() -> None:
+    with pytest.raises(VLLMValidationError, match=r"input\[1\]: refers to item 'm' once more"):
+        read_input([{"type": "item_reference", "id": "m"}] * 2, {"m": ANSWER}.get)
+
+
+def test_what_belongs_together_is_joined_at_the_end() -> None:
+    """Texts at the beginning of a content become one; what comes after parts is a part."""
+    part = {"type": "text", "text": "p"}
+    system = [
+        {"role": "system", "content": each} for each in ("a", "b", [{"type": "input_text", "text": "p"}] * 2, "c")
+    ]
+    thoughts = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": each}]} for each in "xyz"]
+    said = [{"role": "assistant", "content": each} for each in "de"]
+    first, user, answer = messages_of([*system, MESSAGE, *thoughts, CALLED, *said, *said])
+    text = [{"type": "text", "text": "a\n\nb"}]
+    assert first == {"role": "system", "content": [*text, part, part, {"type": "text", "text": "c"}]}
+    assert (answer["reasoning"], answer["content"], len(answer["tool_calls"])) == ("x\ny\nz", "dede", 1)
+    assert user == {"role": "user", "content": "a"}
 
 
 def test_instructions_come_first_and_earlier_items_before_new_ones() -> None:

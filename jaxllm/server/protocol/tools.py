@@ -54,7 +54,9 @@ def read_tool_use(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | 
         raise _refusal(f"must be {_CHOICES}, got {shown(choice)}", choice)
     if choice.get("type") == "allowed_tools":
         return _allowed(known, choice.get("allowed_tools", choice), parallel=parallel)
-    return ToolUse([_find(known, choice)], is_required=True, is_named=True, is_parallel=False)
+    return ToolUse(
+        [_find({tool.name: tool for tool in known}, choice)], is_required=True, is_named=True, is_parallel=False
+    )
 
 
 def _allowed(known: list[FunctionTool], allowed: Any, *, parallel: bool | None) -> ToolUse:
@@ -63,20 +65,20 @@ def _allowed(known: list[FunctionTool], allowed: Any, *, parallel: bool | None) 
     mode = allowed.get("mode", "auto") if isinstance(allowed, Mapping) else None
     if not isinstance(given, list) or not given or mode not in ("auto", "required"):
         raise _refusal("allowed_tools needs a mode, 'auto' or 'required', and a list of tools", shown(allowed))
-    tools = list({tool.name: tool for tool in (_find(known, each) for each in given)}.values())
+    by_name = {tool.name: tool for tool in known}
+    tools = list({tool.name: tool for tool in (_find(by_name, each) for each in given)}.values())
     return ToolUse(tools, mode == "required", is_parallel=parallel is not False)
 
 
-def _find(known: list[FunctionTool], choice: Any) -> FunctionTool:
+def _find(known: Mapping[str, FunctionTool], choice: Any) -> FunctionTool:
     """Return the tool that is named as in OpenAI's chat, or flat as in its Responses."""
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind != "function":
         raise _refusal(f"must be {_CHOICES}, got {shown(choice)}", shown(choice))
     function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, Mapping) else None
-    for tool in known:
-        if tool.name == name:
-            return tool
+    if isinstance(name, str) and name in known:
+        return known[name]
     raise _refusal(f"names the function {shown(name)}, which is not among the tools", name)
 
 
