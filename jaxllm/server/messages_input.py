@@ -43,7 +43,9 @@ def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompl
         tools=tools or None,
         tool_choice=_tool_choice(choice) if tools else None,
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") else None,
-        chat_template_kwargs={"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else None,
+        chat_template_kwargs=_template_kwargs(request, kind),
+        cache_salt=request.cache_salt,
+        vllm_xargs=request.vllm_xargs,
         thinking_token_budget=budget if kind == "enabled" and has_thinking_tokens else None,
         reasoning_effort=effort,
         response_format=form,
@@ -59,6 +61,13 @@ def _thinking(thinking: Mapping[str, Any]) -> tuple[str | None, int | None]:
     if budget is not None:
         check_int("thinking.budget_tokens", budget, 1, INT32_MAX, parameter="thinking")
     return kind, budget
+
+
+def _template_kwargs(request: MessagesRequest, kind: str | None) -> dict[str, Any] | None:
+    """Return the variables of the chat template, among them whether the model thinks, if the request says so."""
+    if kind not in ("enabled", "disabled"):
+        return request.chat_template_kwargs
+    return {"enable_thinking": kind == "enabled", **(request.chat_template_kwargs or {})}
 
 
 def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from jaxllm.parsers.json_text import read_arguments
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from jaxllm.server.protocol.logprobs import ChatTokenLogprob, chat_logprobs
 from jaxllm.server.protocol.ollama import OllamaAnswer, OllamaMessage
 from jaxllm.server.turns import Turn
 
@@ -22,8 +23,11 @@ _encode = msgspec.json.Encoder().encode
 class AnswerBuilder:
     """This makes the lines of one answer. Calls are shown once they are whole."""
 
-    def __init__(self, model: str, *, is_chat: bool) -> None:
-        self._model, self._is_chat = model, is_chat
+    def __init__(self, model: str, *, is_chat: bool, num_logprobs: int | None = None) -> None:
+        """Make lines of the form of chats, or else of prompts, with so many log-probabilities at each token."""
+        self._model, self._is_chat, self._num_logprobs = model, is_chat, num_logprobs
+        self._logprobs: list[ChatTokenLogprob] = []
+        """The log-probabilities that no line has shown yet."""
         self._begun = time.monotonic_ns()
         self._num_prompt, self._num_tokens = 0, 0
         self._call: list[str] | None = None
@@ -55,6 +59,8 @@ class AnswerBuilder:
         """Return the text, the reasoning and the calls of an output's pieces."""
         self._num_prompt = self._num_prompt or len(of.prompt_token_ids or ())
         self._num_tokens += len(output.token_ids)
+        if self._num_logprobs is not None and output.logprobs is not None:
+            self._logprobs += chat_logprobs(output.token_ids, output.logprobs, self._num_logprobs).content
         text, thinking, calls = "", "", list[dict[str, Any]]()
         for piece in pieces:
             match piece:
@@ -104,7 +110,8 @@ class AnswerBuilder:
         if self._is_chat:
             shown = {"message": OllamaMessage(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)}
         created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return OllamaAnswer(model=self._model, created_at=created, **shown, **end)
+        logprobs, self._logprobs = self._logprobs or UNSET, []
+        return OllamaAnswer(model=self._model, created_at=created, logprobs=logprobs, **shown, **end)
 
 
 async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> AsyncGenerator[bytes, None]:

@@ -27,6 +27,10 @@ class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """Read an adapter of that name again, if there is one."""
 
 
+LOAD_REFUSED = {"is_3d_lora_weight": "the form of an adapter's weights is found from them; leave it out"}
+"""Fields that have no meaning here."""
+
+
 class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """The body of /v1/unload_lora_adapter."""
 
@@ -45,7 +49,7 @@ def routes() -> list[Route]:
 
 async def load_adapter(call: Call) -> Reply:
     """Load a LoRA adapter for later requests."""
-    request = decode(call.body, LoadLoRAAdapterRequest, {})
+    request = decode(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
     try:
         await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)

@@ -8,6 +8,7 @@ from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.errors import error_headers, error_response
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.ollama import (
+    OLLAMA_REFUSED,
     OllamaChatRequest,
     OllamaEmbeddingRequest,
     OllamaEmbedRequest,
@@ -64,14 +65,14 @@ async def show_model(call: Call) -> Reply:
 
 async def answer_chat(call: Call) -> Reply:
     """Answer a conversation in Ollama's form."""
-    request = decode(call.body, OllamaChatRequest, {})
+    request = decode(call.body, OllamaChatRequest, OLLAMA_REFUSED)
     answer = await call.state.ollama_serving.chat(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def answer_prompt(call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
-    request = decode(call.body, OllamaGenerateRequest, {})
+    request = decode(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
     answer = await call.state.ollama_serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 

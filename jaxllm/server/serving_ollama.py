@@ -203,8 +203,10 @@ class OllamaServing:
             min_p=options.min_p,
             max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
             stop=options.stop,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             seed=options.seed,
-            repetition_penalty=options.repeat_penalty,
+            repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             chat_template_kwargs=None if request.think is None else {"enable_thinking": bool(request.think)},
@@ -223,7 +225,7 @@ class OllamaServing:
         is_chat: bool,
         prompt: ParsedPrompt | None = None,
     ) -> EventStream | OllamaAnswer:
-        builder = AnswerBuilder(request.model, is_chat=is_chat)
+        builder = AnswerBuilder(request.model, is_chat=is_chat, num_logprobs=chat.num_logprobs)
         with renamed(_NAMES), chat.fields_named("messages" if is_chat else "prompt"):
             turn = await self._chat.begin(chat, caller, prompt, streams_calls=False)
         if chat.stream:

@@ -143,7 +143,7 @@ class OpenAIServingResponses:
         defaults = self._chat.engine_client.front.ready.default_sampling_params
         text = request.text or TextOptions()
         repeated = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key")
-        repeated = (*repeated, "prompt_cache_retention", "safety_identifier", "user")
+        repeated = (*repeated, "prompt_cache_retention", "prompt_cache_options", "safety_identifier", "user")
         return Response(
             **{name: getattr(request, name) for name in repeated},
             id=response_id,

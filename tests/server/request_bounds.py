@@ -102,7 +102,7 @@ CHAT: dict[str, Bound] = SAMPLING | {
     "logprobs": FLAG,
     "top_logprobs": Bound("20", ("21",), (), {"logprobs": "true"}),
     "prompt_logprobs": Bound("null", ("21", "-2")),
-    "logprob_token_ids": Bound("null", (integers(129), "[-1]", "[256]"), (), {"logprobs": "true"}),
+    "logprob_token_ids": Bound("null", (integers(129), "[-1]", "[256]"), ("[]",), {"logprobs": "true"}),
     "echo": FLAG,
     "add_generation_prompt": FLAG,
     "continue_final_message": FLAG._replace(beside={"add_generation_prompt": "false"}),
@@ -146,6 +146,9 @@ ANTHROPIC: dict[str, Bound] = {
         ('{"effort":"huge"}', '{"effort":[]}', '{"format":1}', '{"format":{"type":"json_schema"}}', "1"),
     ),
     "metadata": Bound(nested(150), ("1",)),
+    "cache_salt": SAMPLING["cache_salt"],
+    "vllm_xargs": SAMPLING["vllm_xargs"],
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
 }
 TOKENIZE: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
@@ -157,6 +160,7 @@ TOKENIZE: dict[str, Bound] = {
     "continue_final_message": FLAG,
     "chat_template": TEMPLATE_TRUST,
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    **{name: CHAT[name] for name in ("documents", "reasoning_effort", "tools", "tool_choice")},
 }
 DETOKENIZE: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
@@ -262,6 +266,10 @@ RESPONSES: dict[str, Bound] = {
     "safety_identifier": SHORT_NAME,
     "prompt_cache_key": SHORT_NAME,
     "prompt_cache_retention": SHORT_NAME,
+    "prompt_cache_options": Bound(
+        '{"mode":"explicit","ttl":"30m"}', ("1", '{"mode":"loud"}', '{"comparison_response_id":"%s"}' % ("a" * 1025))
+    ),
+    "include_reasoning": FLAG,
     "chat_template": TEMPLATE_TRUST,
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
 }

@@ -47,7 +47,10 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
 """By path: the request, the bounds of its fields, and fields of a good one."""
 KNOWN_BY_CORE = ("structured_outputs", "response_format", "text", "logprob_token_ids", "prompt_logprobs")
 """The core says what it takes of these, once it gets the request; one without a model takes none."""
-OF_MESSAGES = ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+OF_MESSAGES = (
+    *("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+    *("documents", "reasoning_effort", "tools", "tool_choice"),
+)
 CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bounds]
 
 

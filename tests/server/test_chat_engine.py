@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -67,6 +68,18 @@ def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server:
         [choice] = tiny_server.post("/v1/completions", given | asked).json["choices"]
         for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
             assert top.keys() == {"token_id:40", "token_id:41", token}
+
+
+def test_ollamas_form_has_the_same_log_probabilities(tiny_server: Served) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 6, "seed": 5, "logprobs": True, "top_logprobs": 2}
+    expected = tiny_server.post(PATH, body).json["choices"][0]["logprobs"]["content"]
+    given = {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 6, "seed": 5}}
+    given |= {"logprobs": True, "top_logprobs": 2}
+    assert tiny_server.post("/api/chat", given | {"stream": False}).json["logprobs"] == expected
+    lines = [json.loads(line) for line in tiny_server.post("/api/chat", given).body.splitlines()]
+    assert [each for line in lines for each in line.get("logprobs", [])] == expected
+    plain = tiny_server.post("/api/chat", given | {"stream": False, "logprobs": False, "top_logprobs": None}).json
+    assert "logprobs" not in plain
 
 
 def test_the_sampled_token_is_among_the_likeliest(tiny_server: Served) -> None:

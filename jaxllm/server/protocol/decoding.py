@@ -12,6 +12,27 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.log_once import LogOnce
 
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "watermarking": (False,),
+    "return_weight_versions": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "enable_response_messages": (False,),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "suffix": ("",),
+    "prompt_embeds": ([],),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors", "none"),
+    "return_mm_kwargs": (False, True),
+    "mcp_servers": ([],),
+    "is_3d_lora_weight": (False,),
+    "_debug_render_only": (False,),
+}
+"""Fields that are refused are taken with these values, with which they ask for nothing."""
 MAX_DEPTH = 200
 """Lists and objects of a body may lie so deep in each other; what handles them by recursion has its limit beyond."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -30,7 +51,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
     """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
-    type, and for the fields that are `refused` with a reason, unless they are null.
+    type, and for the fields that are `refused` with a reason, unless they are null or ask for nothing.
 
     As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. Values
     are coerced as pydantic does it there: a string or a float that is an integer is one, and so on. Null means that
@@ -48,11 +69,16 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
         raise VLLMValidationError(_not_json(body, error), parameter=None) from None
     unknown = fields.keys() - _names(kind)
     for name in unknown:
-        if name in refused and fields[name] != _NULL:
+        if name in refused and not _asks_for_nothing(name, fields[name]):
             raise VLLMValidationError(f"{name} is not supported: {refused[name]}.", parameter=name)
     if unknown := unknown - refused.keys():
         _UNKNOWN.note(unknown)
     return request
+
+
+def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
+    harmless = HARMLESS.get(name, ())
+    return value == _NULL or (bool(harmless) and msgspec.json.decode(value) in harmless)
 
 
 def _not_json(body: bytes, error: Exception) -> str:

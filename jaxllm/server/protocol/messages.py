@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.server.protocol.sampling import REFUSED
+
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
     """What `/v1/messages` takes. Fields that are not here have no effect."""
@@ -28,9 +30,21 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     """The JSON schema of the answer as `format`, and how hard the model should think as `effort`."""
     metadata: dict[str, Any] | None = None
     """It has no effect."""
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """These last three are vLLM's, and mean what they do in chat."""
 
 
-MESSAGES_REFUSED: Mapping[str, str] = {"output_format": "use output_config.format"}
+MESSAGES_REFUSED: Mapping[str, str] = {
+    "output_format": "use output_config.format",
+    "mcp_servers": "tools are called by clients; the server runs none itself",
+    "container": "tools are called by clients; the server runs none itself",
+    **{
+        name: REFUSED[name]
+        for name in ("watermarking", "kv_transfer_params", "ec_transfer_params", "mm_payload", "return_mm_kwargs")
+    },
+}
 """Fields that would change the answer and that have no meaning here."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from jaxllm.server.protocol.logprobs import ChatTokenLogprob
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -20,7 +23,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     repeat_penalty: float | None = None
-    """It counts all tokens so far, whatever `repeat_last_n` says."""
+    repeat_last_n: int | None = None
+    """The penalty counts all tokens so far, or with 0 none."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -35,8 +39,18 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     options: OllamaOptions | None = None
     think: bool | str | None = None
     """Whether the model reasons; "low", "medium" or "high" for those that take it so."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens are listed in each token's place."""
     keep_alive: float | str | None = None
     """It has no effect: the model stays."""
+    truncate: bool | None = None
+    shift: bool | None = None
+    """These last two have no effect: prompts that are too long are refused, and answers end with the context."""
+
+
+OLLAMA_REFUSED: Mapping[str, str] = {"_debug_render_only": "prompts are not shown; use /v1/chat/completions"}
+"""Fields that would change the answer and that have no meaning here."""
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
@@ -120,6 +134,8 @@ class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_at: str
     message: OllamaMessage | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
+    """The log-probabilities of the tokens since the last line."""
     response: str | UnsetType = UNSET
     """The text of `/api/generate`."""
     thinking: str | UnsetType = UNSET

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jaxllm.server.protocol.responses import IncompleteReason, ReasoningOptions, TextOptions
+from jaxllm.server.protocol.responses import IncompleteReason, PromptCacheOptions, ReasoningOptions, TextOptions
 
 type ItemStatus = Literal["in_progress", "completed", "incomplete"]
 type ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -122,6 +122,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str | None
     prompt_cache_key: str | None
     prompt_cache_retention: str | None
+    prompt_cache_options: PromptCacheOptions | None = None
     reasoning: ReasoningOptions
     safety_identifier: str | None
     service_tier: str

@@ -29,6 +29,8 @@ RESPONSES_REFUSED: Mapping[str, str] = {
     "conversation": "use previous_response_id",
     "prompt": "no prompts are kept; use input",
     "context_management": "use truncation",
+    "enable_response_messages": "a response has its items in output, and those of its input at /input_items",
+    "previous_input_messages": "use previous_response_id, or send the conversation as input",
 }
 """Fields that would change the answer and that have no meaning here."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -82,6 +84,14 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """It has no effect: no model here knows of it."""
 
 
+class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt is to be cached. It has no effect: prompts are found by what they are."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+    comparison_response_id: str | None = None
+
+
 class ResponsesRequest(TokenFields, kw_only=True):
     """What `/v1/responses` takes: OpenAI's fields, and vLLM's. Of those that are lists, other types of tools than
     functions are left out, and items of other types than conversations have are refused.
@@ -104,6 +114,8 @@ class ResponsesRequest(TokenFields, kw_only=True):
     """It has no effect: it is about tools that the server itself calls, of which it has none."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    include_reasoning: bool = True
+    """Whether the response has its reasoning among its items."""
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
@@ -114,7 +126,8 @@ class ResponsesRequest(TokenFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    """These last four have no effect."""
+    prompt_cache_options: PromptCacheOptions | None = None
+    """These last five have no effect."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -152,7 +165,13 @@ class ResponsesRequest(TokenFields, kw_only=True):
         """Bound what a response repeats of its request."""
         values = {name: getattr(self, name) for name in _REPEATED}
         reasoning = self.reasoning or ReasoningOptions()
-        for name, value in (*values.items(), ("reasoning", reasoning.effort), ("reasoning", reasoning.summary)):
+        caching = self.prompt_cache_options or PromptCacheOptions()
+        inner = (
+            ("reasoning", reasoning.effort),
+            ("reasoning", reasoning.summary),
+            ("prompt_cache_options", caching.comparison_response_id),
+        )
+        for name, value in (*values.items(), *inner):
             _check_length(name, value, MAX_NAME)
         _check_length("instructions", self.instructions, MAX_INSTRUCTIONS)
         metadata = self.metadata or {}
@@ -177,6 +196,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
             tools=chat_tools(self.tools),
             tool_choice=_chat_choice(self.tool_choice),
             reasoning_effort=effort,
+            include_reasoning=self.include_reasoning,
             chat_template_kwargs=kwargs,
             response_format=_response_format(self.text and self.text.format),
         )

@@ -18,6 +18,7 @@ from jaxllm.server.protocol.prompts import PromptFields, renamed
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """A request that leaves these out gets the model's defaults (generation_config.json)."""
 
+_NO_MEDIA = "no model here has inputs other than text; leave it out"
 _INSTEAD = "use structured_outputs"
 REFUSED: Mapping[str, str] = {
     "guided_json": f"{_INSTEAD}={{'json': ...}}",
@@ -32,7 +33,11 @@ REFUSED: Mapping[str, str] = {
     "kv_transfer_params": "the KV cache is not moved between engines",
     "ec_transfer_params": "no model here has an encoder",
     "prompt_embeds": "prompts are text or token ids",
-    "mm_processor_kwargs": "no model here has inputs other than text",
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs"), _NO_MEDIA),
+    "watermarking": "outputs have no watermarks; leave it out",
+    "return_weight_versions": "weights do not change while a server runs; leave it out",
+    "return_token_offsets": "no route renders prompts without answering them; leave it out",
+    "routed_experts_prompt_start": "which experts a token went to is not returned; leave it out",
 }
 """Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
 

@@ -12,6 +12,7 @@ from jaxllm.server.protocol.chat import ChatCompletionRequest, conversation
 
 TOKENIZE_REFUSED: Mapping[str, str] = {
     "mm_processor_kwargs": "models here read text alone",
+    "media_io_kwargs": "models here read text alone",
 }
 """Fields that would change the ids and that have no meaning here."""
 
