@@ -17,7 +17,7 @@ from jaxllm.loading import gguf_config, gguf_parts
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.gguf import GGUFTensor
 from jaxllm.loading.gguf_dequant import dequantize
-from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_sources
+from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
 from jaxllm.loading.gguf_split import open_gguf
 
 if TYPE_CHECKING:
@@ -50,9 +50,14 @@ class GGUFCheckpoint(Checkpoint):
         self._sources = find_sources(self._file.tensors, self._arch, drafts)
         self.tensors = {name: self._info(source) for name, source in self._sources.items()}
         self.is_gguf = True
+        self._zeros = find_zeros(self._file.tensors, self._arch, drafts)
+        self.tensors |= {name: TensorInfo((length,), "float32") for name, length in self._zeros.items()}
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str, index: int | None = None) -> np.ndarray:
+        if name in self._zeros:
+            values = np.zeros(self._zeros[name], np.float32)
+            return values if index is None else values[index]
         source = self._sources[name]
         if source.has_experts and source.expert is None:
             return self._experts(source, index)
@@ -96,7 +101,7 @@ class GGUFCheckpoint(Checkpoint):
         return values if is_whole or index is None else values[index]
 
     def release(self, name: str) -> None:
-        for theirs in self._sources[name].names:
+        for theirs in self._sources[name].names if name in self._sources else ():
             self._file.release(theirs)
 
     def _part(self, theirs: str, expert: int | None, part: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_gemma4 import gemma4_config
 from jaxllm.loading.gguf_moe import expert_config
+from jaxllm.loading.gguf_names import ATTENTION, MLP, has_biases
 from jaxllm.loading.gguf_numbers import Numbers
 from jaxllm.loading.gguf_rope import rope_scaling
 from jaxllm.loading.gguf_special_tokens import SpecialTokens, read_special_tokens
@@ -158,9 +159,9 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
     if arch == "olmo2":
         return family | _olmo_config(file, numbers, config)
     if arch in ("llama", "qwen3", "qwen3vl", "smollm3"):
-        family["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        family["attention_bias"] = has_biases(file.tensors, ATTENTION)
     if arch in ("llama", "smollm3"):
-        family["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+        family["mlp_bias"] = has_biases(file.tensors, MLP)
         if arch == "llama" and "attention.sliding_window" in numbers:
             window = numbers.count("attention.sliding_window")
             family |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
@@ -197,7 +198,7 @@ def _mistral3_config(numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]
 
 def _olmo_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what OLMo 2 has of its own; a file with windows is an OLMo 3."""
-    family = {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+    family = {"attention_bias": has_biases(file.tensors, ATTENTION)}
     if "attention.sliding_window" not in numbers:
         return family
     num_layers, key = config["num_hidden_layers"], "olmo2.attention.sliding_window_pattern"

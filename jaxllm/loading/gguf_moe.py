@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_names import ATTENTION, has_biases
 from jaxllm.loading.gguf_numbers import Numbers
 
 SIGMOID = 2
@@ -25,11 +26,11 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
         case "qwen2moe":
             return _qwen_config(file, numbers, config) | {
                 "norm_topk_prob": False,
-                "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+                "qkv_bias": has_biases(file.tensors, ATTENTION),
                 "shared_expert_intermediate_size": numbers.count("expert_shared_feed_forward_length"),
             }
         case "qwen3moe":
-            bias = "blk.0.attn_q.bias" in file.tensors
+            bias = has_biases(file.tensors, ATTENTION)
             return _qwen_config(file, numbers, config) | {"norm_topk_prob": True, "attention_bias": bias}
         case "glm4moe":
             return _glm_config(file, numbers, config)
@@ -76,7 +77,7 @@ def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> 
         "norm_topk_prob": numbers.flag("expert_weights_norm", True),
         "routed_scaling_factor": numbers.number("expert_weights_scale", 1.0),
         "partial_rotary_factor": numbers.count("rope.dimension_count", config["head_dim"]) / config["head_dim"],
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_biases(file.tensors, ATTENTION),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
 
@@ -88,7 +89,7 @@ def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any])
         rope = rope | {"truncate": False}
     return _counts(numbers, "num_local_experts") | {
         "intermediate_size": numbers.count("expert_feed_forward_length"),
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_biases(file.tensors, ATTENTION),
         "sliding_window": numbers.count("attention.sliding_window"),
         "rope_scaling": rope,
     }
@@ -105,7 +106,7 @@ def _llama4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) 
         "intermediate_size": numbers.count("expert_feed_forward_length"),
         "intermediate_size_mlp": config["intermediate_size"],
         "interleave_moe_layer_step": numbers.count("interleave_moe_layer_step", 1),
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_biases(file.tensors, ATTENTION),
         # Only Maverick has so many experts, and it does without.
         "use_qk_norm": counts["num_local_experts"] != 128,
     }

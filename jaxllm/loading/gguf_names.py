@@ -12,6 +12,11 @@ from jaxllm.loading.gguf_rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 """The architectures whose norm weights the converter stores plus one."""
+ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
+"""The matrices of a layer that may have a bias each."""
+_ALWAYS_BIASED = ("qwen2", "qwen2vl")
+_NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe")
+"""The architectures that HF gives biases of queries, keys and values, in any case or if at all, but none of outputs."""
 MAX_EXPERTS = 4096
 """Far above any model; a file that claims more experts would only cost memory for their names."""
 
@@ -196,6 +201,29 @@ def find_sources(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: r
         prefix = f"{names.layers}{int(match[1])}."
         for ours, source in _layer_sources(match[2], match[3], name, tensor, tensors, arch):
             found[name if ours is None else prefix + ours] = source
+    return found
+
+
+def has_biases(tensors: Collection[str], stems: Collection[str]) -> bool:
+    """Say whether any layer of a file has a bias of one of the matrices `stems`."""
+    return any(name.endswith(".bias") and name.split(".")[-2] in stems for name in tensors)
+
+
+def find_zeros(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: range) -> dict[str, int]:
+    """Return the HF biases that a file leaves out though others of their kind are there, with their lengths.
+
+    They are zeros: a file needs no bias of its own for each matrix and each layer.
+    """
+    names, found = _NAMES.get(arch, _Names()), dict[str, int]()
+    kinds = [stems for stems in (ATTENTION, MLP) if has_biases(tensors, stems)]
+    wanted = {stem for stems in kinds for stem in stems} | set(ATTENTION if arch in _ALWAYS_BIASED else ())
+    wanted -= {"attn_output"} if arch in _NO_OUTPUT_BIAS else set()
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_]+)\.weight", name)
+        if match is None or match[2] not in wanted & names.layer.keys() or int(match[1]) in ignored_layers:
+            continue
+        if f"blk.{match[1]}.{match[2]}.bias" not in tensors:
+            found[f"{names.layers}{int(match[1])}.{names.layer[match[2]]}.bias"] = tensor.shape[0]
     return found
 
 

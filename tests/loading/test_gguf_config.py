@@ -12,7 +12,8 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.models import QueryScaling, get_family
+from jaxllm.loading.names import check_names
+from jaxllm.models import Model, QueryScaling, get_family
 from tests.loading.files import F16, gguf_bytes, gguf_f32, llama_metadata
 
 EMBED = {"token_embd.weight": np.ones((6, 8))}
@@ -59,6 +60,45 @@ def test_untied_embeddings_and_biases(tmp_path: Path):
 def test_what_most_weights_are_stored_as(tmp_path: Path):
     checkpoint = open_gguf(tmp_path, llama_metadata())
     assert (checkpoint.weight_type, checkpoint.num_bytes) == ("F32", EMBED["token_embd.weight"].size * 4)
+
+
+MATRICES = {
+    "attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8),
+    "ffn_gate": (12, 8), "ffn_up": (12, 8), "ffn_down": (8, 12),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arch", "biased", "zeros"),
+    [
+        ("llama", ("attn_q", "attn_k", "attn_v"), {"self_attn.o_proj": 8}),
+        ("llama", ("attn_v",), {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.o_proj": 8}),
+        ("llama", ("ffn_down",), {"mlp.gate_proj": 12, "mlp.up_proj": 12}),
+        ("smollm3", ("attn_q", "attn_k", "attn_v"), {"self_attn.o_proj": 8}),
+        ("qwen2", (), {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.v_proj": 4}),
+        ("qwen2", ("attn_q", "attn_k", "attn_v"), {}),
+    ],
+)
+def test_biases_that_a_file_leaves_out_are_zeros(
+    tmp_path: Path, arch: str, biased: tuple[str, ...], zeros: Mapping[str, int]
+):
+    """Of the two layers the second has no bias at all."""
+    tensors: dict[str, np.ndarray] = {"output_norm.weight": np.ones(8)}
+    for layer in (0, 1):
+        tensors |= {f"blk.{layer}.{stem}.weight": np.ones(shape) for stem, shape in MATRICES.items()}
+        tensors |= {f"blk.{layer}.{stem}.weight": np.ones(8) for stem in ("attn_norm", "ffn_norm")}
+    tensors |= {f"blk.0.{stem}.bias": np.ones(MATRICES[stem][0]) for stem in biased}
+    checkpoint = open_gguf(tmp_path, llama_metadata(arch, {"block_count": 2}), tensors)
+    config = get_family(checkpoint.config["architectures"][0]).read_config(checkpoint.config)
+    check_names(Model(config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    for name, length in zeros.items():
+        found = checkpoint.read(f"{LAYER}{name}.bias")
+        assert (found.dtype, found.tolist()) == (np.float32, [0.0] * length)
+        checkpoint.release(f"{LAYER}{name}.bias")
+    ours = {"attn_q": "self_attn.q_proj", "attn_v": "self_attn.v_proj", "ffn_down": "mlp.down_proj"}
+    for stem in set(biased) & ours.keys():
+        assert checkpoint.read(f"{LAYER}{ours[stem]}.bias").tolist() == [1.0] * MATRICES[stem][0]
+        assert not checkpoint.read(f"model.layers.1.{ours[stem]}.bias").any()
 
 
 def test_a_window_makes_it_mistral(tmp_path: Path):
