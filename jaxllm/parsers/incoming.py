@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 
-from jaxllm.parsers.marks import held_back
-
 type Reading[T] = Generator[None, None, T]
 """A generator that yields when it needs more text, and returns what it has read."""
 
@@ -20,7 +18,6 @@ _NEVER = r"(?!)"
 _SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
 _MAX_SCALAR = 400
 _MAX_DEPTH = 100
-_LONGEST_MARK = 64
 _KEPT = 4096
 """Text that was read is dropped once there is so much of it."""
 
@@ -143,6 +140,8 @@ class Incoming:
         it, piece by piece.
         """
         pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or _NEVER)
+        beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
+        longest = max(map(len, beginnings), default=0)
         while True:
             match = pattern.search(self._text, self._place)
             # A shorter mark may be the beginning of a longer one that has not come whole.
@@ -151,7 +150,8 @@ class Incoming:
             else:
                 end = match.start() if match else len(self._text)
                 if match is None and not self.is_ended:
-                    end = len(self._text) - held_back(self._text[max(self._place, end - _LONGEST_MARK) :], marks)
+                    lengths = range(min(longest, end - self._place), 0, -1)
+                    end -= next((length for length in lengths if self._text[end - length :] in beginnings), 0)
             if end > self._place:
                 show(self._text[self._place : end])
             self._place = match.end() if match else end

@@ -24,7 +24,7 @@ class MistralParser(ToolParser):
     """This reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`.
 
     A mark that is doubled counts once, the list may be a single object, and `[ARGS]` may be left out or be another
-    `[TOOL_CALLS]`. A tool's name may stand alone.
+    `[TOOL_CALLS]`. A tool's name may stand alone, or before the mark.
     """
 
     marks = (START, ID, ARGUMENTS)
@@ -36,22 +36,49 @@ class MistralParser(ToolParser):
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
-        incoming, marks = self.incoming, (START,)
-        while mark := (yield from incoming.until(marks, self.show_text)):
+        incoming, has_failed = self.incoming, False
+        names = {name + START: name for name in self.tools}
+        while mark := (yield from incoming.until((START, *names, *([_LIST] if has_failed else ())), self.show_text)):
             attempt = self.attempt(mark)
-            while mark == START and (yield from incoming.take_spaced(START)):
-                pass
-            yield from incoming.skip_space()
             if mark == _LIST:
                 incoming.unread("{")
                 is_call = yield from self._listed(attempt)
-            elif (yield from incoming.take("[")):
-                is_call = yield from self._listed(attempt)
-            elif (yield from incoming.next_is("{")):
-                is_call = yield from self._object(attempt)
+            elif mark == START:
+                is_call = yield from self._marked(attempt)
             else:
-                is_call = yield from self._named(attempt)
-            marks = (START,) if is_call else (START, _LIST)
+                is_call = yield from self._before_mark(attempt, names[mark])
+            has_failed = not is_call
+
+    def _marked(self, attempt: Attempt) -> Reading[bool]:
+        """Read what follows the mark, and conclude the attempt; say whether there is a call."""
+        incoming = self.incoming
+        while (yield from incoming.take_spaced(START)):
+            pass
+        yield from incoming.skip_space()
+        if (yield from incoming.take("[")):
+            return (yield from self._listed(attempt))
+        if (yield from incoming.next_is("{")):
+            return (yield from self._object(attempt))
+        return (yield from self._named(attempt))
+
+    def _before_mark(self, attempt: Attempt, name: str) -> Reading[bool]:
+        """Read a call whose name stands before the mark, or leave the mark unread; say whether there is a call."""
+        incoming = self.incoming
+        yield from incoming.skip_space()
+        start = incoming.trial()
+        is_object = yield from incoming.take("{")
+        yield from incoming.skip_space()
+        is_call = is_object and not (yield from incoming.next_is('"name"'))
+        incoming.rewind(start)
+        if not is_call:
+            self.give_up(attempt)
+            yield from incoming.take(name)
+            self.show_text(name)
+            return False
+        self.start_call(name)
+        if not (yield from incoming.json_value(self.show_arguments)):
+            yield from self.malformed_arguments((START,))
+        return self.conclude(attempt, is_call=True)
 
     def _listed(self, attempt: Attempt) -> Reading[bool]:
         """Read the calls of a list, up to what closes it; say whether it begins with one."""
