@@ -87,7 +87,7 @@ async def engine(model: Path, **settings: Any) -> AsyncIterator[Any]:
 
 
 async def answer(llm: Any, prompt: Any, *, replica: int | None = None, **sampling: Any) -> Any:
-    """Return a request's output. Raises EngineGenerateError if its replica has ended."""
+    """Return a request's output, which is an error's if its replica has ended."""
     from jaxllm import SamplingParams
     from jaxllm.sampling_params import RequestOutputKind
 
@@ -104,21 +104,20 @@ async def run(llm: Any, prompt: str, number: int, replica: int | None = None) ->
 
 async def run_until_served(llm: Any, prompt: str, replica: int) -> Any:
     """Return the output of request 0, sent again as long as its replica ends before it."""
-    from jaxllm.exceptions import EngineGenerateError
+    while has_failed(output := await run(llm, prompt, 0, replica)):
+        await asyncio.sleep(0.1)
+    return output
 
-    while True:
-        try:
-            return await run(llm, prompt, 0, replica)
-        except EngineGenerateError:
-            await asyncio.sleep(0.1)
+
+def has_failed(output: Any) -> bool:
+    """Say whether a request ended with an error."""
+    return not isinstance(output, BaseException) and output.outputs[0].finish_reason == "error"
 
 
 async def kill_one(
     llm: Any, victim: int, prompts: list[str], expected: list[Any], rng: random.Random
 ) -> dict[str, Any]:
     """Kill a replica under load; return what came of it."""
-    from jaxllm.exceptions import EngineGenerateError
-
     replicas = [number % 2 for number in range(len(prompts))]
     tasks = [
         asyncio.create_task(run(llm, prompt, number, replica))
@@ -131,8 +130,7 @@ async def kill_one(
     results = await asyncio.gather(*tasks, return_exceptions=True)
     missed, num_failed = [], 0
     for replica, result, right in zip(replicas, results, expected, strict=True):
-        has_ended = not isinstance(result, BaseException) and result.outputs[0].finish_reason == "error"
-        if replica == victim and (has_ended or isinstance(result, EngineGenerateError)):
+        if replica == victim and has_failed(result):
             num_failed += 1
         elif isinstance(result, BaseException):
             missed.append(f"a request of replica {replica} failed: {result!r}")

@@ -357,6 +357,11 @@ class AsyncLLM(
             return False
         return True
 
+    def cut_off(self, error: Exception) -> None:
+        """Take no more requests, and end those in hand at once: their readers get the error. For the event loop."""
+        self._gate.drain()
+        self._core.abort_requests(self._requests.on_end(error, False))
+
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core and release the device; requests that run end with EngineDeadError. May be called twice.
 

@@ -40,6 +40,7 @@ WATCH_SECONDS = 0.25
 DRAIN_POLL_SECONDS = 0.05
 LAST_SECONDS = 0.2
 """What is drained, or is not to be, has so long to be sent, and connections that rest to be closed."""
+CUT_OFF = "The server ends, and has cut off this request: another one may answer it."
 BACKLOG = 2048
 MAX_FILES = 65_536
 """As many files and connections the server lets itself have, where the system allows it: shells often give 1,024."""
@@ -62,9 +63,9 @@ class _Server(uvicorn.Server):
 class _Ending:
     """How a server ends that was told to: it drains first, its port still open, and says so to who asks."""
 
-    def __init__(self, server: _Server, load: ServerLoad, seconds: float) -> None:
-        """Let what runs go on for so many seconds."""
-        self._server, self._load, self._seconds = server, load, seconds
+    def __init__(self, server: _Server, engine: AsyncLLM, load: ServerLoad, seconds: float) -> None:
+        """Let what runs go on for `seconds`; what is left then gets an error as its last word."""
+        self._server, self._engine, self._load, self._seconds = server, engine, load, seconds
         self._draining: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -72,7 +73,7 @@ class _Ending:
         if self._draining is None and self._seconds:
             self._draining = asyncio.create_task(self._drain())
         else:
-            self._server.end()
+            self._end()
 
     async def _drain(self) -> None:
         self._load.is_draining = True
@@ -81,7 +82,11 @@ class _Ending:
         while self._load.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         if not self._server.should_exit:
-            self._server.end()
+            self._end()
+
+    def _end(self) -> None:
+        self._engine.cut_off(EngineBusyError(CUT_OFF))
+        self._server.end()
 
 
 async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
@@ -146,7 +151,7 @@ async def serve_engine(
                 from jaxllm.server.grpc.server import opened
 
                 await stack.enter_async_context(opened(app.state, app.state.http_metrics, grpc_listener, LAST_SECONDS))
-            await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener)
+            await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
     finally:
         for each in tasks:
             each.cancel()

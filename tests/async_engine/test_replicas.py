@@ -13,7 +13,7 @@ import pytest
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.replicas.replicated_core import ReplicatedCore
-from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from tests.async_engine.support import greedy, ids, mock_llm, nothing_left, read, read_one, tiny_args, tokens_of, until
 
@@ -36,11 +36,8 @@ def by_engine(llm: AsyncLLM, name: str) -> dict[str, Any]:
 
 
 async def outcome(llm: AsyncLLM, name: str) -> list[int] | str:
-    """Return a request's tokens, or "failed" if it ended with an error."""
-    try:
-        outputs = await read(llm, name, greedy(seed=int(name), max_tokens=NUM_TOKENS))
-    except EngineGenerateError:
-        return "failed"
+    """Return a request's tokens, or "failed" if its last output is an error, whether or not it had any."""
+    outputs = await read(llm, name, greedy(seed=int(name), max_tokens=NUM_TOKENS))
     return "failed" if outputs[-1].outputs[0].finish_reason == "error" else tokens_of(outputs)
 
 
@@ -67,6 +64,32 @@ def test_a_killed_replica_ends_its_own_requests_alone_and_is_started_again() -> 
         assert tokens.keys() == {"0", "1"}
         assert all(tokens.values())
         assert by_engine(llm, "num_requests_running") == {"0": 0.0, "1": 0.0}
+
+    with nothing_left(), mock_llm(tiny_args(data_parallel_size=2), in_process=True, tokens_per_second=60) as llm:
+        asyncio.run(run())
+
+
+def test_replicas_that_are_killed_all_at_once_are_started_again() -> None:
+    """Several times within a minute, and also while they start; what waits for a replica meanwhile is answered."""
+
+    def kill_all() -> None:
+        for pid in llm.core_pids.values():
+            os.kill(pid, signal.SIGKILL)
+
+    async def run() -> None:
+        replicas = replicated(llm).replicas
+        for _ in range(2):
+            tasks = [asyncio.create_task(outcome(llm, f"{number}")) for number in range(8)]
+            await until(lambda: bool(replicas.router.sequences(0)) and bool(replicas.router.sequences(1)))
+            kill_all()
+            assert await asyncio.gather(*tasks) == ["failed"] * 8
+            await until(lambda: len(replicas.running()) == 2, 2 * RESTART_SECONDS)
+        kill_all()
+        await until(lambda: not replicas.running())
+        kill_all()
+        assert len(await asyncio.wait_for(outcome(llm, "20"), 2 * RESTART_SECONDS)) == NUM_TOKENS
+        assert not llm.errored
+        await until(lambda: len(replicas.running()) == 2, 2 * RESTART_SECONDS)
 
     with nothing_left(), mock_llm(tiny_args(data_parallel_size=2), in_process=True, tokens_per_second=60) as llm:
         asyncio.run(run())

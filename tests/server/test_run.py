@@ -82,7 +82,17 @@ def rest(response: http.client.HTTPResponse) -> bytes:
 def test_r7_told_to_end_it_ends_at_once_and_leaves_nothing(tokenizer: str) -> None:
     with nothing_left(), server(tokenizer) as (process, port), stream(port) as response:
         process.send_signal(signal.SIGTERM)
-        assert b"[DONE]" not in rest(response)
+        events = [line for line in rest(response).splitlines() if line]
+        error = json.loads(events[-1].removeprefix(b"data: "))["error"]
+        assert (error["code"], "cut off" in error["message"]) == (503, True)
+        assert not any(b"[DONE]" in each for each in events)
+        assert process.wait(20) == 0
+
+
+def test_r7_what_has_not_ended_within_the_time_to_drain_is_told_so(tokenizer: str) -> None:
+    with server(tokenizer, "--shutdown-timeout", "1") as (process, port), stream(port) as response:
+        process.send_signal(signal.SIGTERM)
+        assert b'"code":503' in rest(response).splitlines()[-2]
         assert process.wait(20) == 0
 
 

@@ -35,7 +35,7 @@ class ProcessedOutputs:
     aborts: list[str]
     """The sequences that the core must stop: a stop string or a failure ended them."""
     refusals: dict[str, RequestError]
-    """The errors of requests that the core has refused, by the users' ids; each has an output too."""
+    """The errors of requests that the core has found invalid, by the users' ids; each has an output too."""
     admitted: list[str]
     """The users' ids of requests with structured outputs that the core has found good."""
     started: list[str]
@@ -133,7 +133,7 @@ class OutputProcessor:
         """
         parts: dict[GrowingRequest, list[tuple[GrowingSequence, EngineCoreOutput]]] = {}
         num_new_tokens = 0
-        refusals: dict[str, RequestError] = {}
+        failed: dict[str, RequestError] = {}
         admitted: list[str] = []
         started: list[str] = []
         outputs: list[AnyOutput] = []
@@ -148,23 +148,23 @@ class OutputProcessor:
                 admitted.append(request_id)
                 continue
             if output.error is not None and sequence.index == 0 and not sequence.detokenizer.token_ids:
-                refusals[request_id] = output.error
+                failed[request_id] = output.error
             if output.new_token_ids and not sequence.detokenizer.token_ids:
                 started.append(request_id)
             parts.setdefault(sequence.owner, []).append((sequence, output))
             num_new_tokens += len(output.new_token_ids)
         now = time.time()
         for request, part in parts.items():
-            refusal = refusals.get(request.request.request_id)
-            if refusal is not None:
-                aborts += self._refuse_others(request, part, refusal)
+            error = failed.get(request.request.request_id)
+            if error is not None:
+                aborts += self._fail_others(request, part, error)
             try:
                 for sequence, each in part:
                     if self._take(sequence, each, step.timestamp, now):
                         aborts.append(each.request_id)
                 shown = request.output({sequence for sequence, _ in part})
-            except Exception as error:
-                request_id, problem = request.request.request_id, f"{type(error).__name__}: {error}"
+            except Exception as failure:
+                request_id, problem = request.request.request_id, f"{type(failure).__name__}: {failure}"
                 logger.exception("the output of request %s cannot be made", request_id)
                 aborts += {*self._drop(request, problem), *(each.request_id for _, each in part)}
                 shown = request.failed_output(problem)
@@ -173,12 +173,13 @@ class OutputProcessor:
         metrics = self._metrics.of(step.engine_index)
         metrics.on_evictions(step.evictions)
         metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
+        refusals = {request_id: error for request_id, error in failed.items() if error.kind == "invalid"}
         return ProcessedOutputs(outputs, aborts, refusals, admitted, started)
 
-    def _refuse_others(
+    def _fail_others(
         self, request: GrowingRequest, part: list[tuple[GrowingSequence, EngineCoreOutput]], error: RequestError
     ) -> list[str]:
-        """End the sequences of a refused request that its core says nothing of; return their ids."""
+        """End the sequences of a request without a token that its core says nothing of; return their ids."""
         ended = {sequence for sequence, output in part if output.finish_reason is not None}
         others: list[str] = []
         for sequence_id in sequence_ids(request.request.core):

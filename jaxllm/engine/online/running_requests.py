@@ -15,8 +15,8 @@ from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
 from jaxllm.engine.online.admission import Admission, Place
 from jaxllm.engine.online.gate import Flag, Gate
 from jaxllm.engine.online.request_stream import RequestOutputCollector
-from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
-from jaxllm.messages import EngineCoreOutputs, RequestError
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
@@ -165,10 +165,10 @@ class RunningRequests:
         self._metrics.on_step(step.engine_index, step.timestamp, step.timestamp)
         return aborts
 
-    def on_end(self, error: Exception, core_has_ended: bool) -> list[str]:
-        """End all requests, whose readers get the error: the core has ended, or an outcome of it was lost."""
+    def on_end(self, error: Exception, has_core_ended: bool) -> list[str]:
+        """End all requests; their readers get the error."""
         aborts = self._fail_all(error)
-        if core_has_ended and not self._gate.is_sleeping:
+        if has_core_ended and not self._gate.is_sleeping:
             self._gate.unpaused.set()
         return aborts
 
@@ -183,7 +183,8 @@ class RunningRequests:
         for output in processed.outputs:
             running = self._running[output.request_id]
             refusal = processed.refusals.get(output.request_id)
-            running.reader.put(output if refusal is None else _error(refusal))
+            refused = refusal and VLLMValidationError(refusal.message, parameter=refusal.parameter)
+            running.reader.put(refused or output)
             if output.finished:
                 self._forget(output.request_id)
         return processed.aborts
@@ -234,12 +235,6 @@ class RunningRequests:
     def _check_free(self, request_id: str) -> None:
         if request_id in self._running or request_id in self._groups:
             raise id_in_use(request_id)
-
-
-def _error(refusal: RequestError) -> Exception:
-    if refusal.kind == "invalid":
-        return VLLMValidationError(refusal.message, parameter=refusal.parameter)
-    return EngineGenerateError(refusal.message)
 
 
 def _text(prompt: Any) -> str:

@@ -13,6 +13,8 @@ STEADY_SECONDS = 60.0
 """A core that has served so long is replaced at once when it fails; otherwise each wait is twice the one before."""
 LONGEST_REST = 60.0
 """The longest wait before a core is replaced, in seconds."""
+MOST_FAILURES = 6
+"""An engine whose replicas have all failed so often in a row, the last time half a minute after the first, is ended."""
 
 type StartReplica = Callable[[int], RemoteCore]
 """A function that begins to start the core of the replica with a number."""
@@ -56,6 +58,11 @@ class Replica:
         self.core.wait_ready()
         self._ready_at, self.has_served = time.monotonic(), True
         return True
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Say whether a core runs or starts here, or may soon."""
+        return self.core is not None or self._num_failures < MOST_FAILURES
 
     def take_backlog(self) -> list[EngineCoreRequest]:
         """Return the requests that wait for a core, which are no longer this replica's."""

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class ReplicaSet:
     """This owns the replicas and says what has come from them. For one thread.
 
-    A core that fails ends its own requests, each with an output that says why, and another is started in its place.
+    A core that fails ends its own requests, each with an output that says why, and another is started in its place,
+    also where all fail at once. The engine has ended once none runs or starts, and each has failed many times in a row.
     """
 
     def __init__(self, start: StartReplica, count: int) -> None:
@@ -46,7 +47,7 @@ class ReplicaSet:
         self.outputs: deque[EngineCoreOutputs] = deque()
         """The outcomes of steps that nobody has taken yet, oldest first."""
         self.end_message: str | None = None
-        """What has ended the last core, once none runs or starts."""
+        """What has ended the last core, once the engine has ended."""
         try:
             for index in range(count):
                 self._add(index)
@@ -173,7 +174,7 @@ class ReplicaSet:
             logger.error("replica %d is started again in %.0f s: %s", replica.index, seconds, problem)
             if seconds == 0:
                 self._restart(replica)
-        if not self.cores():
+        if not any(each.is_hopeful for each in self._replicas):
             self.end_message = problem
         self._place(replica, backlog, problem)
 

@@ -23,7 +23,7 @@ from jaxllm.text.tokenizer_parts import TokenizerParts
 class ReplicatedCore(RemoteAdapters):
     """The client of replicas, which routes requests and gathers answers. For one thread.
 
-    Once no core runs or starts, every call raises EngineDeadError, but for `shutdown`.
+    Once no core runs or starts, or soon will, every call raises EngineDeadError, but for `shutdown`.
     """
 
     def __init__(self, start: StartReplica, count: int) -> None:
@@ -62,7 +62,7 @@ class ReplicatedCore(RemoteAdapters):
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Return a new error that says what has ended the last core; None while one runs or starts."""
+        """Return a new error that says what has ended the last core; None while one runs or starts, or soon will."""
         if self.is_closed:
             return EngineDeadError("The engine was shut down: make a new one.")
         message = self.replicas.end_message
