@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+from jaxllm.utils.log import show_log
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -61,7 +61,7 @@ def _run(words: list[str]) -> int:
         if name is not None:
             apply_config_file(commands[name], words[len(name.split()) :])
         args = parser.parse_args(words)
-        _log_to_stderr()
+        show_log()
         return args.run(args)
     except VLLMValidationError as error:
         say(f"jaxllm: error: {error}")
@@ -69,13 +69,3 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-
-
-def _log_to_stderr() -> None:
-    """Show the engine's log, unless the embedding program or the engine set its own handlers."""
-    logger = logging.getLogger("jaxllm")
-    if not logger.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)

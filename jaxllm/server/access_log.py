@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import Any
 
-from uvicorn.config import LOGGING_CONFIG
-
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import DEFAULT_LOG_LEVEL, ServerArgs
+from jaxllm.utils.log import shown_log
 
 
 class NotTheseEndpoints(logging.Filter):
@@ -36,12 +34,22 @@ def log_settings(args: ServerArgs, log_config_file: str | None = None) -> dict[s
     if log_config_file is not None:
         _refuse_what_the_file_says(args)
         return {"log_config": None, "log_level": None, "access_log": access_log}
-    config: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)
-    config["handlers"]["access"]["stream"] = "ext://sys.stderr"  # with all the rest that is logged
+    to_stderr: dict[str, Any] = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+    config: dict[str, Any] = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "handlers": {"stderr": {"()": shown_log}},
+        "loggers": {
+            "uvicorn": to_stderr,
+            "uvicorn.error": {"level": "INFO"},
+            "uvicorn.access": dict(to_stderr),
+            "asyncio": to_stderr | {"level": "WARNING"},
+        },
+    }
     paths = [path.strip() for path in (args.disable_access_log_for_endpoints or "").split(",") if path.strip()]
     if paths:
         config["filters"] = {"endpoints": {"()": NotTheseEndpoints, "paths": paths}}
-        config["handlers"]["access"]["filters"] = ["endpoints"]
+        config["loggers"]["uvicorn.access"]["filters"] = ["endpoints"]
     return {"log_config": config, "log_level": args.uvicorn_log_level, "access_log": access_log}
 
 

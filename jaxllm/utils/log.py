@@ -8,9 +8,10 @@ import logging.config
 from pathlib import Path
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.utils.log_handler import StderrHandler
 
 
-class _Fallback(logging.StreamHandler):
+class _Fallback(StderrHandler):
     """A handler that shows records only while nothing else does: the program may set up its logging later."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -23,11 +24,16 @@ def show_log() -> None:
     logger = logging.getLogger("jaxllm")
     if logger.hasHandlers():
         return
-    handler = _Fallback()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logger.addHandler(handler)
+    logger.addHandler(_Fallback())
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+def shown_log() -> logging.Handler:
+    """Return the handler that shows jaxllm's log, for the lines of others to go the same way and in order."""
+    show_log()
+    found = (each for each in logging.getLogger("jaxllm").handlers if isinstance(each, StderrHandler))
+    return next(found, None) or StderrHandler()
 
 
 def configure_log(file: str) -> None:

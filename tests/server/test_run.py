@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -125,6 +126,29 @@ def test_r7_while_it_drains_it_is_alive_but_takes_nothing(tokenizer: str) -> Non
         assert response.readline() is not None
         process.send_signal(signal.SIGTERM)  # the second time it does not wait
         assert process.wait(20) == 0
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up(tokenizer: str) -> None:
+    """A pipe holds 64 KiB. Lines are in one form, jaxllm's and uvicorn's, and those that were dropped are counted."""
+    long_path = "/livez?" + "x" * 1000
+    with server(tokenizer) as (process, port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        with contextlib.closing(connection):
+            for _ in range(1500):
+                connection.request("GET", long_path)
+                with connection.getresponse() as answer:
+                    assert answer.status == 200
+                    answer.read()
+        with stream(port) as response:
+            assert response.readline() is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert process.wait(20) == 0
+    assert sum(long_path in line for line in lines) < 1500
+    form = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (INFO|WARNING) ")
+    assert [line for line in lines if not form.match(line)] == []
+    assert any("lines of the log were dropped" in line for line in lines)
 
 
 def kill_core(process: subprocess.Popen[str]) -> None:

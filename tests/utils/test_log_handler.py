@@ -1,0 +1,50 @@
+"""A log on a pipe that nobody reads holds nothing up; what is dropped is counted, and the rest keeps its order."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+PROGRAM = """
+import logging, sys, time
+from jaxllm.utils.log import show_log
+
+show_log()
+logger = logging.getLogger("jaxllm")
+started = time.monotonic()
+for number in range(4000):
+    logger.info("line %d %s", number, "x" * 1000)
+print(time.monotonic() - started, flush=True)
+sys.stdin.readline()
+time.sleep(0.5)
+logger.info("the last one")
+"""
+
+
+def test_a_pipe_that_nobody_reads() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert float(process.stdout.readline()) < 10
+        process.stdin.write("read now\n")
+        process.stdin.close()
+        lines = process.stderr.read().splitlines()
+        assert process.wait(10) == 0
+    numbers = [int(found.group(1)) for line in lines if (found := re.search(r" INFO line (\d+) x", line))]
+    (dropped,) = [int(found.group(1)) for line in lines if (found := re.search(r" WARNING (\d+) lines of", line))]
+    assert numbers == list(range(len(numbers))), "the first ones, in their order"
+    assert len(numbers) >= 1000
+    assert len(numbers) + dropped == 4000
+    assert lines[-1].endswith(" INFO the last one")
+
+
+def test_a_process_ends_though_nobody_reads() -> None:
+    program = PROGRAM.replace("sys.stdin.readline()", "").replace("time.sleep(0.5)", "")
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        started = time.monotonic()
+        assert process.wait(30) == 0
+        assert time.monotonic() - started < 20
