@@ -26,9 +26,9 @@ def json_schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def any_text() -> dict[str, Any]:
-    """Return the format of free text."""
-    return {"type": "any_text"}
+def any_text(*excluded: str) -> dict[str, Any]:
+    """Return the format of free text in which none of the excluded texts stands."""
+    return {"type": "any_text", **({"excluded_str": [*excluded]} if excluded else {})}
 
 
 def sequence(*elements: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,16 @@ TYPES: Mapping[type, str] = {
 }
 """JSON's types by those of Python's values."""
 _ALL = frozenset(TYPES.values())
+_ALIASES = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "long", "short"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "arr": "array",
+}
+"""Names of types that JSON schemas lack, but tools are written with."""
 _MOST_SCHEMAS = 200
 """Schemas may refer to themselves, and one may lead to many: what comes after so many says nothing."""
 
@@ -72,8 +82,9 @@ class _Types:
 
 def _named(given: Any) -> frozenset[str]:
     """Return the types that the word `type` of a schema names."""
-    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    return _with_integers(name for name in names if isinstance(name, str) and name in _ALL) or _ALL
+    given = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    names = (name.strip().lower() for name in given if isinstance(name, str))
+    return _with_integers(_ALIASES.get(name, name) for name in names) & _ALL or _ALL
 
 
 def _with_integers(types: Iterable[str]) -> frozenset[str]:

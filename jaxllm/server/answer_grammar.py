@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
@@ -41,7 +42,7 @@ def answer_grammar(
     if form is None:
         return asked
     if not knows_channels:
-        form = after_reasoning(form, reasoning, prompt)
+        form = after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
     return formats.from_format(form, asked)
 
 
@@ -57,17 +58,22 @@ def _calls(
     return calls if form is None or use.is_required else formats.either(calls, form)
 
 
-def after_reasoning(form: dict[str, Any], reasoning: str | None, prompt: str) -> dict[str, Any]:
-    """Return the format of outputs that match `form` once the model has done reasoning."""
+def after_reasoning(
+    form: dict[str, Any], reasoning: str | None, prompt: str, call_marks: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the format of outputs that match `form` once the model has done reasoning.
+
+    The reasoning has none of the `call_marks`: a call in it would end it, and would keep to no schema.
+    """
     if reasoning is None:
         return form
     if reasoning == HARMONY:
         return after_analysis(final_message(form))
-    marks = MARKS[reasoning]
+    marks, thoughts = MARKS[reasoning], formats.any_text(*call_marks)
     has_begun = marks.has_begun(prompt)
     if has_begun is False:
         return form
     if has_begun:
-        return formats.sequence(formats.tag("", formats.any_text(), marks.end), _GAP, form)
-    thoughts = formats.sequence(formats.tag(marks.start, formats.any_text(), marks.end), _GAP)
-    return formats.sequence(formats.optional(thoughts), form)
+        return formats.sequence(formats.tag("", thoughts, marks.end), _GAP, form)
+    before = formats.sequence(formats.tag(marks.start, thoughts, marks.end), _GAP)
+    return formats.sequence(formats.optional(before), form)

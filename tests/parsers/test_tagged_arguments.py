@@ -37,6 +37,9 @@ SCHEMAS: list[tuple[Any, set[str]]] = [
     ({"$ref": "#/$defs/tree"}, set()),
     ({"$ref": "#/nowhere"}, set()),
     ({"$ref": 3, "type": "boolean"}, {"boolean"}),
+    ({"type": "float"}, {"number", "integer"}),
+    ({"type": ["Bool", "None"]}, {"boolean"}),
+    ({"type": "any"}, set()),
     ({"description": "x"}, set()),
     (True, set()),
 ]

@@ -8,6 +8,7 @@ from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.parsers.formats import as_format
 from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.registry import ToolParserManager
 from jaxllm.parsers.tools.openai import OpenAIParser
 from jaxllm.server.answer_grammar import answer_grammar
 from jaxllm.server.protocol.tools import ToolUse
@@ -85,6 +86,19 @@ def test_gpt_oss_calls_or_answers_in_channels_of_their_own(compiler: GrammarComp
         assert takes(compiler, smollm2_path, params, text), text
     for text in ("yes", "<|channel|>final<|message|>maybe", thoughts):
         assert not takes(compiler, smollm2_path, params, text), text
+
+
+def test_no_call_gets_round_its_schema_within_the_reasoning(compiler: GrammarCompiler, smollm2_path: str) -> None:
+    """A call ends reasoning that has no end of its own, so one there would be a call of any form."""
+    tool = FunctionTool(name="now", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+    use, parser = ToolUse([tool], is_required=True), ToolParserManager.get_tool_parser("hermes")
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    other = call.replace("now", "rm")
+    for prompt, start in (("user<think>", ""), ("user", "<think>")):
+        params = answer_grammar(None, use, parser, "qwen3", prompt)
+        assert params is not None
+        assert takes(compiler, smollm2_path, params, f"{start}I <b>see</b>.</think>{call}")
+        assert not takes(compiler, smollm2_path, params, f"{start}I see. {other}</think>{call}")
 
 
 def test_nothing_asked_is_nothing_constrained() -> None:
