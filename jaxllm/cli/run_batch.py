@@ -289,6 +289,9 @@ class Answers:
         if line.url == EMBEDDING_URL:
             embedding = supported(self._pooled.embedding, "Embeddings")
             inputs = decode(body, EmbeddingRequest, POOLED_REFUSED)
+            if inputs.is_in_bytes:
+                message = "encoding_format: a batch has answers in JSON alone; use 'base64' or 'float'."
+                raise VLLMValidationError(message, parameter="encoding_format", value=inputs.encoding_format)
             return lambda: embedding.answer(inputs, caller)
         if line.url.endswith("/score"):
             scores = supported(self._pooled.scores, "Score")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.routing import Route
 
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
+from jaxllm.server.load_report import load_headers
 from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
 from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
 from jaxllm.server.protocol.decoding import decode
@@ -41,14 +44,21 @@ async def answer_chat(call: Call) -> Reply:
     """Answer a chat completion."""
     request = decode(call.body, ChatCompletionRequest, CHAT_REFUSED)
     answer = await call.state.openai_serving_chat.answer(request, call.caller)
-    return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
+    return _reply(call, answer)
 
 
 async def answer_completion(call: Call) -> Reply:
     """Answer a text completion."""
     request = decode(call.body, CompletionRequest, COMPLETION_REFUSED)
     answer = await call.state.openai_serving_completion.answer(request, call.caller)
-    return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
+    return _reply(call, answer)
+
+
+def _reply(call: Call, answer: Any) -> Reply:
+    """Return an answer, a whole one with the server's load where the request asks for it."""
+    if isinstance(answer, EventStream):
+        return Reply(answer, content_type=EVENT_STREAM)
+    return Reply.json(answer)._replace(headers=load_headers(call.state.engine_client, call.headers))
 
 
 async def tokenize(call: Call) -> Reply:

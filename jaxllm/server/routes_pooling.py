@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.routing import Route
 
 from jaxllm.server.endpoint import Call, Endpoint, Reply
@@ -12,6 +14,7 @@ from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.embedding import EmbeddingRequest
 from jaxllm.server.protocol.pooling import POOLED_REFUSED, PoolingRequest
 from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
+from jaxllm.server.vectors import VectorBytes
 
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -33,7 +36,7 @@ async def answer_embedding(call: Call) -> Reply:
     """Make embeddings of inputs."""
     serving = supported(call.state.pooled_serving.embedding, "Embeddings")
     request = decode(call.body, EmbeddingRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, call.caller))
+    return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_cohere_embedding(call: Call) -> Reply:
@@ -47,7 +50,7 @@ async def answer_pooling(call: Call) -> Reply:
     """Do one of the model's tasks with inputs."""
     serving = supported(call.state.pooled_serving.pooling, "Pooling")
     request = decode(call.body, PoolingRequest, POOLED_REFUSED)
-    return Reply.json(await serving.answer(request, call.caller))
+    return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_classification(call: Call) -> Reply:
@@ -69,3 +72,11 @@ async def answer_rerank(call: Call) -> Reply:
     serving = supported(call.state.pooled_serving.scores, "Rerank (Score)")
     request = decode(call.body, RerankRequest, RERANK_REFUSED)
     return Reply.json(await serving.answer_rerank(request, call.caller))
+
+
+def _reply(answer: Any) -> Reply:
+    """Return an answer of vectors, in JSON or in bytes with their description in a header."""
+    if not isinstance(answer, VectorBytes):
+        return Reply.json(answer)
+    headers = () if answer.metadata is None else ((b"metadata", answer.metadata.encode()),)
+    return Reply(answer.body, content_type=b"application/octet-stream", headers=headers)

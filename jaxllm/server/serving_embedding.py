@@ -21,7 +21,7 @@ from jaxllm.server.protocol.cohere import (
     CohereMeta,
 )
 from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse, EmbeddingResponseData
-from jaxllm.server.vectors import encoder, in_base64, numbers
+from jaxllm.server.vectors import VectorBytes, encoder, in_base64, numbers
 
 
 class ServingEmbedding:
@@ -30,20 +30,19 @@ class ServingEmbedding:
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
         self._pooled, self._tells_cached = pooled, tells_cached
 
-    async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse:
+    async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse | VectorBytes:
         """Answer a request in OpenAI's form. Raises what `errors.error_response` has answers for."""
         encode = encoder(request)
         outputs = await self.outputs(request, caller)
         vectors = [each.outputs.data for each in outputs]
-        return EmbeddingResponse(
-            id=caller.shown_id("embd", request.request_id),
-            model=self._pooled.models.shown(request.model),
-            data=await aside(
-                sum(each.size for each in vectors),
-                lambda: [EmbeddingResponseData(index=i, embedding=encode(each)) for i, each in enumerate(vectors)],
-            ),
-            usage=usage_of(outputs, tells_cached=self._tells_cached),
+        answer_id, model = caller.shown_id("embd", request.request_id), self._pooled.models.shown(request.model)
+        usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in vectors)
+        if request.is_in_bytes:
+            return await aside(size, VectorBytes.of, request, vectors, answer_id, model, usage)
+        data = await aside(
+            size, lambda: [EmbeddingResponseData(index=i, embedding=encode(each)) for i, each in enumerate(vectors)]
         )
+        return EmbeddingResponse(id=answer_id, model=model, data=data, usage=usage)
 
     async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
         """Return the outputs of a request's inputs in order. Raises what `errors.error_response` has answers for."""

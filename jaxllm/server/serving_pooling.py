@@ -7,7 +7,7 @@ from jaxllm.server.aside import aside
 from jaxllm.server.caller import Caller
 from jaxllm.server.pooled_requests import PooledRequests, usage_of
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse, PoolingResponseData
-from jaxllm.server.vectors import encoder
+from jaxllm.server.vectors import VectorBytes, encoder
 
 _REMOVED = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
 """Tasks of vLLM's past, and what to use instead."""
@@ -19,21 +19,20 @@ class ServingPooling:
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
         self._pooled, self._tells_cached = pooled, tells_cached
 
-    async def answer(self, request: PoolingRequest, caller: Caller) -> PoolingResponse:
+    async def answer(self, request: PoolingRequest, caller: Caller) -> PoolingResponse | VectorBytes:
         """Answer a request. Raises what `errors.error_response` has answers for."""
         self._pooled.models.check(request.model)
         task, encode = self._task(request.task), encoder(request)
         outputs = await self._pooled.run_inputs(request, request.params(task), caller)
         arrays = [each.outputs.data for each in outputs]
-        return PoolingResponse(
-            id=caller.shown_id("pooling", request.request_id),
-            model=self._pooled.models.shown(request.model),
-            data=await aside(
-                sum(each.size for each in arrays),
-                lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)],
-            ),
-            usage=usage_of(outputs, tells_cached=self._tells_cached),
+        answer_id, model = caller.shown_id("pooling", request.request_id), self._pooled.models.shown(request.model)
+        usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in arrays)
+        if request.is_in_bytes:
+            return await aside(size, VectorBytes.of, request, arrays, answer_id, model, usage)
+        data = await aside(
+            size, lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)]
         )
+        return PoolingResponse(id=answer_id, model=model, data=data, usage=usage)
 
     def _task(self, given: str | None) -> str:
         tasks = self._pooled.settings.tasks

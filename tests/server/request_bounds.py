@@ -181,8 +181,8 @@ INPUTS: dict[str, Bound] = POOLED | {
 }
 VECTORS: dict[str, Bound] = INPUTS | {
     "dimensions": Bound("2147483647", ("0", "1.5")),
-    "encoding_format": Bound('"base64"', ('"bytes"', "1")),
-    "embed_dtype": Bound('"float16"', ('"fp8_e4m3"', "1"), (), {"encoding_format": '"base64"'}),
+    "encoding_format": Bound('"base64"', ('"numbers"', "1")),
+    "embed_dtype": Bound('"fp8_e4m3"', ('"float8"', "1"), (), {"encoding_format": '"base64"'}),
     "endianness": Bound('"big"', ('"middle"', "1"), (), {"encoding_format": '"base64"'}),
 }
 POOLING: dict[str, Bound] = VECTORS | {"task": Bound('"token_embed"', ('"classify"', '"score"', "1"))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.server.vectors import packed
 from tests.server.pooled_support import EMBED, SIZE, PooledEngine, output_of
 from tests.server.support import Answer, Served, served
 
@@ -84,6 +86,41 @@ def test_base64_has_the_bytes(
     assert base64.b64decode(shown) == np.asarray(values, np.float32).astype(kind).tobytes()
 
 
+NUMBERS = np.array([1.0, -0.1, 0.3333, 500.0, -1e9, 1e-3, 0.0], np.float32)
+TORCH_BYTES = {
+    "float16": "003c66ae5535d05f00fc19140000",
+    "bfloat16": "803fcdbdab3efa436ece833a0000",
+    "fp8_e4m3": "389d2b7efe0100",
+    "fp8_e5m2": "3cae3560fc1400",
+}
+"""The bytes that PyTorch makes of the numbers."""
+
+
+@pytest.mark.parametrize("dtype", TORCH_BYTES)
+def test_bytes_are_those_of_torch(dtype: str) -> None:
+    expected = bytes.fromhex(TORCH_BYTES[dtype])
+    assert packed(NUMBERS, dtype, "little") == packed(NUMBERS, dtype, "native") == expected
+    size = len(expected) // NUMBERS.size
+    assert packed(NUMBERS, dtype, "big") == np.frombuffer(expected, f"<u{size}").byteswap().tobytes()
+
+
+@pytest.mark.parametrize(("path", "kind"), [(PATH, "embd"), ("/pooling", "pooling")])
+def test_answers_that_are_bytes(embedding_server: Served, embedder: PooledEngine, path: str, kind: str) -> None:
+    body = {"input": ["ab", "c"], "encoding_format": "bytes", "embed_dtype": "bfloat16", "endianness": "big"}
+    answer = embedding_server.post(path, body | {"request_id": "mine"})
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/octet-stream")
+    told = json.loads(answer.headers["metadata"])
+    count = told["usage"]["prompt_tokens"]
+    assert (told["id"], told["model"], told["usage"]["total_tokens"]) == (f"{kind}-mine", "tiny", count)
+    shared = {"embed_dtype": "bfloat16", "endianness": "big", "shape": [SIZE]}
+    assert told["data"] == [{"index": i, "start": 32 * i, "end": 32 * (i + 1), **shared} for i in range(2)]
+    arrays = [np.asarray(expected(embedder, text)[0], np.float32) for text in ("ab", "c")]
+    assert answer.body == b"".join(packed(each, "bfloat16", "big") for each in arrays)
+    only = embedding_server.post(path, body | {"encoding_format": "bytes_only"})
+    assert only.body == answer.body
+    assert "metadata" not in only.headers
+
+
 def test_what_a_request_says_of_its_vectors_reaches_the_engine(
     embedding_server: Served, embedder: PooledEngine
 ) -> None:
@@ -127,7 +164,8 @@ def test_as_many_inputs_as_openai_takes(embedding_server: Served) -> None:
         ({"messages": [{"content": "a"}]}, "messages"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ({"input": "a", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
-        ({"input": "a", "encoding_format": "bytes"}, "encoding_format"),
+        ({"input": "a", "encoding_format": "numbers"}, "encoding_format"),
+        ({"input": "a", "encoding_format": "bytes", "embed_dtype": "float8"}, "embed_dtype"),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "priority": 1}, "priority"),

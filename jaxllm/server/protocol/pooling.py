@@ -95,11 +95,17 @@ class VectorFields(InputFields, kw_only=True):
     """What requests for vectors take: how long these are, and how the answer shows them."""
 
     dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] | None = "float"
-    embed_dtype: Literal["float32", "float16"] = "float32"
-    """The type of the numbers in base64."""
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
+    """The last two make an answer of bytes alone, of which a header tells with the former."""
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
+    """The type of the numbers in base64 and bytes."""
     endianness: Literal["native", "little", "big"] = "native"
-    """The order of the bytes in base64; "native" is little."""
+    """The order of the bytes of a number there; "native" is the server's."""
+
+    @property
+    def is_in_bytes(self) -> bool:
+        """Say whether the answer is no JSON."""
+        return self.encoding_format in ("bytes", "bytes_only")
 
     def params(self, task: str) -> PoolingParams:
         """Return the engine's params. Raises VLLMValidationError."""

@@ -1,0 +1,32 @@
+"""A server's load in the header `endpoint-load-metrics` of ORCA, for balancers that ask for it with each request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.front_end.metrics import PREFIX, Gauge
+
+ASKED = b"endpoint-load-metrics-format"
+"""The request's header: "text" or "json"."""
+TOLD = b"endpoint-load-metrics"
+_NAMES = ("kv_cache_usage_perc", "num_requests_waiting")
+
+
+def load_headers(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the header that tells of the load, if the request's `headers` ask for it in a form that there is.
+
+    Replicas count together: the fullest cache, and all requests that wait.
+    """
+    form = headers.get(ASKED, b"").lower()
+    if form not in (b"text", b"json"):
+        return ()
+    gauges = [each for each in engine.get_metrics() if isinstance(each, Gauge)]
+    values = [[each.value for each in gauges if each.name == PREFIX + name] for name in _NAMES]
+    if not all(values):  # disable_log_stats
+        return ()
+    named = dict(zip(_NAMES, (float(max(values[0])), float(sum(values[1]))), strict=True))
+    if form == b"json":
+        return ((TOLD, f"JSON {json.dumps({'named_metrics': named})}".encode()),)
+    return ((TOLD, f"TEXT {', '.join(f'named_metrics.{name}={value}' for name, value in named.items())}".encode()),)
