@@ -187,7 +187,15 @@ KNOWN: dict[str, list[Known]] = {
         Known("[forecast(town='Oslo'), unknown(town='Rome')]", [OSLO], ", unknown(town='Rome')]"),
         *(
             Known(f"[forecast({arguments})]", [], f"[forecast({arguments})]")
-            for arguments in ("town=__import__('os')", "1e999", "town=1e999", "'Oslo'", "town=b'Oslo'", "town='Os\nlo'")
+            for arguments in (
+                "town=__import__('os')",
+                "1e999",
+                "town=1e999",
+                "'Oslo'",
+                "town=b'Oslo'",
+                "town='Os\nlo'",
+                "n=1]",
+            )
         ),
         Known('[forecast(town="""Os"l\no\\t""", n=\'\'\'\'\'\')]', [("forecast", {"town": 'Os"l\no\t', "n": ""})]),
         Known(
@@ -199,6 +207,12 @@ KNOWN: dict[str, list[Known]] = {
             [("forecast", '{"town": "Oslo"')],
             " days=soon)]",
             held=Held([], "[forecast(town='Oslo', days=soon)]"),
+        ),
+        Known("[forecast(b'x'), forecast(town='Oslo')]", [OSLO], "[forecast(b'x'), "),
+        Known(
+            "[forecast(town='Oslo'), unknown(), forecast(town='Rome')]<|python_end|>",
+            [OSLO, ROME],
+            ", unknown(), ",
         ),
         Known("[forecast(town='Oslo'), forecast('Rome')]", [OSLO], ", forecast('Rome')]"),
         Known("[forecast(town='Os", [("forecast", '{"town": "Os')], held=Held([], "[forecast(town='Os")),

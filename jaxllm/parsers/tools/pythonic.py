@@ -43,29 +43,33 @@ class PythonicParser(ToolParser):
     marks = (START, END)
 
     def read(self) -> Reading[None]:
-        """Read a list of calls, if there is one."""
-        incoming = self.incoming
-        attempt = self.attempt()
+        """Read a list of calls, if there is one. After a malformed call it goes on with the next one of a tool."""
+        incoming, marks = self.incoming, {f"{name}(": name for name in self.tools}
+        attempt, is_call = self.attempt(), False
         yield from incoming.skip_space()
         yield from incoming.take(START)
-        is_call = (yield from incoming.take_spaced("[")) and (yield from self._call())
-        while self.conclude(attempt, is_call=is_call) and is_call:
-            attempt = self.attempt()
-            if not (yield from incoming.take_spaced(",")):
-                self.give_up(attempt)
-                yield from incoming.take_spaced("]")
-                yield from incoming.take_spaced(END)
-                return
-            is_call = yield from self._call()
-
-    def _call(self) -> Reading[bool]:
-        """Read a call; False where it is none, or ends being one."""
-        yield from self.incoming.skip_space()
-        name = yield from self._name()
-        return name is not None and (yield from self._arguments(name))
+        name = (yield from self._name()) if (yield from incoming.take_spaced("[")) else None
+        while name is not None:
+            is_call = yield from self._arguments(name)
+            self.conclude(attempt, is_call=is_call)
+            if is_call:
+                attempt, is_call = self.attempt(), False
+                if not (yield from incoming.take_spaced(",")):
+                    self.give_up(attempt)
+                    yield from incoming.take_spaced("]")
+                    yield from incoming.take_spaced(END)
+                    return
+                name = yield from self._name()
+                if name is not None:
+                    continue
+                self.conclude(attempt, is_call=False)
+            mark = yield from incoming.until(tuple(marks), self.show_text)
+            attempt, name = self.attempt(mark or ""), marks.get(mark or "")
+        self.conclude(attempt, is_call=False)
 
     def _name(self) -> Reading[str | None]:
         """Read the name of a tool, and the bracket that opens its arguments; None if there are none."""
+        yield from self.incoming.skip_space()
         name = yield from self.incoming.take_while(_NAME, _MAX_NAME)
         if name in self.tools and (yield from self.incoming.take("(")):
             return name
@@ -102,7 +106,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _literal(self) -> Reading[str]:
-        """Read what may be a literal, up to the comma or the bracket after it."""
+        """Read what may be a literal, up to the comma or the bracket after it, and with what cannot stand in one."""
         incoming, closers = self.incoming, list[str]()
         start = incoming.trial()
         size = 0
@@ -110,6 +114,7 @@ class PythonicParser(ToolParser):
             if not closers and ((yield from incoming.next_is(",")) or (yield from incoming.next_is(")"))):
                 break
             if not (yield from self._part(closers)):
+                yield from incoming.take_while(_ANY, 1)
                 break
             size += 1
         return incoming.settle(start).strip()
