@@ -14,6 +14,8 @@ from jaxllm.loading.gguf_splitting import SPLITTINGS, Splitting
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
 _SPACE = "\u2581"
+_KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""These tokens of Phi-3 are of no chat format."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
         raise ValueError(
             f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM) are"
         )
-    _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens)), special.ends)
+    # Files do not hold this, which Phi-3's own tokenizer does; llama.cpp goes by the name too.
+    strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
+    _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens)), special.ends, strips=strips)
     texts = {f"{role}_token": tokens[index] for role, index in special.roles.items()}
     return GGUFTokenizer(
         backend=tokenizer,
@@ -159,10 +163,13 @@ def _token_types(file: GGUFFile, num_tokens: int) -> list[int]:
     return types[:num_tokens]
 
 
-def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], ends: Collection[int]) -> None:
+def _add_whole_tokens(
+    tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], ends: Collection[int], *, strips: bool
+) -> None:
     """Make control tokens special, and user-defined ones whole, wherever the text has them.
 
-    A token that ends texts is a control token, whatever its type.
+    A token that ends texts is a control token, whatever its type. With `strips`, tokens of the chat format leave out
+    the white space after them.
     """
     known = tokenizer.get_vocab(with_added_tokens=False)
     by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
@@ -170,7 +177,8 @@ def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequen
         kind = CONTROL if index in ends else stored
         # A token that is spelled otherwise in the vocabulary, or twice, would get a new id.
         if kind in by_type and token and known.get(token) == index:
-            by_type[kind].append(AddedToken(token, normalized=False, special=kind == CONTROL))
+            rstrip = strips and token not in _KEEP_SPACES
+            by_type[kind].append(AddedToken(token, rstrip=rstrip, normalized=False, special=kind == CONTROL))
     tokenizer.add_special_tokens(by_type[CONTROL])
     tokenizer.add_tokens(by_type[USER_DEFINED])
 

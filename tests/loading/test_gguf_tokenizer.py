@@ -24,9 +24,9 @@ MERGES = ["1 2", "\u0120 1", "a b", "\u0120 \u0120", "\u0120 a"]
 
 def build(folder: Path, tokens: dict[str, int], **more: Any) -> Any:
     keys = {"tokens": list(tokens), "token_type": list(tokens.values())} | more
-    metadata = llama_metadata() | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    named = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     path = folder / "x.gguf"
-    path.write_bytes(gguf_bytes(metadata, gguf_f32(EMBED)))
+    path.write_bytes(gguf_bytes(llama_metadata() | named, gguf_f32(EMBED)))
     return GGUFCheckpoint(path).tokenizer()
 
 
@@ -120,6 +120,14 @@ def test_gemma_4_has_merges_of_its_own(tmp_path: Path, merges: list[str], expect
     assert spelled(tokenizer, " abb a") == ["<s>", *expected]
     with pytest.raises(VLLMValidationError, match=r"no tokenizer\.ggml\.merges"):
         sentencepiece(tmp_path, model="gemma4")
+
+
+def test_chat_tokens_of_phi_3_take_the_white_space_after_them(tmp_path: Path):
+    """HF's tokenizer and llama.cpp leave it out; files do not hold this, so the model's name decides."""
+    phi, other = (sentencepiece(tmp_path, **{"general.name": name}) for name in ("Phi-3-mini", "Llama"))
+    assert spelled(phi, "a</s>\n b") == ["<s>", "\u2581a", "</s>", "\u2581", "b"]
+    assert spelled(other, "a</s>\n b") == ["<s>", "\u2581a", "</s>", "\u2581", "<0x0A>", "\u2581", "b"]
+    assert spelled(phi, "<s> a") == ["<s>", "<s>", "\u2581", "\u2581a"]
 
 
 def test_sentencepiece_without_prefix_space(tmp_path: Path):
