@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxllm.parsers.incoming import Incoming, Reading
-from jaxllm.parsers.pieces import CallStart, Piece, StreamParser, Text, merge
+from jaxllm.parsers.pieces import CallStart, Piece, Text, merge
 from jaxllm.parsers.reasoning import MarkedReasoning, ReasoningMarks
 from jaxllm.parsers.tool_parser import ToolParser
 
@@ -19,7 +19,7 @@ class OutputParser:
         """Read an output after `prompt`: None for `reasoning` or `tools` if there is none."""
         self._marks, self._tools = reasoning, tools
         self._has_begun = None if reasoning is None else reasoning.has_begun(prompt)
-        self._splitter: StreamParser | None = None
+        self._splitter: MarkedReasoning | None = None
         if reasoning is not None:
             self._splitter = MarkedReasoning(reasoning, has_begun=self._has_begun)
         self._incoming = Incoming()
@@ -77,8 +77,11 @@ class OutputParser:
                 self._split(piece.text)
                 continue
             if isinstance(piece, CallStart) and self._marks is not None and self._splitter is not None:
+                marks = self._marks
+                if self._splitter.is_open:  # an end that comes later is none of the text's
+                    marks = marks._replace(in_text=(*marks.in_text, marks.end))
                 self._pieces += self._splitter.finish()
-                self._splitter = MarkedReasoning(self._marks, has_begun=False)
+                self._splitter = MarkedReasoning(marks, has_begun=False)
             self._pieces.append(piece)
 
     def _split(self, text: str) -> None:

@@ -61,6 +61,8 @@ class MarkedReasoning:
     def __init__(self, marks: ReasoningMarks, *, has_begun: bool | None) -> None:
         """Read text that begins within reasoning or without; None if a mark at its beginning says so."""
         self._marks, self._has_begun = marks, has_begun
+        self.is_open = False
+        """Whether what was read last is reasoning."""
         self._incoming = Incoming()
         self._pieces: list[Piece] = []
         self._space: list[str] | None = None
@@ -84,18 +86,17 @@ class MarkedReasoning:
 
     def _read(self) -> Reading[None]:
         incoming, (start, end, _, in_text) = self._incoming, self._marks
-        is_reasoning = self._has_begun
-        if is_reasoning is None:
-            is_reasoning = yield from incoming.take_spaced(start)
+        has_begun = self._has_begun
+        self.is_open = (yield from incoming.take_spaced(start)) if has_begun is None else has_begun
         mark: str | None = start
         while mark is not None:
-            if is_reasoning:
+            if self.is_open:
                 while mark == start:
                     mark = yield from incoming.until((start, end), self._show_reasoning)
-                self._space = None
+                self._space, self.is_open = None, mark is None
                 yield from incoming.skip_space()
             mark = yield from incoming.until(in_text, self._show_text)
-            is_reasoning = mark == start
+            self.is_open = self.is_open or mark == start
 
     def _show_reasoning(self, text: str) -> None:
         """Show reasoning, but for the white space around it."""

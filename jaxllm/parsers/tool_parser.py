@@ -29,7 +29,10 @@ class ToolParser(abc.ABC):
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
-    """The marks of calls. Those that are special tokens of the tokenizer must not be left out of the text."""
+    """The marks of calls, first the one that calls begin with, which ends reasoning that has no end of its own.
+
+    Those that are special tokens of the tokenizer must not be left out of the text.
+    """
     drops_text_after_calls: ClassVar[bool] = False
     """Whether text after a call is dropped where calls are held, as vLLM does in the answers of some models."""
     holds_calls: bool = False

@@ -101,6 +101,7 @@ def test_calls_are_read_after_the_reasoning_or_end_it(reasoning: str, tools: str
         (f"user{start}\n", f"I see.\n{call}", "I see.", "", 1),
         (f"user{start}\n", f"I see.{call}{call}", "I see.", "", 2),
         (f"user{start}\n", f"I see.{call}\nSo it is.", "I see.", "\nSo it is.", 1),
+        (f"user{start}\n", f"I see.{call}So{end} it is.", "I see.", "So it is.", 1),
         (f"user{start}\n", f"A mark {mark} is none.{end}\n{call}", f"A mark {mark} is none.", "", 1),
         (f"user{start}\n", f"A mark {mark} is none.{end}\nYes.", f"A mark {mark} is none.", "Yes.", 0),
         (f"user{start}\n{end}", f"I see. {call}", "", "I see. ", 1),
