@@ -42,7 +42,14 @@ class JsonCall:
         yield from incoming.skip_space()
         if (yield from incoming.take("}")):
             return False
-        while (yield from self._member()):
+        while True:
+            start = incoming.trial()
+            is_member = yield from self._member()
+            text = incoming.settle(start)
+            if not is_member:
+                if self.has_begun and self.has_arguments and self._parser.keeps_parts:
+                    self._parser.show_text(text)
+                return False
             yield from incoming.skip_space()
             if (yield from incoming.take("}")):
                 if self._name is not None and not self.has_arguments and not self._has_others and self._default:
@@ -51,7 +58,6 @@ class JsonCall:
                 return self.has_begun
             if not (yield from incoming.take(",")):
                 return False
-        return False
 
     def _member(self) -> Reading[bool]:
         """Read a key and its value."""
@@ -66,9 +72,7 @@ class JsonCall:
             return (yield from self._read_name())
         if key in _ARGUMENTS and not self.has_arguments:
             return (yield from self._arguments())
-        if key in _OTHERS:
-            return (yield from incoming.json_value(_drop))
-        return self._name is not None and (yield from self._other(key))
+        return (yield from self._other(key))
 
     def _read_name(self) -> Reading[bool]:
         name = yield from self._string()
@@ -96,9 +100,11 @@ class JsonCall:
         return True
 
     def _other(self, key: str) -> Reading[bool]:
-        """Read the value of a member that has no meaning here."""
-        del key
-        self._has_others = True
+        """Read the value of a member that has no meaning here. Most keys make sure that what has no name is no call."""
+        if key not in _OTHERS:
+            if self._name is None:
+                return False
+            self._has_others = True
         return (yield from self._incoming.json_value(_drop))
 
     def _show(self, arguments: str) -> None:

@@ -155,7 +155,9 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         incoming = call._incoming
         start = incoming.trial()
         is_value = yield from read_other(call, key)
-        found.append(key + incoming.settle(start))
+        value = incoming.settle(start)
+        if is_value:
+            found.append(key + value)
         return is_value
 
     monkeypatch.setattr(JsonCall, "_other", record)
