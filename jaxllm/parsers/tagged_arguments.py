@@ -25,32 +25,37 @@ _TOLD = {"type", "title", "description", "default", "examples"}
 
 
 class TaggedArguments:
-    """The arguments of one call, which a parser shows as JSON, each once it is whole."""
+    """The arguments of one call, which a parser shows as JSON: strings as they come, others once they are whole."""
 
-    def __init__(self, parser: ToolParser, name: str) -> None:
-        """Read values as the schema of the tool of this name types them."""
+    def __init__(self, parser: ToolParser, name: str, *, on_lines: bool = False) -> None:
+        """Read values as the schema of the tool of this name types them; `on_lines` they have lines of their own."""
         tool = parser.tools.get(name)
-        self._parser = parser
+        self._parser, self._on_lines = parser, on_lines
         self._schema = {} if tool is None else tool.schema
         properties = self._schema.get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
         self._before = "{"
 
-    def add(self, key: str, value: str) -> None:
-        """Show an argument."""
-        read = _typed(value, self._types(key))
-        self._parser.show_arguments(f"{self._before}{as_json(key)}: {as_json(read)}")
-        self._before = ", "
+    def read(
+        self, incoming: Incoming, key: str, end: str, own: Iterable[str], *, following: str = ""
+    ) -> Reading[str | None]:
+        """Read and show a value up to its `end`, and return the mark that ended it; None if the output ended before.
 
-    def cut(self, key: str, value: str, marks: Iterable[str]) -> None:
-        """Show an argument within which the output ended, but for what may have begun one of the `marks`."""
-        value = value[: len(value) - held_back(value, marks)]
-        is_text = "string" in self._types(key)
-        self._parser.show_arguments(f"{self._before}{as_json(key)}: {as_json(value)[:-1] if is_text else value}")
-
-    def _types(self, key: str) -> Set[str]:
-        """Return the types of an argument: it is a string if the tool's schema does not say."""
-        return allowed_types(self._properties.get(key), self._schema) or {"string"}
+        Models leave the end out, so another of the parser's `own` marks ends a value too, and is left to be read. It is
+        part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
+        """
+        value, marks = self._begin(key), {end, *own}
+        mark = yield from self._read_part(incoming, value, marks)
+        if mark is not None and mark != end:
+            start, later = incoming.trial() - len(mark), list[str]()
+            if (yield from incoming.until(marks, later.append)) == end and mark != following:
+                incoming.settle(start)
+                value.add("".join((mark, *later)))
+                mark = end
+            else:
+                incoming.rewind(start)
+        value.end(is_cut=mark is None, on_line=self._on_lines or mark != end)
+        return mark
 
     def close(self, stray: Iterable[str], *, is_cut: bool) -> None:
         """Show the end of the arguments, unless the output `is_cut` before it, and a line of text that was in none."""
@@ -59,25 +64,59 @@ class TaggedArguments:
         if text := " ".join("".join(stray).split()):
             self._parser.show_text(f"{text}\n")
 
+    def _begin(self, key: str) -> _Value:
+        """Show the key of an argument. It is a string if the tool's schema does not say."""
+        types = allowed_types(self._properties.get(key), self._schema) or {"string"}
+        self._parser.show_arguments(f"{self._before}{as_json(key)}: ")
+        self._before = ", "
+        return _Value(self._parser.show_arguments, types, on_line=self._on_lines)
 
-def read_value(
-    incoming: Incoming, end: str, own: Iterable[str], following: str = ""
-) -> Reading[tuple[str, str | None]]:
-    """Read a value up to its `end`, and return it with the mark that ended it; None if the output ended before.
+    @staticmethod
+    def _read_part(incoming: Incoming, value: _Value, marks: Set[str]) -> Reading[str | None]:
+        """Read a value up to the next mark and return it; None if the output ended before, maybe within a mark."""
+        last = list[str]()
 
-    Models leave the end out, so another of the parser's `own` marks ends a value too, and is left to be read. It is
-    part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
-    """
-    pieces, marks = list[str](), {end, *own}
-    mark = yield from incoming.until(marks, pieces.append)
-    if mark is not None and mark != end:
-        start, later = incoming.trial() - len(mark), list[str]()
-        if (yield from incoming.until(marks, later.append)) == end and mark != following:
-            incoming.settle(start)
-            pieces, mark = [*pieces, mark, *later], end
+        def show(text: str) -> None:
+            (last.append if incoming.is_ended else value.add)(text)
+
+        mark = yield from incoming.until(marks, show)
+        rest = "".join(last)
+        value.add(rest if mark is not None else rest[: len(rest) - held_back(rest, marks)])
+        return mark
+
+
+class _Value:
+    """The value of an argument, as it comes."""
+
+    def __init__(self, show: Callable[[str], None], types: Set[str], *, on_line: bool) -> None:
+        self._show, self._types, self._starts_line = show, types, on_line
+        self._is_text = types == {"string"}
+        self._parts = list[str]()
+        """What is not shown yet: for a string the end of the last line at most."""
+        if self._is_text:
+            show('"')
+
+    def add(self, text: str) -> None:
+        """Go on with the value."""
+        if text and self._starts_line:
+            text, self._starts_line = text.removeprefix("\n"), False
+        if not self._is_text:
+            self._parts.append(text)
+        elif text:
+            text = "".join((*self._parts, text))
+            self._parts = ["\n"] if text.endswith("\n") else []
+            self._show(as_json(text.removesuffix("\n"))[1:-1])
+
+    def end(self, *, is_cut: bool, on_line: bool) -> None:
+        """Show what is left, without the end of the line if the value is `on_line`."""
+        text = "".join(self._parts)
+        text = text.removesuffix("\n") if on_line else text
+        if self._is_text:
+            self._show(as_json(text)[1:-1] + ("" if is_cut else '"'))
+        elif is_cut:
+            self._show(as_json(text)[:-1] if "string" in self._types else text)
         else:
-            incoming.rewind(start)
-    return "".join(pieces), mark
+            self._show(as_json(_typed(text, self._types)))
 
 
 def _typed(text: str, types: Set[str]) -> Any:

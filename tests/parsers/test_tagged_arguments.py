@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -182,3 +183,20 @@ def test_a_value_that_is_cut_has_no_part_of_a_mark(tail: str) -> None:
     output = f"<tool_call>\n<function=f>\n<parameter=a>\nx{tail}"
     [call] = gather(read(Form("qwen3_xml", str), output, tools=[TOOL])).calls
     assert call.arguments == '{"a": "x'
+
+
+@pytest.mark.parametrize(("parser", "write"), [("qwen3_xml", qwen), ("glm45", glm)])
+def test_a_string_comes_as_the_model_writes_it(parser: str, write: Any) -> None:
+    """A file that is written by a call takes minutes, in which a stream must not be silent."""
+    value = 'def f():\n    return "é"\n\n# a < b\n'
+    output = write("a", value)
+    seen = 0
+    for length in range(output.index(value), output.index(value) + len(value)):
+        reading = ToolParserManager.get_tool_parser(parser)([TOOL])
+        shown = gather(reading.feed(output[:length])).calls[0].arguments
+        written = output[output.index(value) : length]
+        assert json.dumps({"a": written}, ensure_ascii=False)[:-2].startswith(shown)
+        assert len(json.dumps({"a": written}, ensure_ascii=False)) - len(shown) <= 6
+        seen = max(seen, len(shown))
+    assert seen > len(value)
+    assert calls_of(gather(read(Form(parser, str), *output, tools=[TOOL]))) == [("f", {"a": value})]

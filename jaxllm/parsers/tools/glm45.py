@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats, read_value
+from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
@@ -57,12 +57,9 @@ class Glm45Parser(ToolParser):
             if not (is_key and (yield from incoming.take_spaced(VALUE))):
                 stray.append(f" {key} ")
                 continue
-            value, end = yield from read_value(incoming, VALUE_END, self.marks)
-            if end is None:
-                arguments.cut(key.strip(), value, self.marks)
+            if (yield from arguments.read(incoming, key.strip(), VALUE_END, self.marks)) is None:
                 arguments.close(stray, is_cut=True)
                 return
-            arguments.add(key.strip(), value if end == VALUE_END else value.removesuffix("\n"))
             stray.append(" ")
         if mark == START:
             incoming.unread(START)

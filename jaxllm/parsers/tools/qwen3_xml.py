@@ -9,14 +9,13 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats, read_value
+from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _OWN = (PARAMETER, PARAMETER_END, FUNCTION_END, END, FUNCTION, START)
-_VALUE_ENDS = [f"{space}{mark}" for space in ("", "\n") for mark in _OWN]
 _NAME = re.compile(r"[^<>\n]+")
 _WRITTEN_NAME = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
@@ -54,18 +53,15 @@ class Qwen3XmlParser(ToolParser):
 
     def _arguments(self, name: str) -> Reading[None]:
         """Read the parameters up to the call's end. Text that is in none of them follows the call."""
-        incoming, arguments, stray = self.incoming, TaggedArguments(self, name), list[str]()
+        incoming, arguments, stray = self.incoming, TaggedArguments(self, name, on_lines=True), list[str]()
         while (mark := (yield from incoming.until(_OWN, stray.append))) in (PARAMETER, PARAMETER_END):
             key = (yield from incoming.take_while(_NAME, _MAX_NAME)) if mark == PARAMETER else ""
             if not (key.strip() and (yield from incoming.take(">"))):
                 stray.append(f" {key} ")
                 continue
-            value, end = yield from read_value(incoming, PARAMETER_END, _OWN, PARAMETER)
-            if end is None:
-                arguments.cut(key.strip(), value.removeprefix("\n"), _VALUE_ENDS)
+            if (yield from arguments.read(incoming, key.strip(), PARAMETER_END, _OWN, following=PARAMETER)) is None:
                 arguments.close(stray, is_cut=True)
                 return
-            arguments.add(key.strip(), value.removeprefix("\n").removesuffix("\n"))
             stray.append(" ")
         if mark == FUNCTION_END:
             yield from incoming.take_spaced(END)
