@@ -140,6 +140,25 @@ class PoolingOutput:
     data: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateChunk:
+    """A run of tokens that has one embedding."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+    """The characters of the text that its tokens are of; None for special tokens alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateChunkingMetadata:
+    """The chunks of a text."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: str = "fixed_tokens"
+
+
 @dataclasses.dataclass(slots=True)
 class PoolingRequestOutput[Output]:
     """The pooled output of one prompt."""
@@ -151,6 +170,8 @@ class PoolingRequestOutput[Output]:
     finished: bool
     error: str | None = None
     """What went wrong, of a request that has ended without an output; else None."""
+    late_chunking: LateChunkingMetadata | None = None
+    """The chunks that the rows of the output are of, with late_chunking_params."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_ints, check_kind, shown
+from jaxllm.params.checks import INT32_MAX, INT64_MAX, check_bool, check_int, check_ints, check_kind, shown
 from jaxllm.sampling_params import RequestOutputKind
 
 TASKS = ("embed", "classify", "token_embed", "token_classify")
@@ -25,6 +25,16 @@ _REFUSED = {
     "late_interaction_params": "scores by late interaction are computed on the host; see LLM.score",
     "extra_kwargs": "there are no plugins that pool",
 }
+
+
+class LateChunkingParams(msgspec.Struct, omit_defaults=True):
+    """Parameters that make one embedding of each run of tokens, of what the model makes of the whole text."""
+
+    chunk_size: int
+    """The tokens of a chunk, special ones too; the last chunk has what is left."""
+
+    def __post_init__(self) -> None:
+        check_int("chunk_size", self.chunk_size, 1, INT64_MAX, parameter="late_chunking_params")
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
@@ -47,6 +57,8 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
     late_interaction_params: dict[str, Any] | None = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    late_chunking_params: LateChunkingParams | None = None
+    """Give the mean of each run of tokens in place of their outputs, in the task "token_embed"."""
 
     def __post_init__(self) -> None:
         for name in ("use_activation", "requires_token_ids", "skip_reading_prefix_cache"):
@@ -60,6 +72,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
             ids = check_ints("returned_token_ids", self.returned_token_ids, 0, INT32_MAX, MAX_RETURNED)
             self.returned_token_ids = ids
         check_kind("task", self.task, str)
+        check_kind("late_chunking_params", self.late_chunking_params, LateChunkingParams)
         if self.task in _GONE_TASKS:
             raise VLLMValidationError(_GONE_TASKS[self.task], parameter="task", value=self.task)
         for name, reason in _REFUSED.items():

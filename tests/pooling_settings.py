@@ -12,5 +12,5 @@ def make_settings(**given: Any) -> PoolingSettings:
     neutral: dict[str, Any] = dict.fromkeys(PoolingSettings.__struct_fields__)
     neutral |= {"model": "tiny", "use_activation": True, "is_step": False, "logit_mean": 0.0, "logit_sigma": 1.0}
     neutral |= {"id2label": {}, "is_matryoshka": False, "prompts": {}, "similarity": "cosine"}
-    neutral |= {"has_token_types": False, "runs_whole_tasks": (), "lowercases": False}
+    neutral |= {"has_token_types": False, "runs_whole_tasks": (), "lowercases": False, "has_linear_head": True}
     return PoolingSettings(**(neutral | given))

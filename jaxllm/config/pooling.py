@@ -28,6 +28,8 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     logit_mean: float
     logit_sigma: float
     """Scores of classes become (score - logit_mean) / logit_sigma before their activation."""
+    has_linear_head: bool
+    """Nothing but matmuls comes after the model's hidden states, so the mean may be taken before them or after."""
     output_size: int
     """The numbers of one output, before `dimensions` cut it."""
     num_labels: int | None

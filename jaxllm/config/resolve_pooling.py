@@ -216,6 +216,7 @@ def _make_settings(
         is_step=pooler.tok_pooling_type == "STEP",
         logit_mean=0.0 if pooler.logit_mean is None else pooler.logit_mean,
         logit_sigma=1.0 if pooler.logit_sigma is None else pooler.logit_sigma,
+        has_linear_head=all(each.act is None and each.norm is None for each in pooling.head),
         output_size=size,
         num_labels=size if classifies else None,
         id2label=class_names(args.model, hf_config, size) if classifies else {},

@@ -91,6 +91,8 @@ def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -
 
 def _wish(params: PoolingParams | None) -> tuple[bool, int | None]:
     assert params is not None
+    if params.late_chunking_params is not None:  # means come first, of tokens that may be in several steps
+        return False, None
     return bool(params.use_activation), params.dimensions
 
 

@@ -39,8 +39,13 @@ class ServingEmbedding:
         usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in vectors)
         if request.is_in_bytes:
             return await aside(size, VectorBytes.of, request, vectors, answer_id, model, usage)
+        chunks = [UNSET if each.late_chunking is None else each.late_chunking for each in outputs]
         data = await aside(
-            size, lambda: [EmbeddingResponseData(index=i, embedding=encode(each)) for i, each in enumerate(vectors)]
+            size,
+            lambda: [
+                EmbeddingResponseData(index=i, embedding=encode(each), late_chunking=chunks[i])
+                for i, each in enumerate(vectors)
+            ],
         )
         return EmbeddingResponse(id=answer_id, model=model, data=data, usage=usage)
 

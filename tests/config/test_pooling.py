@@ -66,6 +66,7 @@ def test_an_embedder_of_sentence_transformers(tmp_path: Path):
         is_step=False,
         logit_mean=0.0,
         logit_sigma=1.0,
+        has_linear_head=True,
         output_size=32,
         num_labels=None,
         id2label={},

@@ -13,6 +13,7 @@ from jaxllm import PoolingParams, SamplingParams
 from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.pooling_params import LateChunkingParams
 from jaxllm.sampling_params import RequestOutputKind
 from tests.params.embedder import EMBEDDER
 
@@ -42,6 +43,7 @@ BAD_VALUES = [
     ("skip_reading_prefix_cache", 0),
     ("late_interaction_params", {"mode": "cache_query"}),
     ("extra_kwargs", {}),
+    ("late_chunking_params", {"chunk_size": 2}),
     ("output_kind", RequestOutputKind.DELTA),
     ("dimensions", math.nan),
 ]
@@ -61,7 +63,7 @@ def test_bad_values_name_their_field(name: str, value: Any):
 def test_fields_are_vllms():
     assert " ".join(PoolingParams.__struct_fields__) == (
         "use_activation dimensions step_tag_id returned_token_ids task requires_token_ids skip_reading_prefix_cache "
-        "late_interaction_params extra_kwargs output_kind"
+        "late_interaction_params extra_kwargs output_kind late_chunking_params"
     )
     params = PoolingParams(dimensions=np.int64(3), returned_token_ids=np.array([2, 1]))  # type: ignore[arg-type]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=PoolingParams) == params
@@ -196,3 +198,15 @@ def test_tasks_that_it_does():
     verify_pooling_task("embed", EMBEDDER, "pooling")
     verify_pooling_task("generate", EMBEDDER, "generate")
     verify_pooling_task("embed", EMBEDDER, "generate")
+
+
+def test_chunks_are_of_token_embeddings_and_of_models_that_are_linear_after_them():
+    late = LateChunkingParams(chunk_size=3)
+    params = resolve_pooling_params(PoolingParams(late_chunking_params=late), "token_embed", EMBEDDER)
+    assert (params.late_chunking_params, params.skip_reading_prefix_cache) == (late, True)
+    for task, settings in (("embed", EMBEDDER), ("token_embed", changed(has_linear_head=False))):
+        with pytest.raises(VLLMValidationError, match="late_chunking_params"):
+            resolve_pooling_params(PoolingParams(late_chunking_params=late), task, settings)
+    for size in (0, 2**63, 1.5, True):
+        with pytest.raises(VLLMValidationError, match="chunk_size"):
+            LateChunkingParams(chunk_size=size)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from tests.server.request_bounds import (
     CHAT,
     COHERE,
     DETOKENIZE,
+    EMBEDDINGS,
     INPUTS,
     POOLING,
     RERANK,
@@ -20,7 +21,6 @@ from tests.server.request_bounds import (
     SAMPLING,
     SCORE,
     TOKENIZE,
-    VECTORS,
     Bound,
 )
 
@@ -36,7 +36,7 @@ COMPLETION: dict[str, Bound] = SAMPLING | {
     "logprob_token_ids": Bound("[5]", ("[256]", "[-1]")),
 }
 POOLED: list[tuple[str, dict[str, Bound], dict[str, str]]] = [
-    ("/v1/embeddings", VECTORS, {"input": '["a","b"]'}),
+    ("/v1/embeddings", EMBEDDINGS, {"input": '["a","b"]'}),
     ("/pooling", POOLING, {"input": '["a","b"]'}),
     ("/classify", INPUTS, {"input": '["a","b"]'}),
     ("/score", SCORE, {"text_1": '"a"', "text_2": '["b","c"]'}),

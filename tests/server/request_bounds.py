@@ -185,6 +185,11 @@ VECTORS: dict[str, Bound] = INPUTS | {
     "embed_dtype": Bound('"fp8_e4m3"', ('"float8"', "1"), (), {"encoding_format": '"base64"'}),
     "endianness": Bound('"big"', ('"middle"', "1"), (), {"encoding_format": '"base64"'}),
 }
+EMBEDDINGS: dict[str, Bound] = VECTORS | {
+    "late_chunking_params": Bound(
+        '{"chunk_size":9223372036854775807}', ('{"chunk_size":0}', '{"chunk_size":1.5}', "{}", "1")
+    ),
+}
 POOLING: dict[str, Bound] = VECTORS | {"task": Bound('"token_embed"', ('"classify"', '"score"', "1"))}
 SIDE = Bound("null", ("1", "{}", '[{"title":"a"}]'))
 SCORES: dict[str, Bound] = POOLED | {

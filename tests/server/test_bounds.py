@@ -37,7 +37,7 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
     "/v1/messages": (MessagesRequest, bounds_of.ANTHROPIC, {"messages": CHAT_ALL, "max_tokens": "2"}),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
-    "/v1/embeddings": (EmbeddingRequest, bounds_of.VECTORS, {"input": '"a"'}),
+    "/v1/embeddings": (EmbeddingRequest, bounds_of.EMBEDDINGS, {"input": '"a"'}),
     "/pooling": (PoolingRequest, bounds_of.POOLING, {"input": '"a"'}),
     "/classify": (ClassificationRequest, bounds_of.INPUTS, {"input": '"a"'}),
     "/score": (ScoreRequest, bounds_of.SCORE, {"text_1": '"a"', "text_2": '"a"'}),

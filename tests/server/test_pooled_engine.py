@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from jaxllm import LLM
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.pooling_params import LateChunkingParams, PoolingParams
 from tests.models.tiny import folder
 from tests.server.support import Served, served
 
@@ -47,6 +50,30 @@ def data(server: Served, path: str, **given: Any) -> list[Any]:
     return answer.json["data"]
 
 
+def check_late_chunks(llm: LLM, server: Served) -> None:
+    """Compare embeddings of chunks with the means of the tokens' outputs."""
+    late = LateChunkingParams(chunk_size=3)
+    found = llm.encode(TEXTS, PoolingParams(late_chunking_params=late), pooling_task="token_embed", use_tqdm=False)
+    raw = llm.encode(TEXTS, PoolingParams(use_activation=False), pooling_task="token_embed", use_tqdm=False)
+    for text, output, tokens in zip(TEXTS, found, raw, strict=True):
+        rows_td, chunks = tokens.outputs.data, output.late_chunking
+        assert chunks is not None
+        means = np.stack([rows_td[i : i + 3].mean(0) for i in range(0, len(rows_td), 3)])
+        lengths = np.linalg.norm(means, axis=1, keepdims=True)
+        np.testing.assert_allclose(output.outputs.data, means / lengths, rtol=0, atol=1e-6)
+        last = [each.char_range for each in chunks.chunks if each.char_range is not None][-1]
+        assert last[1] == len(text)
+    body = {"late_chunking_params": {"chunk_size": 3}}
+    shown = data(server, "/v1/embeddings", input=TEXTS, **body)
+    assert [each["embedding"] for each in shown] == [each.outputs.data.tolist() for each in found]
+    assert [each["late_chunking"] for each in shown] == [
+        json.loads(msgspec.json.encode(each.late_chunking)) for each in found
+    ]
+    for given in ({"input": [5, 6]}, {"input": "x" * 9, "truncate_prompt_tokens": 5}):
+        answer = server.post("/v1/embeddings", body | given)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "late_chunking_params"), answer.body
+
+
 def test_embeddings_are_those_of_the_program(tokenizer: str) -> None:
     with engines("bert", tokenizer) as (llm, server):
         expected = [each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]
@@ -68,6 +95,7 @@ def test_embeddings_are_those_of_the_program(tokenizer: str) -> None:
         for given, parameter in cases:
             answer = server.post("/v1/embeddings", given)
             assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
+        check_late_chunks(llm, server)
         cut = server.post("/v1/embeddings", {"input": "x" * 100, "truncate_prompt_tokens": -1})
         assert cut.json["usage"]["prompt_tokens"] == 64
 

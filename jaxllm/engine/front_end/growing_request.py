@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.engine.front_end.late_chunks import chunk_embeddings
 from jaxllm.messages import EngineCoreOutput, Pooled
 from jaxllm.outputs import (
     AnyOutput,
@@ -189,7 +190,11 @@ class PooledRequest(GrowingRequest):
             return None
         if sequence.pooled is None:
             return self.failed_output(str(sequence.stop_reason or sequence.finish_reason))
-        return self._pooled_output(_to_array(sequence.pooled, self.request), None)
+        data, chunks = _to_array(sequence.pooled, self.request), self.request.late_chunking
+        if chunks is not None:
+            assert self.request.core.pooling_params is not None
+            data = chunk_embeddings(data, chunks, self.request.core.pooling_params)
+        return self._pooled_output(data, None)
 
     def failed_output(self, reason: str) -> AnyOutput:
         """Return the output of a request that has ended without one."""
@@ -199,7 +204,13 @@ class PooledRequest(GrowingRequest):
         request = self.request
         num_cached = self.sequences[0].num_cached_tokens or 0
         return PoolingRequestOutput(
-            request.request_id, PoolingOutput(data), request.core.prompt_token_ids, num_cached, True, error
+            request.request_id,
+            PoolingOutput(data),
+            request.core.prompt_token_ids,
+            num_cached,
+            True,
+            error,
+            None if data is None else request.late_chunking,
         )
 
 

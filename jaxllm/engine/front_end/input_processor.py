@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.engine.front_end.late_chunks import find_chunks
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
 from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt, PromptEncoder, too_long
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import SEED_MASK, EngineCoreRequest
+from jaxllm.outputs import LateChunkingMetadata
 from jaxllm.params.checks import check_float, check_int
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -44,6 +46,8 @@ class ProcessedRequest:
     """The request as the core runs it."""
     trace: Mapping[str, str] | None = None
     """The W3C headers of the trace that it belongs to, if any; None for a step of a search, which is no request."""
+    late_chunking: LateChunkingMetadata | None = None
+    """The chunks that its tokens' outputs become embeddings of."""
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -69,7 +73,7 @@ class InputProcessor:
         pooling: PoolingSettings | None = None,
     ) -> None:
         """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
-        self._pooling = pooling
+        self._pooling, self._tokenizer = pooling, tokenizer
         self._prompts = PromptEncoder(tokenizer, limits, pooling)
         self._limits = limits
         self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
@@ -281,7 +285,9 @@ class InputProcessor:
             pooling_params=pooling,
             pair_start=prompt.pair_start,
         )
-        return ProcessedRequest(request_id, prompt.text, core, trace)
+        late = None if pooling is None else pooling.late_chunking_params
+        chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)
+        return ProcessedRequest(request_id, prompt.text, core, trace, chunks)
 
 
 def mix(seed: int, counter: int) -> int:

@@ -83,6 +83,8 @@ def resolve_pooling_params(given: Any, task: str | None, settings: PoolingSettin
             if getattr(params, name) is None:
                 setattr(params, name, getattr(settings, name))
         check_returned(params.returned_token_ids, settings, "returned_token_ids")
+    if params.late_chunking_params is not None:
+        _check_late_chunking(params, settings)
     _resolve_caching(params, settings)
     return params
 
@@ -107,6 +109,17 @@ def _check_fields(params: PoolingParams, settings: PoolingSettings) -> None:
     if wrong:
         message = f"Task {params.task!r} only supports {taken} parameters, does not support {wrong} parameters"
         raise VLLMValidationError(message, parameter=wrong[0], value=getattr(params, wrong[0]))
+
+
+def _check_late_chunking(params: PoolingParams, settings: PoolingSettings) -> None:
+    reason = None
+    if params.task != "token_embed":
+        reason = 'it needs the task "token_embed"'
+    elif not settings.has_linear_head:
+        reason = "the model's layers after the mean are not linear"
+    if reason is not None:
+        message = f"late_chunking_params is not supported here: {reason}. Leave it out."
+        raise VLLMValidationError(message, parameter="late_chunking_params", value=params.late_chunking_params)
 
 
 def _resolve_caching(params: PoolingParams, settings: PoolingSettings) -> None:
