@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.constraints.grammar import grammar_key, grammar_text
 from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
+from jaxllm.constraints.schema_rewrites import OneOf
 from jaxllm.constraints.workers import BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.limits import MAX_FORCED_BYTES, MAX_PROPERTIES
@@ -25,6 +27,9 @@ CACHE_BYTES = 128 << 20
 _TOKENIZER_SECONDS = 120.0
 _NESTING_ERROR = "recursion limit exceeded"
 _ONE_OF_ERROR = "oneOf constraints are not supported"
+_NOTHING_ERROR = "schema is false"
+_SHOWN_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?| 1 \| start: .*", re.DOTALL)
+"""Where an error is in a grammar's text, and that text."""
 
 
 class GrammarCompiler:
@@ -132,6 +137,20 @@ class GrammarCompiler:
         return Vocabulary(tokenizer, max(num_tokens, 1 + max(added, default=0)), self._vocab_size)
 
     def _compile(self, vocabulary: Vocabulary, params: StructuredOutputsParams) -> Grammar:
+        try:
+            return self._compile_with(vocabulary, params, OneOf.KEPT)
+        except VLLMValidationError as error:
+            if _ONE_OF_ERROR not in str(error):
+                raise
+        try:
+            return self._compile_with(vocabulary, params, OneOf.EXPANDED)
+        except VLLMValidationError as error:
+            if _NOTHING_ERROR in str(error):
+                raise
+            # The opposite of a branch has no schema, or only a part of it has: branches cannot be kept apart.
+            return self._compile_with(vocabulary, params, OneOf.ANY)
+
+    def _compile_with(self, vocabulary: Vocabulary, params: StructuredOutputsParams, one_of: OneOf) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -140,14 +159,13 @@ class GrammarCompiler:
             step_max_items=500 * MAX_PROPERTIES,  # about 20,000 take a millisecond
             verbose_errors=False,
         )
-        text = grammar_text(params, self._special_tokens)
+        text = grammar_text(params, self._special_tokens, one_of=one_of)
         start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
-        if _ONE_OF_ERROR in start.get_error():
-            text = grammar_text(params, self._special_tokens, expands_one_of=True)
-            start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         if start.is_error():
             nested = "nested too deep; not, if, oneOf and contains count more than once: "
             error = brief_error(start.get_error())
+            if params.kind == "structural_tag":  # which was not written as the grammar that the error shows
+                error = _SHOWN_GRAMMAR.sub("", error)
             raise refuse(params.kind, nested + error if _NESTING_ERROR in error else error)
         grammar = Grammar(vocabulary, start, _num_text_bytes(params.kind, text))
         if grammar.forces_too_much:

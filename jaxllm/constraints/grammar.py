@@ -11,6 +11,7 @@ from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.json_schema import check_schemas_inside, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal
 from jaxllm.constraints.limits import check_parentheses, refuse
+from jaxllm.constraints.schema_rewrites import OneOf
 from jaxllm.constraints.structural_tag import structural_tag_grammar
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
@@ -21,16 +22,14 @@ def grammar_key(params: StructuredOutputsParams) -> bytes:
 
 
 def grammar_text(
-    params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, expands_one_of: bool = False
+    params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, one_of: OneOf = OneOf.KEPT
 ) -> str:
     """Write the grammar for llguidance. Raises VLLMValidationError for what is out of bounds or not understood."""
     from llguidance import LLMatcher
 
     kind = params.kind
     if kind == "json":
-        return LLMatcher.grammar_from_json_schema(
-            schema_text("json", params.json, params, expands_one_of=expands_one_of)
-        )
+        return LLMatcher.grammar_from_json_schema(schema_text("json", params.json, params, one_of=one_of))
     if kind == "json_object":
         if params.json_object is not True:
             raise refuse(kind, "it must be True, or left out for one of the other constraints.")
@@ -46,4 +45,4 @@ def grammar_text(
         check_lark("grammar", text)
         check_schemas_inside("grammar", text)
         return LLMatcher.grammar_from_lark(text)
-    return structural_tag_grammar(params, special_tokens, expands_one_of=expands_one_of)
+    return structural_tag_grammar(params, special_tokens, one_of=one_of)

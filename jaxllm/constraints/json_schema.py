@@ -15,7 +15,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from jaxllm.constraints.closed_objects import close_objects
 from jaxllm.constraints.limits import check_depth, check_parentheses, refuse
 from jaxllm.constraints.name_patterns import property_names
-from jaxllm.constraints.schema_rewrites import Rewriter
+from jaxllm.constraints.schema_rewrites import OneOf, Rewriter
 from jaxllm.params.checks import shown
 from jaxllm.params.limits import MAX_ENUM_VALUES, MAX_JSON_NESTING, MAX_PROPERTIES, MAX_SCHEMA_NODES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
@@ -40,11 +40,10 @@ _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a 
 type Schema = dict[str, Any]
 
 
-def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, expands_one_of: bool = False) -> str:
+def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, one_of: OneOf = OneOf.KEPT) -> str:
     """Return a schema (JSON text, dict or bool) as JSON text for llguidance, with the options of `params`.
 
-    `expands_one_of` is for a oneOf whose branches llguidance cannot see to exclude each other. Raises
-    VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
+    Raises VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
     """
     if isinstance(schema, str):
         schema = parse_json(parameter, schema)
@@ -57,9 +56,10 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
     _check_schema(parameter, schema, references)
     if params.disable_additional_properties:
         schema = close_objects(parameter, schema, references.target)
-    schema = Rewriter(parameter, property_names(schema), expands_one_of=expands_one_of).rewrite(schema)
+    schema = Rewriter(parameter, property_names(schema), one_of=one_of).rewrite(schema)
     given = schema.get("x-guidance")
-    schema["x-guidance"] = _whitespace(params, given if isinstance(given, dict) else {})
+    options = _whitespace(params, given if isinstance(given, dict) else {})
+    schema["x-guidance"] = options | {"coerce_one_of": True} if one_of is OneOf.ANY else options
     return json.dumps(schema)
 
 

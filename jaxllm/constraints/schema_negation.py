@@ -32,8 +32,8 @@ _AT_MOST = {
 
 def negated(schema: Any) -> Schema | None:
     """Return a schema whose instances all break `schema`; None where none is known."""
-    if isinstance(schema, bool):
-        return not schema
+    if isinstance(schema, bool) or schema == {}:
+        return schema is False
     if not isinstance(schema, dict):
         return None
     found: list[Schema] = []

@@ -6,6 +6,7 @@ come first, for example. What cannot be said stays, and llguidance refuses it by
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -30,22 +31,41 @@ _FORMATS: dict[str, dict[str, str]] = {
     "uri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
     "iri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
     "uri-template": {"pattern": "^[A-Za-z0-9/._~-]*$"},
+    "byte": {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
 }
+_HINTS = ("password", "binary")
+"""Formats of OpenAPI that any text has."""
+FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"),
+        *_FORMATS,
+        *_HINTS,
+    }
+)
+"""The formats that a grammar can say: llguidance's, and those that are rewritten."""
 _IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
 
 
+class OneOf(enum.Enum):
+    """How oneOf is told to llguidance."""
+
+    KEPT = enum.auto()
+    """As it is: llguidance must see that the branches exclude each other."""
+    EXPANDED = enum.auto()
+    """As anyOf of what matches one branch and no other."""
+    ANY = enum.auto()
+    """As anyOf, as vLLM takes it, where branches cannot be kept apart: a text may match several of them."""
+
+
 class Rewriter:
-    """Rewrites a schema, whose properties have `names`, or a part of it.
+    """Rewrites a schema, whose properties have `names`, or a part of it."""
 
-    With `expands_one_of`, oneOf becomes anyOf of what matches one branch and no other.
-    """
-
-    def __init__(self, parameter: str, names: Collection[str], *, expands_one_of: bool) -> None:
+    def __init__(self, parameter: str, names: Collection[str], *, one_of: OneOf) -> None:
         self._parameter = parameter
         self._names = names
-        self._expands_one_of = expands_one_of
+        self._one_of = one_of
         self._length = 0
 
     def rewrite(self, schema: Any) -> Any:
@@ -78,9 +98,12 @@ class Rewriter:
             if isinstance(node.get(key), float) and node[key].is_integer():
                 node[key] = int(node[key])
         if isinstance(node.get("format"), str):
-            node |= _FORMATS.get(node["format"], {})
-            if "pattern" in _FORMATS.get(node["format"], {}):
+            if node["format"] in _HINTS:
                 del node["format"]
+            else:
+                node |= _FORMATS.get(node["format"], {})
+                if "pattern" in _FORMATS.get(node["format"], {}):
+                    del node["format"]
         list_pattern_properties(node, self._names)
         yield from _take_unevaluated(node)
         yield from _take_not(node)
@@ -88,7 +111,7 @@ class Rewriter:
         yield from _take_dependencies(node)
         yield from _take_contains(node)
         yield from take_property_names(node)
-        if self._expands_one_of:
+        if self._one_of is OneOf.EXPANDED:
             yield from _take_one_of(node)
         if node.get("uniqueItems") is False or (node.get("uniqueItems") and node.get("maxItems", 2) <= 1):
             del node["uniqueItems"]

@@ -15,6 +15,7 @@ from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.json_schema import check_nesting, parse_json, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal, regex_literal
 from jaxllm.constraints.limits import VLLMValidationError, refuse
+from jaxllm.constraints.schema_rewrites import OneOf
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 _FORMATS: Mapping[str, dict[str, type]] = {
@@ -36,15 +37,13 @@ _OPTIONAL: Mapping[str, dict[str, type]] = {
 }
 
 
-def structural_tag_grammar(
-    params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, expands_one_of: bool
-) -> str:
+def structural_tag_grammar(params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, one_of: OneOf) -> str:
     """Return llguidance's grammar for params.structural_tag; special tokens in its strings are tokens, not text."""
     tag = parse_json("structural_tag", params.structural_tag or "")
     check_nesting("structural_tag", tag)
     if not isinstance(tag, dict):
         raise _refuse("it must be a JSON object.")
-    writer = _Writer(params, special_tokens, expands_one_of)
+    writer = _Writer(params, special_tokens, one_of)
     return writer.grammar(_modern(tag) if "structures" in tag else _get(tag, "format", dict))
 
 
@@ -76,11 +75,9 @@ class _Writer:
     the end of the output; a format of free text must know its close, and then writes it too.
     """
 
-    def __init__(
-        self, params: StructuredOutputsParams, special_tokens: Mapping[str, int], expands_one_of: bool
-    ) -> None:
+    def __init__(self, params: StructuredOutputsParams, special_tokens: Mapping[str, int], one_of: OneOf) -> None:
         self._params = params
-        self._expands_one_of = expands_one_of
+        self._one_of = one_of
         self._special_tokens = special_tokens
         names = sorted(special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
@@ -132,8 +129,8 @@ class _Writer:
         if kind == "const_string":
             return self._text(form["value"])
         if kind == "json_schema":
-            schema, one_of = form["json_schema"], self._expands_one_of
-            return self._rule(f"%json {schema_text('structural_tag', schema, self._params, expands_one_of=one_of)}")
+            schema = form["json_schema"]
+            return self._rule(f"%json {schema_text('structural_tag', schema, self._params, one_of=self._one_of)}")
         if kind == "regex":
             return self._rule(regex_literal("structural_tag", form["pattern"]), terminal=True)
         if kind == "grammar":

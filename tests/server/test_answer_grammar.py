@@ -101,5 +101,20 @@ def test_no_call_gets_round_its_schema_within_the_reasoning(compiler: GrammarCom
         assert not takes(compiler, smollm2_path, params, f"{start}I see. {other}</think>{call}")
 
 
+def test_calls_are_enforced_as_far_as_a_grammar_can(compiler: GrammarCompiler, smollm2_path: str) -> None:
+    tags = {"type": "array", "items": {"type": "string", "format": "slug"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags, "key": {"type": "string", "format": "password"}}}
+    parser = ToolParserManager.get_tool_parser("hermes")
+    for use in (
+        ToolUse([FunctionTool(name="f", parameters=schema)], is_required=True),
+        ToolUse([FunctionTool(name="f", parameters=schema, strict=True)]),
+    ):
+        params = answer_grammar(None, use, parser, None, "")
+        assert params is not None
+        for arguments, is_taken in (('{"tags": ["a", "a"], "key": "b"}', True), ('{"tags": [1]}', False)):
+            call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+            assert takes(compiler, smollm2_path, params, call) is is_taken
+
+
 def test_nothing_asked_is_nothing_constrained() -> None:
     assert answer_grammar(None, NO_TOOLS, None, "qwen3", "") is None

@@ -21,6 +21,14 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 7, "max_tokens": 8, "stop": ["e", "a"]},
 ]
 
+F = {"name": "f"}
+BAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}, "required": ["a"]}
+"""No grammar here can look ahead."""
+
+
+def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {**F, "parameters": parameters}}
+
 
 @pytest.mark.parametrize("given", KINDS)
 def test_texts_tokens_and_logprobs_are_those_of_the_program(
@@ -80,6 +88,28 @@ def test_ollamas_form_has_the_same_log_probabilities(tiny_server: Served) -> Non
     assert [each for line in lines for each in line.get("logprobs", [])] == expected
     plain = tiny_server.post("/api/chat", given | {"stream": False, "logprobs": False, "top_logprobs": None}).json
     assert "logprobs" not in plain
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("tools", {"tools": [tool_of(BAD)], "tool_choice": "required"}),
+        ("tools", {"tools": [tool_of(BAD) | {"type": "function"}], "tool_choice": {"type": "function", "function": F}}),
+        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}}),
+        ("structured_outputs", {"structured_outputs": {"json": BAD}}),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_own_field(
+    tiny_server: Served, field: str, fields: dict[str, Any]
+) -> None:
+    answer = tiny_server.post(PATH, {"messages": MESSAGES, "max_tokens": 3, **fields})
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, field), answer.body
+    assert "look-around" in error["message"]
+    assert error["message"].startswith(field)
+    if field != "structured_outputs":
+        assert error["message"].startswith(f"{field}: cannot be enforced: ")
+        assert "start:" not in error["message"]
 
 
 def test_the_sampled_token_is_among_the_likeliest(tiny_server: Served) -> None:

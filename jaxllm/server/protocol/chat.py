@@ -80,6 +80,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
             message = f"modalities must be ['text'], got {shown(self.modalities)}: {_NO_AUDIO}."
             raise VLLMValidationError(message, parameter="modalities", value=self.modalities)
 
+    @property
+    def constraint(self) -> str:
+        """Return the name of the field that says what the text must match."""
+        is_of_tools = self.tools and self.structured_outputs is None and self.response_format is None
+        return "tools" if is_of_tools else super().constraint
+
     def tool_use(self) -> ToolUse:
         """Return which tools the answer may call. Raises VLLMValidationError."""
         return read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)

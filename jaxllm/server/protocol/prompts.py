@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 
+_COMPILED = re.compile(r"^structured_outputs did not compile: (?:structured_outputs\.\w+: )?")
+"""What the engine says of a grammar that another field stands for."""
 MAX_PROMPTS = 1024
 """A request has at most so many prompts, unless its route says otherwise."""
 
@@ -42,7 +45,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         name = names.get(error.parameter or "")
         if name is None or name == error.parameter:
             raise
-        message = str(error)
+        message = str(error) if name == "structured_outputs" else _COMPILED.sub("cannot be enforced: ", str(error))
         shown_name = "" if name in message else f"{name}: "
         raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
 

@@ -108,15 +108,19 @@ class SamplingFields(TokenFields, kw_only=True):
 
     def fields_named(self, prompt: str) -> AbstractContextManager[None]:
         """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
-        constraint = "structured_outputs" if self.response_format is None else "response_format"
         names = {
-            **dict.fromkeys(("structured_outputs", *StructuredOutputsParams.__struct_fields__), constraint),
+            **dict.fromkeys(("structured_outputs", *StructuredOutputsParams.__struct_fields__), self.constraint),
             **dict.fromkeys(RepetitionDetectionParams.__struct_fields__, "repetition_detection"),
             "extra_args": "vllm_xargs",
             "prompt": prompt,
             "prompt_token_ids": prompt,
         }
         return renamed(names)
+
+    @property
+    def constraint(self) -> str:
+        """Return the name of the field that says what the text must match."""
+        return "structured_outputs" if self.response_format is None else "response_format"
 
     def check_fields(self) -> None:
         """Refuse fields that do not go with others. Raises VLLMValidationError."""

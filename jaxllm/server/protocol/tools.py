@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from jaxllm.constraints.loosened import loosened
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.parsers.function_tool import FunctionTool, read_tools
@@ -35,10 +38,15 @@ class ToolUse(NamedTuple):
 
     @property
     def enforced(self) -> list[FunctionTool]:
-        """Return the tools with the schemas that a grammar enforces: where calls are free, those of strict tools."""
-        if self.is_required:
-            return self.tools
-        return [tool if tool.strict else FunctionTool(name=tool.name) for tool in self.tools]
+        """Return the tools with the schemas that a grammar enforces, as far as it can: where calls are free, those of
+        strict tools.
+        """
+        return [
+            msgspec.structs.replace(tool, parameters=loosened(tool.parameters))
+            if self.is_required or tool.strict
+            else FunctionTool(name=tool.name)
+            for tool in self.tools
+        ]
 
 
 def read_tool_use(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | None) -> ToolUse:
