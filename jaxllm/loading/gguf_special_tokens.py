@@ -56,6 +56,40 @@ _END_NAMES = frozenset(
     )
 )
 """Tokens of these names end a text, whatever else the file declares."""
+_MARK_NAMES = frozenset(
+    (
+        "<|channel|>",
+        "<|message|>",
+        "<|start|>",
+        "<|constrain|>",
+        # What stands before, after and in place of a piece of code that is to be filled in.
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<\uff5cfim\u2581begin\uff5c>",
+        "<PRE>",
+        "\u2581<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<\uff5cfim\u2581hole\uff5c>",
+        "<SUF>",
+        "\u2581<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<\uff5cfim\u2581end\uff5c>",
+        "<MID>",
+        "\u2581<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    )
+)
+"""Tokens of these names are read whole in a text, whatever their type."""
 _MARKUP_END = "</s>"
 """This ends a text only where it is a control token: Gemma's vocabularies have it for HTML."""
 _MESSAGE_END = "<|end|>"
@@ -73,6 +107,8 @@ class SpecialTokens:
     """The ids of the roles "bos", "eos", "unk" and "pad" that the file has."""
     ends: tuple[int, ...]
     """The ids that end a text; that of the role "eos" is the first."""
+    marks: frozenset[int] = frozenset()
+    """Further ids of tokens that are read whole."""
 
 
 def read_special_tokens(file: GGUFFile, tokens: Sequence[str], num_ids: int) -> SpecialTokens:
@@ -87,7 +123,8 @@ def read_special_tokens(file: GGUFFile, tokens: Sequence[str], num_ids: int) -> 
         ends.pop(names.get(_MESSAGE_END, -1), None)
     if ends and "eos" in roles:
         roles["eos"] = next(iter(ends))
-    return SpecialTokens(roles, tuple(ends))
+    marks = frozenset(index for index, token in enumerate(tokens) if token in _MARK_NAMES)
+    return SpecialTokens(roles, tuple(ends), marks)
 
 
 def _roles(file: GGUFFile, num_ids: int) -> dict[str, int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, read_special_tokens
+from jaxllm.loading.gguf_special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, SpecialTokens, read_special_tokens
 from jaxllm.loading.gguf_splitting import SPLITTINGS, Splitting
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
@@ -51,7 +51,7 @@ def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
         )
     # Files do not hold this, which Phi-3's own tokenizer does; llama.cpp goes by the name too.
     strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
-    _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens)), special.ends, strips=strips)
+    _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens), special), strips=strips)
     texts = {f"{role}_token": tokens[index] for role, index in special.roles.items()}
     return GGUFTokenizer(
         backend=tokenizer,
@@ -153,28 +153,27 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     return vocab
 
 
-def _token_types(file: GGUFFile, num_tokens: int) -> list[int]:
-    """Return the type of each token; a file need not hold them."""
-    if not file.is_array(PREFIX + "token_type"):
-        return [NORMAL] * num_tokens
-    types = file.array(PREFIX + "token_type").tolist()
+def _token_types(file: GGUFFile, num_tokens: int, special: SpecialTokens) -> list[int]:
+    """Return the type of each token, which a file need not hold; those that end texts are control tokens anyway."""
+    types = [NORMAL] * num_tokens
+    if file.is_array(PREFIX + "token_type"):
+        types = file.array(PREFIX + "token_type").tolist()
     if len(types) < num_tokens:
         raise ValueError(f"{len(types)} token types for {num_tokens} tokens")
+    marks = [index for index in special.marks if types[index] != USER_DEFINED]
+    for index in (*special.ends, *marks):
+        types[index] = CONTROL
     return types[:num_tokens]
 
 
-def _add_whole_tokens(
-    tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], ends: Collection[int], *, strips: bool
-) -> None:
+def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], *, strips: bool) -> None:
     """Make control tokens special, and user-defined ones whole, wherever the text has them.
 
-    A token that ends texts is a control token, whatever its type. With `strips`, tokens of the chat format leave out
-    the white space after them.
+    With `strips`, tokens of the chat format leave out the white space after them.
     """
     known = tokenizer.get_vocab(with_added_tokens=False)
     by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
-    for index, (token, stored) in enumerate(zip(tokens, types, strict=True)):
-        kind = CONTROL if index in ends else stored
+    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         # A token that is spelled otherwise in the vocabulary, or twice, would get a new id.
         if kind in by_type and token and known.get(token) == index:
             rstrip = strips and token not in _KEEP_SPACES

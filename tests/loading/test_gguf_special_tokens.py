@@ -90,6 +90,16 @@ def test_names_end_a_text_whatever_their_type(tmp_path: Path, name: str, kind: i
     assert tokenizer.decode([4, 5, 1], skip_special_tokens=True) == "aba"
 
 
+@pytest.mark.parametrize("name", ["<|fim_prefix|>", "<|code_suffix|>", "<\uff5cfim\u2581hole\uff5c>", "<|channel|>"])
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])
+def test_marks_are_read_whole_and_end_nothing(tmp_path: Path, name: str, kind: int):
+    checkpoint = open_gguf(tmp_path, ["<|endoftext|>", *LETTERS, name], {name: kind}, eos_token_id=0)
+    assert ends(checkpoint) == [0]
+    tokenizer = checkpoint.tokenizer()
+    assert tokenizer(f"ab{name}a")["input_ids"] == [4, 5, 1]
+    assert tokenizer.decode([4, 5, 1], skip_special_tokens=True) == ("aba" if kind == NORMAL else f"ab{name}a")
+
+
 @pytest.mark.parametrize(
     "key", ["eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"]
 )
