@@ -139,7 +139,7 @@ def _typed(text: str, types: Set[str]) -> Any:
 def _number(text: str, types: Set[str]) -> int | float | str:
     """Return the number that a text is as models write it, though JSON has none such: `007`, `+3`, `.5`."""
     for name, read in (("integer", int), ("number", float)):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             if name in types and math.isfinite(number := read(text)):
                 return number
     return text

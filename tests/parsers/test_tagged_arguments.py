@@ -76,6 +76,7 @@ def glm(key: str, value: str) -> str:
         ({"type": "integer"}, "007", 7),
         ({"type": "number"}, ".5", 0.5),
         ({"type": "number"}, "inf", "inf"),
+        ({"type": "number"}, f"+{'9' * 400}", f"+{'9' * 400}"),
         ({"type": ["integer", "string"]}, "007", "007"),
         ({"type": ["null", "string"]}, "None", "None"),
         ({"type": ["null", "integer"]}, "None", None),
