@@ -140,16 +140,16 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, list[int]]:
     """Return head_dim and num_kv_heads of each layer, from the hub's keys or from those of later versions of HF."""
     ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
-    overrides = read_mapping(hf, "per_layer_config")
+    overrides = _by_layer(read_mapping(hf, "per_layer_config"), len(layer_types))
     # An empty one says that all heads have one size.
     if hf.get("per_layer_config") is None:
         wide = {"head_dim": read_int(hf, "global_head_dim")}
         if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = read_int(hf, "num_global_key_value_heads")
-        overrides = {str(layer): wide for layer, kind in enumerate(layer_types) if kind == "full_attention"}
+        overrides = {layer: wide for layer, kind in enumerate(layer_types) if kind == "full_attention"}
     sizes = []
     for layer in range(len(layer_types)):
-        own = read_mapping(overrides, str(layer))
+        own = overrides.get(layer, {})
         if unknown := sorted(set(own) - set(ours)):
             raise ValueError(f"per_layer_config has {', '.join(unknown)}; only {' and '.join(ours)} may differ")
         sizes.append({name: read_int(own, name, size) for name, size in ours.items()})
@@ -157,6 +157,14 @@ def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, 
         "head_dim": [each["head_dim"] for each in sizes],
         "num_kv_heads": [each["num_key_value_heads"] for each in sizes],
     }
+
+
+def _by_layer(given: Mapping[str, Any], num_layers: int) -> dict[int, dict[str, Any]]:
+    """Return what `per_layer_config` has of each layer by its number, which HF writes with leading zeros."""
+    numbers = {name: int(name) for name in given if name.isdecimal() and name.isascii()}
+    if wrong := sorted(name for name in given if numbers.get(name, num_layers) >= num_layers):
+        raise ValueError(f"per_layer_config has {', '.join(wrong)}, expected numbers of {num_layers} layers")
+    return {number: read_mapping(given, name) for name, number in numbers.items()}
 
 
 def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:

@@ -400,6 +400,8 @@ def test_what_hf_reads_and_leaves() -> None:
     assert [layer.head_dim for layer in read("Gemma4ForCausalLM", **GEMMA4, **sizes).layers] == [16] * 3 + [32]
     one = read("Gemma4ForCausalLM", **GEMMA4, **sizes, per_layer_config={})
     assert {layer.head_dim for layer in one.layers} == {16}
+    padded = read("Gemma4ForCausalLM", **GEMMA4, **sizes, per_layer_config={"01": {"head_dim": 64}})
+    assert [layer.head_dim for layer in padded.layers] == [16, 64, 16, 16]
 
 
 def test_a_norm_after_rotation_takes_out_its_factor() -> None:
@@ -541,6 +543,8 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
             "top_k_experts is 5",
         ),
         ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"3": {"window": 3}}}, "per_layer_config has window"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"4": {}}}, "per_layer_config has 4, expected numbers of"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"x": {}}}, "per_layer_config has x, expected numbers of"),
         (
             "Gemma4ForCausalLM",
             GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "partial_rotary_factor": 0.5}}},
