@@ -196,6 +196,7 @@ CHECKS = {
             "jaxllm/speculation/*.py",
             "models/**/*.py",
             "pallas_kernels/**/*.py",
+            "tests/data/configs/**/*",
             "tests/data/heads/**/*",
             "tests/data/tiny/**/*",
         ),
