@@ -34,6 +34,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A number in [0, 2**64): all of the request's randomness comes from it and the position."""
     arrival_time: float
     """The time of arrival in seconds, as of time.time()."""
+    arrival: int = 0
+    """The front end's count of requests at its arrival, which is its place in line; steps of a beam search share it."""
+    num_seats: int = 1
+    """How many of max_num_seqs it counts as: the first step of a beam search stands for all that follow it at once."""
     priority: int = 0
     cache_salt: str | None = None
     lora: LoRARequest | None = None

@@ -24,11 +24,13 @@ class Request:
         "donor",
         "finish_reason",
         "guesses",
+        "is_later_step",
         "keeps_blocks",
         "kind",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_seats",
         "order",
         "params",
         "pooled",
@@ -77,6 +79,10 @@ class Request:
         """The request whose blocks this one shares where their tokens agree; None once this one has ended."""
         self.keeps_blocks = source.keeps_blocks
         """True if its table outlives it, whether or not a fork is waiting for it."""
+        self.num_seats = source.num_seats
+        """How many of max_num_seqs it counts as."""
+        self.is_later_step = source.keeps_blocks and source.fork_of is not None
+        """True if it is a step of a beam search that goes on from one before."""
         self.score_start = self.params.first_scored_position
         """The first prompt position that is scored, if any is."""
         self.waits_for_last_token = waits_for_last_token(self.params)

@@ -12,10 +12,13 @@ from jaxllm.scheduling.request import Request
 
 
 def order_of(source: EngineCoreRequest, arrival: int, policy: SchedulingPolicy) -> tuple[float, ...]:
-    """Return the request's sort key, unique because `arrival` counts the requests."""
+    """Return the request's sort key, unique because `arrival` counts the requests that the core has got.
+
+    What is before that, its place in line, the steps of a beam search have in common.
+    """
     if policy == "priority":
         return (source.priority, source.arrival_time, arrival)
-    return (arrival,)
+    return (source.arrival, arrival)
 
 
 class RequestQueue:
@@ -26,9 +29,12 @@ class RequestQueue:
         self._waiting: dict[str, Request] = {}
         self._set_aside: list[Request] = []
         self._num_forks: Counter[Request] = Counter()
+        self.num_later_steps = 0
+        """How many of those that wait are later steps of beam searches."""
 
     def push(self, request: Request) -> None:
         self._waiting[request.request_id] = request
+        self.num_later_steps += request.is_later_step
         if request.donor is not None:
             self._num_forks[request.donor] += 1
         heapq.heappush(self._heap, (request.order, request))
@@ -51,6 +57,7 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """Drop a waiting request; raise KeyError if it does not wait."""
         del self._waiting[request.request_id]
+        self.num_later_steps -= request.is_later_step
         if request.donor is not None:
             self._num_forks[request.donor] -= 1
             if not self._num_forks[request.donor]:
@@ -85,5 +92,6 @@ class RequestQueue:
         assert not self._set_aside, "a request is still set aside"
         donors = [request.donor for request in self if request.donor is not None]
         assert self._num_forks == Counter(donors), "the count of forks is off"
+        assert self.num_later_steps == sum(request.is_later_step for request in self), "the count of steps is off"
         queued = [request for _, request in self._heap]
         assert all(queued.count(request) == 1 for request in self), "a waiting request is not in line once"

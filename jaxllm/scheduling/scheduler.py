@@ -36,6 +36,9 @@ from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
+HOLD_SECONDS = 1.0
+"""An ended step of a beam search holds its seat for so long at most; its front end needs some milliseconds."""
+
 
 class Scheduler:
     """Plan steps, commit their results, and end requests."""
@@ -55,6 +58,11 @@ class Scheduler:
         self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
+        self._held: dict[str, tuple[Request, float]] = {}
+        """The ended steps of beam searches, each of which holds a seat for what follows it until `release`, or until
+        a time.monotonic()."""
+        self._num_extra_seats = 0
+        """The seats of running requests beyond one for each."""
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
         self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
@@ -70,6 +78,7 @@ class Scheduler:
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
         entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks)
+        entry.num_seats = min(entry.num_seats, self.config.max_num_seqs)
         check_limits(entry, self.config)
         self._counters.num_arrivals += 1
         self._requests[request.request_id] = entry
@@ -95,8 +104,9 @@ class Scheduler:
         return [make_output(request, [], finish_reason=finish_reason, error=error)]
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Keep no blocks of these requests beyond end and last waiting fork; ignore ids that are unknown."""
+        """Keep no blocks of these requests beyond end and last waiting fork, and no seats; ignore unknown ids."""
         for request_id in request_ids:
+            self._held.pop(request_id, None)
             parked, _ = self.cache.parked.get(request_id, (None, None))
             for request in (self._requests.get(request_id), parked):
                 if request is not None:
@@ -123,10 +133,13 @@ class Scheduler:
             request.finish_reason = finish_reason
         else:
             request.finish_reason = finish_reason
+            self._num_extra_seats -= request.num_seats - 1
             self._count_rows.release(request)
             self.adapters.give_back(request)
             if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
+                if request.keeps_blocks:
+                    self._held[request.request_id] = request, time.monotonic() + HOLD_SECONDS
             else:
                 self.cache.close_table(request)
         del self._requests[request.request_id]
@@ -213,8 +226,11 @@ class Scheduler:
             if not num_new:
                 continue  # its last chunk is in flight, and gives its output
             if num_new > 1:
-                # Something is kept back for each request behind: a long prompt never stops the others' decoding.
-                num_new = draft.limit(request, start, num_new, table.num_shared_tokens, len(running) - index)
+                # Something is kept back for each request behind: a long prompt never stops the others' decoding. Steps
+                # of beam searches come back to the queue after each token, and are to go on as decodes do.
+                num_steps = self._waiting.num_later_steps if draft.kind is StepKind.SAMPLE else 0
+                num_behind = len(running) - index + num_steps
+                num_new = draft.limit(request, start, num_new, table.num_shared_tokens, num_behind)
                 if not num_new:
                     continue
             if not (has_forks := self._waiting.num_forks(request) > 0):
@@ -247,6 +263,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks away and put it back in line; what it computed may still be found."""
         self._running.remove(request)
+        self._num_extra_seats -= request.num_seats - 1
         self._count_rows.release(request)
         self.adapters.give_back(request)
         self.cache.close_table(request)
@@ -259,7 +276,7 @@ class Scheduler:
         """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
         while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
-            if request is None:
+            if request is None or not self._has_seats(request):
                 break
             if request.request_id in late or self._forks.must_wait(request, draft):
                 self._waiting.set_aside()
@@ -289,11 +306,21 @@ class Scheduler:
         for donor in draft.donors:
             self._forks.close_unwanted(donor)
 
+    def _has_seats(self, request: Request) -> bool:
+        """Say whether there are seats for a request; those held by other beam searches before it in line are taken."""
+        num_taken = len(self._running) + self._num_extra_seats + request.num_seats
+        if self._held:
+            place, now = request.order[:-1], time.monotonic()
+            self._held = {name: (each, until) for name, (each, until) in self._held.items() if until > now}
+            num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < place)
+        return num_taken <= self.config.max_num_seqs
+
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, draft: StepDraft) -> None:
         """Move the first waiting request to its place among the running and plan its first chunk."""
         start = hit.num_tokens
         self._waiting.pop()
         insort(self._running, request, key=attrgetter("order"))
+        self._num_extra_seats += request.num_seats - 1
         if request.scheduled_ts is None:
             request.scheduled_ts = time.monotonic()
             request.num_cached_tokens = start
@@ -389,11 +416,15 @@ class Scheduler:
         assert {*waiting, *running} == set(self._requests.values()), "the queues hold a stranger"
         assert all(request.finish_reason is None for request in self._requests.values()), "an ended request is kept"
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
-        assert len(running) <= self.config.max_num_seqs, "too many running requests"
+        assert sum(request.num_seats for request in running) <= self.config.max_num_seqs, "too many running requests"
+        assert self._num_extra_seats == sum(request.num_seats - 1 for request in running), "the seats are miscounted"
         self._waiting.check()
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         self.adapters.check(running)
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
+        assert all(each.keeps_blocks and each.finish_reason for each, _ in self._held.values()), (
+            "a seat is held in vain"
+        )
         ahead = tally(self._in_flight.values())
         self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})

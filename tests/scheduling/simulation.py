@@ -54,6 +54,7 @@ def make_request(
     salt: str | None = None,
     seed: int = 0,
     arrival_time: float = 0.0,
+    arrival: int = 0,
     fork_of: str | None = None,
     keeps_blocks: bool = False,
     task: str | None = None,
@@ -70,6 +71,7 @@ def make_request(
         max_tokens=max_tokens,
         seed=seed,
         arrival_time=arrival_time,
+        arrival=arrival,
         priority=priority,
         cache_salt=salt,
         fork_of=fork_of,
@@ -390,6 +392,9 @@ class Simulation:
     def plan(self) -> StepPlan | None:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
         plan = self.scheduler.plan()
+        if plan is None and not self.in_flight:  # as beam searches do, which hold seats until then
+            self.scheduler.release([name for name, seen in self.seen.items() if seen.finish_reason is not None])
+            plan = self.scheduler.plan()
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from jaxllm.messages import RequestError
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
@@ -368,3 +371,69 @@ def test_a_broken_share_or_copy_shows(monkeypatch: pytest.MonkeyPatch, break_it)
 def test_common_length(num_equal: int, at_most: int):
     left, right = array("i", range(6)), array("i", [*range(num_equal), *([9] * (7 - num_equal))])
     assert common_length(left, right, at_most) == min(num_equal, 6, at_most)
+
+
+def steps_of_search(simulation: Simulation, width: int, num_tokens: int, lag: int, others: Callable[[], None]) -> int:
+    """Search beside `others`, which come before each step; return how many engine steps the search takes.
+
+    Each of its steps reaches the scheduler `lag` engine steps after the one before has ended, as a front end needs.
+    """
+    num_steps, prompt, parents = 0, list(PROMPT), list[str]()
+    for token in range(num_tokens):
+        names = [f"search {token} {index}" for index in range(width if token else 1)]
+        for index, name in enumerate(names):
+            fork_of = parents[index % len(parents)] if parents else None
+            fields: dict[str, Any] = {"arrival": 5, "fork_of": fork_of, "keeps_blocks": True, "priority": 1}
+            request = make_request(name, [*prompt, *range(token)], max_tokens=1, **fields)
+            simulation.add(replace_struct(request, num_seats=1 if token else width))
+        simulation.scheduler.release(parents)
+        parents = names
+        while set(names) & set(simulation.live):
+            simulation.step()
+            simulation.check()
+            num_steps += 1
+            assert num_steps < 1000, "the search starves"
+        for _ in range(lag):
+            others()
+            simulation.step()
+            num_steps += 1
+    simulation.scheduler.release(parents)
+    return num_steps
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [3, 60])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_beam_search_keeps_its_place_beside_others(policy: Any, num_prompt_tokens: int) -> None:
+    """More others come than there are seats, with prompts of several steps: the search takes as long as alone."""
+    lag, num_tokens = 2, 8
+
+    def search(num_before: int, num_each: int) -> int:
+        names = itertools.count(100)
+        simulation = Simulation(make_config(max_num_seqs=6, max_num_batched_tokens=16, num_blocks=200, policy=policy))
+
+        def others(count: int = num_each) -> None:
+            for name in itertools.islice(names, count):
+                request = make_request(str(name), num_prompt_tokens, max_tokens=30, arrival=name, priority=1)
+                simulation.add(replace_struct(request, arrival_time=1.0))
+
+        for name in range(num_before):
+            simulation.add(make_request(f"before {name}", 3, max_tokens=30, arrival=name, priority=1))
+        others(3 * num_each)
+        return steps_of_search(simulation, 3, num_tokens, lag, others)
+
+    alone = search(0, 0)
+    assert alone == num_tokens * (1 + lag)
+    assert search(0, 3) <= alone + 1
+    assert search(2, 3) <= alone + 3
+
+
+def test_a_search_that_is_given_up_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody releases its steps, as when an event loop is closed under it: its seats are free after a while."""
+    now = 0.0
+    monkeypatch.setattr("jaxllm.scheduling.scheduler.time.monotonic", lambda: now)
+    simulation = Simulation(make_config(max_num_seqs=1))
+    park(simulation)
+    simulation.add(make_request("next", 3, arrival=1))
+    assert simulation.scheduler.plan() is None
+    now = 2.0
+    assert shape(simulation.plan()) == [("next", 0, 3)]

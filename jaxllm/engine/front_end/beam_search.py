@@ -296,6 +296,7 @@ class BeamSearcher:
             seed=mix(base.seed, index),
             fork_of=fork_of,
             keeps_blocks=True,
+            num_seats=1 if running.num_steps else self._params.beam_width,
         )
         return ProcessedRequest(core.request_id, None, core)
 

@@ -279,6 +279,7 @@ class InputProcessor:
             max_tokens=max_tokens,
             seed=mix(self._seed, number) if params.seed is None else params.seed & SEED_MASK,
             arrival_time=arrival_time,
+            arrival=number,
             priority=priority,
             cache_salt=prompt.salt,
             lora=adapter,
