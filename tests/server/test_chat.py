@@ -108,6 +108,12 @@ def test_fields_without_effect_are_taken(mock_server: Served) -> None:
     assert chat(mock_server, **fields, **more, audio=None).status == 200
 
 
+def test_options_of_a_stream_that_ask_for_nothing_may_come_without_one(mock_server: Served) -> None:
+    for options in ({}, None, {"include_usage": False}, {"continuous_usage_stats": None}):
+        assert chat(mock_server, stream_options=options, max_tokens=1).status == 200
+        assert mock_server.post("/v1/completions", {"prompt": "a", "stream_options": options}).status == 200
+
+
 def test_as_many_answers_as_are_returned_are_made(mock_server: Served) -> None:
     for fields in ({"best_of": 1}, {"best_of": 1, "n": 1}, {"best_of": 2, "n": 2}, {"best_of": None, "n": 2}):
         assert len(chat(mock_server, **fields).json["choices"]) == (fields.get("n") or 1)

@@ -129,7 +129,7 @@ class SamplingFields(TokenFields, kw_only=True):
                 f"best_of must equal n, got {self.best_of}: ask for n={self.best_of} answers and choose among them."
             )
             raise VLLMValidationError(message, parameter="best_of", value=self.best_of)
-        if self.stream_options is not None and not self.stream:
+        if any(self.tells_usage(forced=False)) and not self.stream:
             message = "stream_options can only be given when stream is true."
             raise VLLMValidationError(message, parameter="stream_options")
         for name in ("prompt_logprobs", "use_beam_search"):
