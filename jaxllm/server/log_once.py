@@ -8,6 +8,10 @@ from collections.abc import Iterable
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 1000
+MAX_LINE = 20
+"""The most names of a line in the log."""
+MAX_NAME = 64
+"""The most characters of a name there."""
 
 
 class LogOnce:
@@ -19,8 +23,16 @@ class LogOnce:
         self._seen: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Log those names that are new; after MAX_KNOWN of them none is."""
-        new = set(names) - self._seen
-        if new and len(self._seen) < MAX_KNOWN:
+        """Log those names that are new, MAX_LINE of them at a time; after MAX_KNOWN of them none is."""
+        room = min(MAX_LINE, MAX_KNOWN - len(self._seen))
+        if room <= 0:
+            return
+        unknown = (short for name in names if (short := name[:MAX_NAME]) not in self._seen)
+        new: set[str] = set()
+        for name in unknown:
+            new.add(name)
+            if len(new) == room:
+                break
+        if new:
             self._seen |= new
-            logger.warning(self._message, ", ".join(sorted(repr(name[:64]) for name in new)))
+            logger.warning(self._message, ", ".join(map(repr, sorted(new))))

@@ -46,7 +46,7 @@ def _resolved(
         return item
     item_id = item.get("id")
     found = find(item_id) if isinstance(item_id, str) else None
-    if found is None:
+    if found is None or not isinstance(item_id, str):
         message = f"{label}: Item with id {shown(item_id)} not found: items are kept with responses that are stored."
         raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="input")
     if item_id in known:

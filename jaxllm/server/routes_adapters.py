@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.errors import RequestFailedError
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.serving_models import AdapterLoadError, LoRAModule
 
 
@@ -49,7 +49,7 @@ def routes() -> list[Route]:
 
 async def load_adapter(call: Call) -> Reply:
     """Load a LoRA adapter for later requests."""
-    request = decode(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
+    request = await decode_aside(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
     try:
         await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
@@ -60,7 +60,7 @@ async def load_adapter(call: Call) -> Reply:
 
 async def unload_adapter(call: Call) -> Reply:
     """Forget a LoRA adapter; requests that have it go on."""
-    request = decode(call.body, UnloadLoRAAdapterRequest, {})
+    request = await decode_aside(call.body, UnloadLoRAAdapterRequest, {})
     await call.state.openai_serving_models.remove(call.state.engine_client, request.lora_name)
     return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 

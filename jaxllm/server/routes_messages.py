@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.errors import error_headers, error_response
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.protocol.messages import MESSAGES_REFUSED, MessagesRequest
 from jaxllm.server.serving_messages import failed
 from jaxllm.server.sse import EventStream
@@ -22,14 +22,14 @@ def routes() -> list[Route]:
 
 async def answer_message(call: Call) -> Reply:
     """Answer a message in Anthropic's form."""
-    request = decode(call.body, MessagesRequest, MESSAGES_REFUSED)
+    request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
     answer = await call.state.anthropic_serving_messages.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def count_tokens(call: Call) -> Reply:
     """Count the tokens of a message's prompt."""
-    request = decode(call.body, MessagesRequest, MESSAGES_REFUSED)
+    request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
     return Reply.json(await call.state.anthropic_serving_messages.count_tokens(request))
 
 

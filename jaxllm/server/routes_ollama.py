@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.errors import error_headers, error_response
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.protocol.ollama import (
     OLLAMA_REFUSED,
     OllamaChatRequest,
@@ -59,33 +59,33 @@ async def list_running(call: Call) -> Reply:
 
 async def show_model(call: Call) -> Reply:
     """Show what is known of the model to Ollama's clients."""
-    request = decode(call.body, OllamaShowRequest, {})
+    request = await decode_aside(call.body, OllamaShowRequest, {})
     return Reply.json(call.state.ollama_serving.show(request.model or request.name or ""))
 
 
 async def answer_chat(call: Call) -> Reply:
     """Answer a conversation in Ollama's form."""
-    request = decode(call.body, OllamaChatRequest, OLLAMA_REFUSED)
+    request = await decode_aside(call.body, OllamaChatRequest, OLLAMA_REFUSED)
     answer = await call.state.ollama_serving.chat(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def answer_prompt(call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
-    request = decode(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
+    request = await decode_aside(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
     answer = await call.state.ollama_serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def embed_texts(call: Call) -> Reply:
     """Make embeddings of texts in Ollama's form."""
-    request = decode(call.body, OllamaEmbedRequest, {})
+    request = await decode_aside(call.body, OllamaEmbedRequest, {})
     return Reply.json(await call.state.ollama_serving.embed(request, call.caller))
 
 
 async def embed_prompt(call: Call) -> Reply:
     """Make the embedding of one text in Ollama's older form."""
-    request = decode(call.body, OllamaEmbeddingRequest, {})
+    request = await decode_aside(call.body, OllamaEmbeddingRequest, {})
     return Reply.json(await call.state.ollama_serving.embed_prompt(request, call.caller))
 
 

@@ -11,7 +11,7 @@ from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.load_report import load_headers
 from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
 from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.protocol.tokenization import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
 from jaxllm.server.sse import EventStream
 
@@ -42,14 +42,14 @@ async def show_model(call: Call) -> Reply:
 
 async def answer_chat(call: Call) -> Reply:
     """Answer a chat completion."""
-    request = decode(call.body, ChatCompletionRequest, CHAT_REFUSED)
+    request = await decode_aside(call.body, ChatCompletionRequest, CHAT_REFUSED)
     answer = await call.state.openai_serving_chat.answer(request, call.caller)
     return _reply(call, answer)
 
 
 async def answer_completion(call: Call) -> Reply:
     """Answer a text completion."""
-    request = decode(call.body, CompletionRequest, COMPLETION_REFUSED)
+    request = await decode_aside(call.body, CompletionRequest, COMPLETION_REFUSED)
     answer = await call.state.openai_serving_completion.answer(request, call.caller)
     return _reply(call, answer)
 
@@ -63,13 +63,13 @@ def _reply(call: Call, answer: Any) -> Reply:
 
 async def tokenize(call: Call) -> Reply:
     """Turn a text, or a conversation, into token ids."""
-    request = decode(call.body, TokenizeRequest, TOKENIZE_REFUSED)
+    request = await decode_aside(call.body, TokenizeRequest, TOKENIZE_REFUSED)
     return Reply.json(await call.state.openai_serving_tokenization.tokenize(request))
 
 
 async def detokenize(call: Call) -> Reply:
     """Turn token ids into text."""
-    request = decode(call.body, DetokenizeRequest, {})
+    request = await decode_aside(call.body, DetokenizeRequest, {})
     return Reply.json(await call.state.openai_serving_tokenization.detokenize(request))
 
 

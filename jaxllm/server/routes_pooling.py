@@ -10,7 +10,7 @@ from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.model_tasks import supported
 from jaxllm.server.protocol.classification import ClassificationRequest
 from jaxllm.server.protocol.cohere import COHERE_REFUSED, CohereEmbedRequest
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.protocol.embedding import EmbeddingRequest
 from jaxllm.server.protocol.pooling import POOLED_REFUSED, PoolingRequest
 from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
@@ -35,42 +35,42 @@ def routes() -> list[Route]:
 async def answer_embedding(call: Call) -> Reply:
     """Make embeddings of inputs."""
     serving = supported(call.state.pooled_serving.embedding, "Embeddings")
-    request = decode(call.body, EmbeddingRequest, POOLED_REFUSED)
+    request = await decode_aside(call.body, EmbeddingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_cohere_embedding(call: Call) -> Reply:
     """Make embeddings of texts, in Cohere's form."""
     serving = supported(call.state.pooled_serving.embedding, "Embeddings")
-    request = decode(call.body, CohereEmbedRequest, COHERE_REFUSED)
+    request = await decode_aside(call.body, CohereEmbedRequest, COHERE_REFUSED)
     return Reply.json(await serving.answer_cohere(request, call.caller))
 
 
 async def answer_pooling(call: Call) -> Reply:
     """Do one of the model's tasks with inputs."""
     serving = supported(call.state.pooled_serving.pooling, "Pooling")
-    request = decode(call.body, PoolingRequest, POOLED_REFUSED)
+    request = await decode_aside(call.body, PoolingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_classification(call: Call) -> Reply:
     """Say which class each input has."""
     serving = supported(call.state.pooled_serving.classification, "Classification")
-    request = decode(call.body, ClassificationRequest, POOLED_REFUSED)
+    request = await decode_aside(call.body, ClassificationRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_score(call: Call) -> Reply:
     """Score pairs of texts."""
     serving = supported(call.state.pooled_serving.scores, "Score")
-    request = decode(call.body, ScoreRequest, POOLED_REFUSED)
+    request = await decode_aside(call.body, ScoreRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_rerank(call: Call) -> Reply:
     """Order documents by their scores for a query."""
     serving = supported(call.state.pooled_serving.scores, "Rerank (Score)")
-    request = decode(call.body, RerankRequest, RERANK_REFUSED)
+    request = await decode_aside(call.body, RerankRequest, RERANK_REFUSED)
     return Reply.json(await serving.answer_rerank(request, call.caller))
 
 

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
-from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.decoding import decode_aside
 from jaxllm.server.protocol.responses import RESPONSES_REFUSED, ResponsesRequest
 from jaxllm.server.sse import EventStream
 
@@ -27,7 +27,7 @@ def routes() -> list[Route]:
 
 async def answer_response(call: Call) -> Reply:
     """Answer with a response."""
-    request = decode(call.body, ResponsesRequest, RESPONSES_REFUSED)
+    request = await decode_aside(call.body, ResponsesRequest, RESPONSES_REFUSED)
     answer = await call.state.openai_serving_responses.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 

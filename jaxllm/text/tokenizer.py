@@ -88,6 +88,14 @@ class Tokenizer:
         """Return how many characters a token can stand for: no token's text is longer than its vocabulary entry."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
+    def reach(self, text: str, keep: int, side: str | None = None) -> str:
+        """Return the part of a text that `keep` tokens can reach, when it is cut on a side; None: the tokenizer's own.
+
+        It has room for one more token: the last one of a text that is cut may be another.
+        """
+        most = (keep + 1) * self.longest_token
+        return text[max(0, len(text) - most) :] if (side or self.parts.truncation_side) == "left" else text[:most]
+
     def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None, side: str | None = None
     ) -> list[list[int]]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +15,12 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.running_requests import RunningRequests
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import MAX_QUEUED, with_queue_bound
+from jaxllm.server.log_once import MAX_KNOWN, MAX_LINE, LogOnce
+from jaxllm.server.protocol import decoding
+from jaxllm.server.protocol.prompts import MAX_MESSAGES, MAX_TOOLS
+from jaxllm.text.tokenizer import cut_ids
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.pooled_support import EMBED, PooledEngine
 from tests.server.support import Served, served
@@ -92,3 +101,81 @@ def test_other_requests_have_a_turn_between_the_prompts_of_one(mock: AsyncLLM, m
         del mock.front.inputs.encode
         is_open = False
     assert len(set(begun)) == 20
+
+
+def test_names_in_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    log = LogOnce("unknown: %s")
+    log.note(f"{'x' * 100}{i}" for i in range(1_000))  # they begin alike
+    log.note(f"{i}{'x' * 100}" for i in range(1_000_000))
+    assert [message.count("'") for message in caplog.messages] == [2, 2 * MAX_LINE]
+    assert max(map(len, caplog.messages)) < MAX_LINE * 80
+    for _ in range(MAX_KNOWN):
+        log.note(map(str, range(MAX_KNOWN)))
+    num_lines = len(caplog.messages)
+
+    def unread() -> Iterator[str]:
+        yield pytest.fail("all names are known, and one is read")
+
+    log.note(unread())
+    assert len(caplog.messages) == num_lines
+
+
+def test_long_bodies_are_decoded_in_a_thread(mock_server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def note(body: bytes) -> None:
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(decoding, "check_shape", note)
+    for size in (10, decoding.LONG_BODY * 2):
+        body = json.dumps({"prompt": [5], "max_tokens": 1}).encode().ljust(size)
+        assert mock_server.post("/v1/completions", body).status == 200
+    assert threads[0] == "server"
+    assert threads[1] != "server"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"])
+def test_messages_and_tools_of_a_request_are_bounded(mock_server: Served, path: str) -> None:
+    for name, most in (("messages", MAX_MESSAGES), ("tools", MAX_TOOLS)):
+        message = {"role": "user", "content": "a"}
+        body = {"model": "tiny", "max_tokens": 1, "messages": [message], name: [message] * (most + 1)}
+        refusal = mock_server.post(path, body)
+        assert refusal.status == 400
+        assert f"{name}: Expected `array` of length <= {most}" in refusal.body.decode()
+
+
+def test_ids_that_cannot_fit_are_refused_by_their_number(mock: AsyncLLM) -> None:
+    """They are not looked at: the first is none."""
+    ids: list[Any] = [None] * (mock.front.ready.max_model_len + 1)
+    with pytest.raises(VLLMValidationError, match=f"{len(ids)} input tokens"):
+        mock.front.inputs.encode({"prompt_token_ids": ids})
+    cut = mock.front.inputs.encode({"prompt_token_ids": [*ids, 5, 6]}, TRUNCATED)
+    assert cut.token_ids == [5, 6]
+
+
+TRUNCATED = {"truncate_prompt_tokens": 2, "truncation_side": "left"}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("special", [True, False])
+def test_a_text_is_cut_before_it_is_tokenized(mock: AsyncLLM, side: str, special: bool) -> None:
+    """The tokens are those of the whole text, though few of its characters are tokenized."""
+    tokenizer = mock.front.require_tokenizer()
+    rng = random.Random(3)
+    text = " ".join("".join(rng.choices("abcdefü", k=rng.randrange(1, 9))) for _ in range(3_000))
+    lengths: list[int] = []
+    encode = tokenizer.encode
+
+    def note(texts: Sequence[str], **how: Any) -> list[list[int]]:
+        lengths.extend(map(len, texts))
+        return encode(texts, **how)
+
+    for keep in (1, 7, 60):
+        whole = encode([text], add_special_tokens=special)[0]
+        options = {"truncate_prompt_tokens": keep, "truncation_side": side, "add_special_tokens": special}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer, "encode", note)
+            cut = mock.front.inputs.encode(text, options)
+        assert cut.token_ids == cut_ids(whole, keep, side)
+        assert lengths.pop() == (keep + 1) * tokenizer.longest_token < len(text)
+    assert not lengths

@@ -88,7 +88,7 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("given", "messages"), INPUTS)
 def test_input_becomes_messages(given: Any, messages: list[dict[str, Any]]) -> None:
-    assert messages_of(read_input(given, dict.fromkeys(("msg_1", "msg_2"), ANSWER).get)) == messages
+    assert messages_of(read_input(given, {"msg_1": ANSWER, "msg_2": ANSWER}.get)) == messages
 
 
 def test_an_item_is_referred_to_once() -> None:

@@ -44,7 +44,7 @@ class PromptEncoder:
             message = "text needs a tokenizer; with `skip_tokenizer_init=True` pass {'prompt_token_ids': [...]}"
             raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
         encoded = {
-            i: self._check_ids(prompt.token_ids, labels[i])
+            i: self._check_ids(self._given_ids(prompt.token_ids, how, labels[i]), labels[i])
             for i, prompt in enumerate(prompts)
             if prompt.token_ids is not None
         }
@@ -78,10 +78,9 @@ class PromptEncoder:
         rows = [i for i, prompt in enumerate(prompts) if prompt.pair is not None]
         if not rows or self._tokenizer is None:
             return {}
-        pairs = [(self._cased(prompts[i].text), self._cased(prompts[i].pair)) for i in rows]
-        for i, pair in zip(rows, pairs, strict=True):
-            for text in pair:
-                self._check_text(text, labels[i], how)
+        pairs = [
+            (self._text(prompts[i].text, labels[i], how), self._text(prompts[i].pair, labels[i], how)) for i in rows
+        ]
         special = how.add_special_tokens is not False
         encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep, side=how.side)
         found: dict[int, EncodedPrompt] = {}
@@ -116,14 +115,20 @@ class PromptEncoder:
         """Return the token ids of the texts in `rows`."""
         if self._tokenizer is None:
             return {}
-        texts = [self._cased(prompts[i].text) for i in rows]
-        for i, text in zip(rows, texts, strict=True):
-            self._check_text(text, labels[i], how)
+        texts = [self._text(prompts[i].text, labels[i], how) for i in rows]
         # The tokenizer keeps its special tokens where it cuts, of which outputs are pooled. In prompts to go on with,
         # all tokens are cut alike where the request names a side.
         keep = how.keep if how.side is None or pools else None
         ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=how.side)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
+
+    def _given_ids(self, token_ids: Any, how: EncodeOptions, label: str) -> Any:
+        """Return the ids of a prompt that may be kept: there may be millions of others, which are not looked at."""
+        if how.keep is not None:
+            return how.cut(token_ids, self._tokenizer)
+        if len(token_ids) > (limit := self._limits.max_model_len):
+            raise too_long(limit, label, len(token_ids), f"{len(token_ids)} input tokens")
+        return token_ids
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
         """Return the ids as plain ints within the vocabulary; at least one."""
@@ -139,19 +144,22 @@ class PromptEncoder:
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
 
-    def _cased(self, text: str | None) -> str:
-        """Return a text as the model is to get it."""
-        lowers = self._pooling is not None and self._pooling.lowercases
-        return (text or "").lower() if lowers else text or ""
-
-    def _check_text(self, text: str, label: str, how: EncodeOptions) -> None:
+    def _text(self, given: str | None, label: str, how: EncodeOptions) -> str:
+        """Return a text as the model is to get it, no more of it than may be kept: to tokenize millions of characters
+        takes minutes.
+        """
+        text = given or ""
         if not is_unicode(text):
             raise refusal(label, "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
-        if how.keep is None and self._tokenizer is not None:
-            self._check_characters(text, self._tokenizer, label)
+        if self._tokenizer is not None:
+            if how.keep is None:
+                self._check_characters(text, self._tokenizer, label)
+            else:
+                text = self._tokenizer.reach(text, how.keep, how.side)
+        return text.lower() if self._pooling is not None and self._pooling.lowercases else text
 
     def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
-        """Refuse a text that must be too long whatever its tokens are: to tokenize millions takes minutes."""
+        """Refuse a text that must be too long whatever its tokens are."""
         limit = self._limits.max_model_len
         if len(text) > limit and len(text) > (most := limit * tokenizer.longest_token):
             upper = f"more than {most}, which is the upper bound for {limit} tokens"

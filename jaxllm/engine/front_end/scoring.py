@@ -151,6 +151,7 @@ class Scorer:
 
 def cut_text(tokenizer: Tokenizer, text: str, most: int) -> str:
     """Return the beginning of a text that has `most` tokens at most; 1 or more."""
+    text = tokenizer.reach(text, most, "right")
     while True:
         encoding = tokenizer.backend.encode(text, add_special_tokens=False)
         if len(encoding.ids) <= most:

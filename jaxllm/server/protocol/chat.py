@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.server.protocol.logprobs import ChatLogprobs, PromptTokenLogprob
+from jaxllm.server.protocol.prompts import Messages, Tools
 from jaxllm.server.protocol.sampling import REFUSED, SamplingFields
 from jaxllm.server.protocol.tools import ToolUse, read_tool_use
 from jaxllm.server.protocol.usage import UsageInfo
@@ -31,7 +32,7 @@ CHAT_REFUSED: Mapping[str, str] = {
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     """What `/v1/chat/completions` takes: OpenAI's fields, and vLLM's."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: int | None = None
     """It counts before `max_tokens`."""
     logprobs: bool | None = False
@@ -45,7 +46,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     """Chat templates see it by this name."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     """False: at most one call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,6 +12,7 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.log_once import LogOnce
+from jaxllm.server.protocol.shape import check_shape
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "watermarking": (False,),
@@ -33,18 +35,14 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "_debug_render_only": (False,),
 }
 """Fields that are refused are taken with these values, with which they ask for nothing."""
-MAX_DEPTH = 200
-"""Lists and objects of a body may lie so deep in each other; what handles them by recursion has its limit beyond."""
+LONG_BODY = 1 << 16
+"""Bodies of more bytes are decoded in a thread: others wait meanwhile."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A string in JSON, or what has begun as one: to look for an end that is not there would take time with a square."""
 _SURROGATES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
 """What a backslash begins in JSON: a surrogate pair, half of one, or another escape."""
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _NULL = msgspec.Raw(b"null")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -57,7 +55,7 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     are coerced as pydantic does it there: a string or a float that is an integer is one, and so on. Null means that
     a field is left out, wherever it may be.
     """
-    _check_depth(body)
+    check_shape(body)
     try:
         fields = _fields.decode(body)
         if nulls := {name for name, value in fields.items() if value == _NULL} & _optional(kind):
@@ -81,6 +79,13 @@ def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
     return value == _NULL or (bool(harmless) and msgspec.json.decode(value) in harmless)
 
 
+async def decode_aside[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
+    """Return what `decode` does, which a thread does for a long body."""
+    if len(body) > LONG_BODY:
+        return await asyncio.to_thread(decode, body, kind, refused)
+    return decode(body, kind, refused)
+
+
 def _not_json(body: bytes, error: Exception) -> str:
     """Say why a body is not JSON; half a character is what clients send that cut a text within an emoji."""
     half = next((each for each in _SURROGATES.finditer(body) if each["half"]), None)
@@ -91,17 +96,6 @@ def _not_json(body: bytes, error: Exception) -> str:
         f"The body is not valid JSON: {escape} at byte {place} is half of a surrogate pair without its other half, as "
         "where a text was cut within an emoji. Cut texts between characters, or replace the half by \\ufffd."
     )
-
-
-def _check_depth(body: bytes) -> None:
-    """Refuse a body whose values lie too deep in each other, in a time that grows with its length alone."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return
-    import numpy as np  # few bodies come here
-
-    steps = np.frombuffer(_STRING.sub(b"", body).translate(_STEPS, _NO_BRACKETS), np.int8)
-    if steps.size and np.cumsum(steps, dtype=np.int32).max() > MAX_DEPTH:
-        raise VLLMValidationError(f"The body's lists and objects lie more than {MAX_DEPTH} levels deep in each other.")
 
 
 _UNKNOWN = LogOnce("requests have fields that have no effect here: %s")

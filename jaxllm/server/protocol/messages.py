@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.server.protocol.prompts import Messages, Tools
 from jaxllm.server.protocol.sampling import REFUSED
 
 
@@ -14,7 +15,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     """What `/v1/messages` takes. Fields that are not here have no effect."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_tokens: int | None = None
     """Required, but to count tokens."""
     system: str | list[dict[str, Any]] | None = None
@@ -23,7 +24,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool = False
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None

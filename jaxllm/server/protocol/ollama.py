@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from jaxllm.server.protocol.logprobs import ChatTokenLogprob
+from jaxllm.server.protocol.prompts import Messages, Tools
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -56,9 +57,9 @@ OLLAMA_REFUSED: Mapping[str, str] = {"_debug_render_only": "prompts are not show
 class OllamaChatRequest(OllamaFields, kw_only=True):
     """What `/api/chat` takes."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     """Without any the answer only says that the model is loaded."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True):

@@ -13,7 +13,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.protocol.chat import ChatCompletionRequest, conversation
-from jaxllm.server.protocol.prompts import PromptFields, renamed, several_prompts
+from jaxllm.server.protocol.prompts import Messages, PromptFields, renamed, several_prompts
 from jaxllm.server.protocol.usage import UsageInfo
 
 MAX_INPUTS = 2048
@@ -48,7 +48,7 @@ class InputFields(PooledFields, kw_only=True):
 
     input: str | list[str | int | dict[str, Any] | list[int | dict[str, Any]]] | None = None
     """A text, its token ids, a conversation, or a list of either."""
-    messages: list[dict[str, Any] | list[dict[str, Any]]] | None = None
+    messages: list[dict[str, Any] | Messages] | None = None
     """A conversation, or several, which the chat template makes a prompt of; instead of `input`."""
     add_generation_prompt: bool = False
     continue_final_message: bool = False

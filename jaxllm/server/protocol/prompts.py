@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,12 @@ from jaxllm.exceptions import VLLMValidationError
 
 _COMPILED = re.compile(r"^structured_outputs did not compile: (?:structured_outputs\.\w+: )?")
 """What the engine says of a grammar that another field stands for."""
+MAX_MESSAGES = 16_384
+"""The most messages of a conversation."""
+MAX_TOOLS = 4_096
+"""The most tools of a request."""
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_TOOLS)]
 MAX_PROMPTS = 1024
 """A request has at most so many prompts, unless its route says otherwise."""
 
@@ -58,7 +64,7 @@ def several_prompts(name: str, given: Any, most: int = MAX_PROMPTS) -> list[Any]
         return [given]
     if not given:
         raise VLLMValidationError(f"{name} must not be an empty list.", parameter=name, value=given)
-    kinds = {type(each) for each in given}
+    kinds = set(map(type, given))
     if kinds == {int}:
         return [given]
     if int in kinds:

@@ -10,6 +10,7 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_choice, check_int, shown
 from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.prompts import Tools
 from jaxllm.server.protocol.sampling import REFUSED, TokenFields
 from jaxllm.server.protocol.tools import LEFT_OUT
 
@@ -107,7 +108,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
     """Whether the answer is made after the request has returned."""
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None

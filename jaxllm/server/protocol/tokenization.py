@@ -9,6 +9,7 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.protocol.chat import ChatCompletionRequest, conversation
+from jaxllm.server.protocol.prompts import Messages, Tools
 
 TOKENIZE_REFUSED: Mapping[str, str] = {
     "mm_processor_kwargs": "models here read text alone",
@@ -25,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     """By default a text gets them, and a conversation has those that its template writes."""
     return_token_strs: bool | None = False
@@ -35,7 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
 
     def check(self) -> None:
