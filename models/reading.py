@@ -157,7 +157,15 @@ def read_ropes_by_type(
     settings["full_attention"].setdefault("rope_theta", full_theta)
     settings["sliding_attention"].setdefault("rope_theta", sliding_theta)
     kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
-    return tuple(read_rope(hf, settings[kind]) for kind in kinds), tuple(kinds.index(kind) for kind in layer_types)
+    ropes = tuple(read_typed_rope(hf, settings[kind]) for kind in kinds)
+    return ropes, tuple(kinds.index(kind) for kind in layer_types)
+
+
+def read_typed_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
+    """Build the RoPE table of one layer type, of several that a config has settings for."""
+    if not read_bool(settings, "truncate", True):
+        raise ValueError("truncate is false for a layer type, where HF takes it for true; leave it out to do as HF")
+    return read_rope(hf, settings)
 
 
 def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:

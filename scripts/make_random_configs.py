@@ -395,6 +395,7 @@ def olmo3(dice: Dice) -> Draw:
     """Return an OLMo 3 config."""
     drawn = sizes(dice, has_head_dim=False) | act(dice) | biases(dice, "attention_bias")
     scaled, plain = rope(dice, ("yarn", "linear"))["rope_parameters"], rope(dice, ())["rope_parameters"]
+    scaled.pop("truncate", None)  # jaxllm refuses what HF ignores
     tables = {"rope_parameters": {"full_attention": scaled, "sliding_attention": plain}}
     return drawn | windows(dice, drawn, always=True) | tables
 

@@ -28,8 +28,8 @@ from ..reading import (
     read_decoder,
     read_layer_types,
     read_num_layers,
-    read_rope,
     read_text_config,
+    read_typed_rope,
     windows_of,
 )
 from ..tokens import TokenBatch
@@ -172,7 +172,7 @@ def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
     given = read_mapping(hf, "rope_parameters") or ROPES
     if kind not in given:
         raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
-    return read_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(given, kind))
+    return read_typed_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(given, kind))
 
 
 def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:

@@ -543,6 +543,11 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
             "top_k_experts is 5",
         ),
         ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"3": {"window": 3}}}, "per_layer_config has window"),
+        (
+            "Olmo3ForCausalLM",
+            {"rope_scaling": {"rope_type": "yarn", "truncate": False}},
+            "truncate is false for a layer",
+        ),
         ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"4": {}}}, "per_layer_config has 4, expected numbers of"),
         ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"x": {}}}, "per_layer_config has x, expected numbers of"),
         (
