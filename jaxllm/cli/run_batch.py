@@ -287,7 +287,7 @@ class Answers:
 
         body = bytes(line.body)
         if line.url == EMBEDDING_URL:
-            embedding = supported(self._pooled.embedding, "Embeddings")
+            embedding = supported(self._pooled.embedding or self._pooled.token_embedding, "Embeddings")
             inputs = decode(body, EmbeddingRequest, POOLED_REFUSED)
             if inputs.is_in_bytes:
                 message = "encoding_format: a batch has answers in JSON alone; use 'base64' or 'float'."

@@ -20,6 +20,7 @@ class PooledServing(NamedTuple):
     embedding: ServingEmbedding | None = None
     classification: ServingClassification | None = None
     scores: ServingScores | None = None
+    token_embedding: ServingEmbedding | None = None
 
     @classmethod
     def of(cls, chat: OpenAIServingChat, args: ServerArgs) -> Self:
@@ -34,4 +35,7 @@ class PooledServing(NamedTuple):
             ServingEmbedding(pooled, tells_cached=tells_cached) if "embed" in settings.tasks else None,
             ServingClassification(pooled, tells_cached=tells_cached) if "classify" in settings.tasks else None,
             ServingScores(pooled, tells_cached=tells_cached) if settings.score_type is not None else None,
+            ServingEmbedding(pooled, tells_cached=tells_cached, task="token_embed")
+            if "token_embed" in settings.tasks
+            else None,
         )

@@ -34,7 +34,8 @@ def routes() -> list[Route]:
 
 async def answer_embedding(call: Call) -> Reply:
     """Make embeddings of inputs."""
-    serving = supported(call.state.pooled_serving.embedding, "Embeddings")
+    pooled = call.state.pooled_serving
+    serving = supported(pooled.embedding or pooled.token_embedding, "Embeddings")
     request = await decode_aside(call.body, EmbeddingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 

@@ -27,8 +27,9 @@ from jaxllm.server.vectors import VectorBytes, encoder, in_base64, numbers
 class ServingEmbedding:
     """This answers requests for embeddings."""
 
-    def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
-        self._pooled, self._tells_cached = pooled, tells_cached
+    def __init__(self, pooled: PooledRequests, *, tells_cached: bool, task: str = "embed") -> None:
+        """Give each input one embedding, or one for each of its tokens in the task "token_embed"."""
+        self._pooled, self._tells_cached, self._task = pooled, tells_cached, task
 
     async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse | VectorBytes:
         """Answer a request in OpenAI's form. Raises what `errors.error_response` has answers for."""
@@ -52,7 +53,7 @@ class ServingEmbedding:
     async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
         """Return the outputs of a request's inputs in order. Raises what `errors.error_response` has answers for."""
         self._pooled.models.check(request.model)
-        return await self._pooled.run_inputs(request, request.params("embed"), caller)
+        return await self._pooled.run_inputs(request, request.params(self._task), caller)
 
     async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
         """Answer a request in Cohere's form. Raises what `errors.error_response` has answers for."""

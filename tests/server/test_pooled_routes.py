@@ -48,7 +48,7 @@ EMBEDS = ["/v1/embeddings", "/v2/embed", "/api/embed", "/api/embeddings"]
         (EMBED, ["/pooling", *EMBEDS, *SCORES]),
         (CLASSIFY, ["/pooling", "/classify"]),
         (CROSS, ["/pooling", "/classify", *SCORES]),
-        (LATE, ["/pooling", *SCORES]),
+        (LATE, ["/pooling", "/v1/embeddings", *SCORES]),
     ],
 )
 def test_a_model_has_the_routes_of_its_tasks(
@@ -70,6 +70,14 @@ def test_a_model_has_the_routes_of_its_tasks(
         return
     with served(PooledEngine(mock, settings)) as server:  # type: ignore[arg-type]
         check(server)
+
+
+def test_a_model_of_token_embeddings_gives_one_for_each_token(mock: AsyncLLM) -> None:
+    with served(PooledEngine(mock, LATE)) as server:  # type: ignore[arg-type]
+        [shown] = server.post("/v1/embeddings", {"input": "ab c"}).json["data"]
+        [pooled] = server.post("/pooling", {"input": "ab c"}).json["data"]
+        assert shown["embedding"] == pooled["data"]
+        assert np.shape(shown["embedding"]) == (len(server.post("/tokenize", {"prompt": "ab c"}).json["tokens"]), SIZE)
 
 
 def test_an_engine_that_pools_besides_generates(mock: AsyncLLM) -> None:
