@@ -187,13 +187,14 @@ class OpenAIServingChat:
 
     def _variables(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """Return the variables that the server and a request set in the chat template."""
-        return {**self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        given = {name: getattr(request, name) for name in ("documents", "reasoning_effort")}
+        variables = {name: value for name, value in given.items() if value is not None}
+        if request.reasoning_effort is not None:
+            variables["enable_thinking"] = request.reasoning_effort != "none"
+        own = request.chat_template_kwargs or {}
+        return {**self.args.default_chat_template_kwargs, **variables, **own}
 
     def _render_now(self, request: ChatCompletionRequest, *, is_brief: bool = False) -> ParsedPrompt:
-        variables = self._variables(request)
-        for name in ("documents", "reasoning_effort"):
-            if getattr(request, name) is not None:
-                variables[name] = getattr(request, name)
         hides_tools = request.tool_choice == "none" and self.args.exclude_tools_when_tool_choice_none
         return self.engine_client.front.chat_renderer.render(
             request.messages,
@@ -203,7 +204,7 @@ class OpenAIServingChat:
             content_format=self.args.chat_template_content_format,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            chat_template_kwargs=variables,
+            chat_template_kwargs=self._variables(request),
             is_brief=is_brief,
         )
 

@@ -55,6 +55,28 @@ def test_r15_a_requests_template_is_refused_within_the_limits(server: Served, na
     assert good.json["prompt_text"] == "a"
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "/"),
+        ({"reasoning_effort": "low"}, "True/low"),
+        ({"reasoning_effort": "none"}, "False/none"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "True/none"),
+    ],
+)
+def test_an_effort_turns_thinking_on_or_off_unless_the_request_says_otherwise(
+    server: Served, given: dict[str, Any], text: str
+) -> None:
+    template = {"chat_template": "{{ enable_thinking }}/{{ reasoning_effort }}"}
+    answer = server.post(PATH, BODY | template | {"return_prompt_text": True} | given).json
+    assert answer["prompt_text"] == text
+    responses = {name: value for name, value in given.items() if name != "reasoning_effort"}
+    if "reasoning_effort" in given:
+        responses["reasoning"] = {"effort": given["reasoning_effort"]}
+    body = {"input": "a", "max_output_tokens": 2, "store": False} | template | responses
+    assert server.post("/v1/responses", body).json["usage"]["input_tokens"] == answer["usage"]["prompt_tokens"]
+
+
 def test_r15_variables_bring_no_template(server: Served, mock_server: Served) -> None:
     """Nor without the flag that lets requests bring one."""
     for path, body in ((PATH, BODY), ("/tokenize", {"messages": BODY["messages"]})):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.protocol.responses import ReasoningOptions, ResponsesRequest
 from jaxllm.server.responses_input import messages_of, read_input
 
 MESSAGE = {"type": "message", "role": "user", "content": "a"}
@@ -141,11 +140,3 @@ def test_what_is_no_input_is_refused_by_its_place(given: Any, message: str) -> N
         messages_of(read_input(given, {}.get))
     assert caught.value.parameter == "input"
     assert str(caught.value).startswith(message)
-
-
-def test_an_effort_of_none_turns_thinking_off_unless_the_request_says_otherwise() -> None:
-    none = ResponsesRequest(input="a", reasoning=ReasoningOptions(effort="none"))
-    assert none.chat([]).chat_template_kwargs == {"enable_thinking": False}
-    none.chat_template_kwargs = {"enable_thinking": True}
-    assert none.chat([]).chat_template_kwargs == {"enable_thinking": True}
-    assert none.chat([]).reasoning_effort == "none"

@@ -45,7 +45,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    """Chat templates see it by this name."""
+    """Chat templates see it by this name, and as `enable_thinking`, which is false for "none"."""
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

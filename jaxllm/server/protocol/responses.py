@@ -61,7 +61,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a response is reasoned for."""
 
     effort: str | None = None
-    """Chat templates see it by the name `reasoning_effort`, and "none" as `enable_thinking` too, which is false."""
+    """Chat templates see it by the name `reasoning_effort`, and as `enable_thinking`, which is false for "none"."""
     summary: str | None = None
     """It has no effect: the reasoning itself is shown, and nothing sums it up."""
 
@@ -185,10 +185,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
         """Return the conversation with this request's settings as a chat completion. Raises VLLMValidationError."""
-        names = (*TokenFields.__struct_fields__, "parallel_tool_calls", "chat_template")
-        effort, kwargs = None if self.reasoning is None else self.reasoning.effort, self.chat_template_kwargs
-        if effort == "none":
-            kwargs = {"enable_thinking": False, **(kwargs or {})}
+        names = (*TokenFields.__struct_fields__, "parallel_tool_calls", "chat_template", "chat_template_kwargs")
         return ChatCompletionRequest(
             **{name: getattr(self, name) for name in names},
             messages=messages,
@@ -196,9 +193,8 @@ class ResponsesRequest(TokenFields, kw_only=True):
             stream=bool(self.stream or self.background),
             tools=chat_tools(self.tools),
             tool_choice=_chat_choice(self.tool_choice),
-            reasoning_effort=effort,
+            reasoning_effort=self.reasoning and self.reasoning.effort,
             include_reasoning=self.include_reasoning,
-            chat_template_kwargs=kwargs,
             response_format=_response_format(self.text and self.text.format),
         )
 
