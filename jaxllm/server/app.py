@@ -36,6 +36,7 @@ from jaxllm.server.metrics import CoreProcesses, CountedRequests, EngineCollecto
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
 from jaxllm.server.output_parsers import check_parsers
+from jaxllm.server.own_pages import OwnPages
 from jaxllm.server.pooled_serving import PooledServing
 from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.serving_chat import OpenAIServingChat
@@ -88,6 +89,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
             root_path=server_args.root_path or "",
             refusals=app.state.refusals,
         )
+    app.add_middleware(OwnPages, args=server_args, refusals=app.state.refusals, has_keys=bool(keys))
     add_cors(app, server_args)
     if server_args.enable_request_id_headers:
         app.add_middleware(RequestIdHeaders)

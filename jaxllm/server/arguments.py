@@ -77,6 +77,12 @@ class ServerArgs(UnsupportedServerArguments):
     allowed_origins: list[str] = argument(
         [], JsonNames(), _CORS, "origins whose pages may use the server; by default none but its own"
     )
+    allowed_hosts: list[str] = argument(
+        [],
+        JsonNames(),
+        _CORS,
+        "names that requests may have in Host, beside local ones and addresses; by default any, but on loopback none",
+    )
     allowed_methods: list[str] = argument([], JsonNames(), _CORS, "methods that such pages may use; by default all")
     allowed_headers: list[str] = argument([], JsonNames(), _CORS, "headers that such pages may send; by default all")
     allow_credentials: bool = argument(False, Switch(), _CORS, "let such pages send cookies and keys of the browser's")

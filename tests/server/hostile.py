@@ -90,7 +90,12 @@ class Hostile(NamedTuple):
     @property
     def data(self) -> bytes:
         """Return what is sent."""
-        lines = [f"{self.method} {self.target} HTTP/1.1", "host: x", *self.headers, f"content-length: {len(self.body)}"]
+        lines = [
+            f"{self.method} {self.target} HTTP/1.1",
+            "host: localhost",
+            *self.headers,
+            f"content-length: {len(self.body)}",
+        ]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
 
 

@@ -50,7 +50,7 @@ def answer(server: Served, *pieces: bytes) -> bytes:
         return read_all(connection)
 
 
-START = b"GET /version HTTP/1.1\r\nhost: x\r\n"
+START = b"GET /version HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def test_r16_a_head_of_the_limit_is_read_and_a_larger_one_is_not(server: Served) -> None:
@@ -115,13 +115,15 @@ def test_nothing_waits_for_an_acknowledgement(server: Served) -> None:
 
 
 def test_requests_in_one_packet_are_answered_in_order(server: Served) -> None:
-    both = START + b"\r\n" + b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    both = START + b"\r\n" + b"GET /nothing HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     answers = answer(server, both)
     assert answers.index(b"HTTP/1.1 200 ") < answers.index(b"HTTP/1.1 404 ")
 
 
 def post(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -166,9 +168,8 @@ def test_a_client_that_goes_in_the_middle_of_its_body_is_forgotten(server: Serve
         assert time.monotonic() < deadline
 
 
-CHUNKED = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-)
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED += b"transfer-encoding: chunked\r\n\r\n"
 STREAM = json.dumps({"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
 
 
@@ -182,7 +183,7 @@ def test_few_requests_are_parsed_ahead_of_their_answers(server: Served, monkeypa
         ahead.append(len(protocol.pipeline))
 
     monkeypatch.setattr(BoundedProtocol, "on_headers_complete", note)
-    count, request = 2000, b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    count, request = 2000, b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with connected(server) as connection:
         connection.sendall(post("/v1/completions", STREAM) + request * (count - 1))
         connection.sendall(START + b"connection: close\r\n\r\n")
@@ -246,7 +247,7 @@ def test_chunks_of_one_byte_are_no_trailers(server: Served) -> None:
 def test_a_wish_for_another_protocol_is_ignored(server: Served, protocol: bytes) -> None:
     """Java's client sends one with each request."""
     body = json.dumps({"prompt": [5], "max_tokens": 3, "ignore_eos": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += b"connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nupgrade: " + protocol + b"\r\n"
     whole = head + b"content-length: %d\r\n\r\n" % len(body) + body
     chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
@@ -257,4 +258,4 @@ def test_a_wish_for_another_protocol_is_ignored(server: Served, protocol: bytes)
 
 
 def test_the_server_is_no_proxy(server: Served) -> None:
-    assert answer(server, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert answer(server, b"CONNECT x:80 HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 400 ")

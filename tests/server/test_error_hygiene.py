@@ -160,7 +160,7 @@ def test_r24_a_full_queue_tells_nothing(tokenizer: str) -> None:
     with mock_llm(args, tokens_per_second=1) as llm, served(llm) as server:
         body = json.dumps({"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16}).encode()
         with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as connection:
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
             connection.recv(100)
             refused = server.post("/v1/completions", {"prompt": [5], "n": 2})

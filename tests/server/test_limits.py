@@ -40,19 +40,19 @@ def test_r16_a_body_of_the_limit_is_read_and_one_byte_more_is_not(server: Served
 
 
 def test_r16_a_body_is_refused_by_its_length_before_it_comes(server: Served) -> None:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     assert send(server, head + b"content-length: 999999999\r\n\r\n").startswith(b"HTTP/1.1 413")
 
 
 def test_r16_a_chunked_body_is_refused_when_it_gets_too_long(server: Served) -> None:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     chunk = b"800\r\n" + b" " * 2048 + b"\r\n"
     assert send(server, head + b"transfer-encoding: chunked\r\n\r\n" + chunk * 3).startswith(b"HTTP/1.1 413")
 
 
 def test_r16_a_body_that_does_not_come_is_not_waited_for(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.2)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     assert send(server, head + b"content-length: 100\r\n\r\n{").startswith(b"HTTP/1.1 408")
 
 

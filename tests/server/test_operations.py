@@ -72,7 +72,7 @@ def test_r8_a_full_server_refuses_before_it_reads(tokenizer: str) -> None:
                 refusal = server.post(path, body)
                 assert (refusal.status, refusal.headers["retry-after"]) == (503, "1")
                 assert "max_num_queued_reqs=2" in refusal.json["error"]["message"]
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
             with socket.create_connection(("127.0.0.1", server.port), timeout=20) as other:
                 other.sendall(head)
                 assert other.recv(100).startswith(b"HTTP/1.1 503")  # no byte of the body has come

@@ -171,9 +171,8 @@ def test_r14_a_client_that_leaves_ends_all_its_requests(
 ) -> None:
     embedder.is_held = True
     try:
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", embedding_server.port), timeout=5) as connection:
             connection.sendall(head.encode() + body)
             until(lambda: len(embedder.running) == 3)

@@ -43,7 +43,7 @@ class Client:
 
     def status(self, method: str, target: str, *headers: str) -> int:
         """Return the status of the answer to one request."""
-        lines = [f"{method} {target} HTTP/1.1", "host: x", *headers, "content-length: 0"]
+        lines = [f"{method} {target} HTTP/1.1", "host: localhost", *headers, "content-length: 0"]
         self._connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
         head = b""
         while b"\r\n\r\n" not in head:

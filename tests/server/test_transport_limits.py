@@ -28,7 +28,7 @@ MAX_GROWTH = 50 * 2**20
 """Bytes of memory that an attack may cost the server."""
 FEW_FILES = 256
 """The server's soft limit of open files when it starts; it raises it."""
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_r16_limits_are_the_same_over_tls_and_a_unix_socket(door: Door, pieces: 
         assert door.exchange(ALIVE).startswith(b"HTTP/1.1 200 ")
 
 
-ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+ALIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 NUM_PIPELINED = 100_000
 
 
