@@ -101,6 +101,15 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         self._runner = OfflineRunner(llm_engine)
         self._turn = Turn()
 
+    def __repr__(self) -> str:
+        """Return the model and the settings that matter most, for a notebook to show."""
+        config = self.llm_engine.vllm_config
+        model, scheduler = config.model_config, config.scheduler_config
+        return (
+            f"LLM(model={model.model!r}, dtype={str(model.dtype)!r}, max_model_len={model.max_model_len}, "
+            f"max_num_seqs={scheduler.max_num_seqs})"
+        )
+
     @in_turn
     def generate(
         self,

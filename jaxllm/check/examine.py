@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TELL_SECONDS = 10.0
 LENGTHS = (1024, 4096, 16_384, 65_536)
 """The lengths of requests for which the report says how many run at once; the whole context is one more."""
 TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
@@ -56,10 +59,13 @@ def examine(args: EngineArgs, topology: str) -> Report:
         raise VLLMValidationError(message, parameter="data_parallel_size", value=count)
     checkpoint = open_config(args.model, revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
     devices = compilers.describe_devices(hardware, topology, num_devices)
-    logger.info("compiling the largest step for %s", topology)
-    sized = fit(args, checkpoint, hardware, devices)
+    with _telling(f"the largest step for {topology}"):
+        sized = fit(args, checkpoint, hardware, devices)
     programs, reason = _compile_steps(sized) if sized.reason is None else ([], sized.reason)
-    changes = [] if sized.reason is None else find_changes(args, sized, checkpoint, hardware, topology)
+    changes = []
+    if sized.reason is not None:
+        with _telling("what would fit"):
+            changes = find_changes(args, sized, checkpoint, hardware, topology)
     concurrency = [] if reason else list(_concurrency(sized))
     config = sized.config
     return Report(
@@ -82,13 +88,32 @@ def examine(args: EngineArgs, topology: str) -> Report:
     )
 
 
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Log what is compiled while a block runs, and every TELL_SECONDS for how long: it may take minutes."""
+    logger.info("compiling %s", what)
+    has_ended, started = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not has_ended.wait(TELL_SECONDS):
+            logger.info("still compiling %s, for %.0f s", what, time.monotonic() - started)
+
+    teller = threading.Thread(target=tell, name="jaxllm-check", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        teller.join()
+
+
 def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
     programs: list[Program] = []
     for compiler, name, shape in _steps(sized):
-        logger.info("compiling %s (%d tokens) with %d KV blocks", name, shape.batch.bucket.num_tokens, sized.num_blocks)
         try:
-            programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
+            with _telling(f"{name} ({shape.batch.bucket.num_tokens} tokens) with {sized.num_blocks} KV blocks"):
+                programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
         except JaxRuntimeError as error:
             return programs, out_of_memory(error)
     return programs, None

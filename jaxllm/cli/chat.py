@@ -10,7 +10,7 @@ from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read
 from jaxllm.cli.offline_run import Engine, load_engine
 from jaxllm.cli.openai_client import Choice, RequestError
 from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
-from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling
+from jaxllm.cli.sampling_flags import add_talk_sampling, talk_defaults, talk_sampling
 from jaxllm.cli.streams import say
 from jaxllm.cli.talk import Write, talk
 from jaxllm.config.engine_args import EngineArgs
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
     try:
         if args.model_tag is None and args.model is None:
             _refuse_engine_flags(args)
-            return _talk(_RemoteChat(RemoteModel.find(args), fields, args.stats), args)
+            model = RemoteModel.find(args)
+            return _talk(_RemoteChat(model, {**talk_defaults(model.defaults, fields), **fields}, args.stats), args)
         return _talk_here(args, fields, make_engine or load_engine)
     except RequestError as error:
         say(f"jaxllm: error: {error}")
@@ -141,7 +142,8 @@ class _EngineChat:
 
     def __init__(self, engine: Engine, fields: Mapping[str, Any]) -> None:
         self._engine = engine
-        self._sampling = {"max_tokens": None, **engine.front.ready.default_sampling_params, **fields}
+        defaults = engine.front.ready.default_sampling_params
+        self._sampling = {"max_tokens": None, **defaults, **talk_defaults(defaults, fields), **fields}
         self._sampling["output_kind"] = RequestOutputKind.DELTA
         self._num_asked = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,20 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 from jaxllm.utils.log import show_log
 
+INSTEAD = {
+    "run": "`jaxllm chat --model MODEL` talks with a model, `jaxllm generate MODEL` completes prompts",
+    "pull": "a model is fetched when it is first used, as by `jaxllm serve MODEL`",
+    "list": "`hf cache ls` lists what was fetched, and a server's /v1/models what it serves",
+    "ps": "a server's /v1/models lists what it serves",
+    "download": "a model is fetched when it is first used, as by `jaxllm serve MODEL`",
+    "env": "it is `jaxllm collect-env`",
+    "version": "it is `jaxllm --version`",
+    "help": "it is `jaxllm --help`",
+}
+"""What to use here for commands of other programs."""
 
-def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+
+def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the whole parser, and each subcommand's own by name, such as "serve" and "bench serve"."""
     parser = FlexibleArgumentParser(
         prog="jaxllm", description="LLM inference on JAX, with vLLM's names.", allow_abbrev=False
@@ -57,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     parser, commands = make_parser()
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), None)
+    parser.command = commands.get(name or "")
     try:
+        _refuse_other_command(words, {each.partition(" ")[0] for each in commands})
         if name is not None:
             apply_config_file(commands[name], words[len(name.split()) :])
         args = parser.parse_args(words)
@@ -69,3 +84,15 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+
+
+def _refuse_other_command(words: list[str], known: set[str]) -> None:
+    """Raise VLLMValidationError for a command that there is not, with what to use instead."""
+    given = words[0] if words else "-"
+    if given.startswith("-") or given in known:
+        return
+    near = difflib.get_close_matches(given, sorted(known), n=1)
+    hint = INSTEAD.get(given) or (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}")
+    raise VLLMValidationError(
+        f"there is no command {given!r}: {hint.rstrip('.')}.".replace("?.", "?"), parameter="COMMAND"
+    )

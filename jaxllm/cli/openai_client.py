@@ -75,6 +75,8 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     root: str | None = None
     """What it was loaded from, where the server tells."""
+    default_sampling_params: dict[str, Any] | None = None
+    """What it samples by where a request does not say, where the server tells."""
 
 
 class _Models(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from jaxllm.cli.openai_client import Choice, OpenAIClient, UnreachableError
+from jaxllm.cli.openai_client import Choice, Model, OpenAIClient, UnreachableError
 
 URL = "http://localhost:8000/v1"
 
@@ -24,9 +24,11 @@ def add_remote_flags(group: Any) -> None:
 class RemoteModel:
     """This asks a server; each request has an event loop and a connection of its own, and Ctrl-C ends it."""
 
-    def __init__(self, client: OpenAIClient, name: str) -> None:
+    def __init__(self, client: OpenAIClient, name: str, defaults: Mapping[str, Any] | None = None) -> None:
         self.name = name
         """What the server calls the model."""
+        self.defaults = defaults
+        """What the model samples by where a request does not say; None where that is not known."""
         self._client = client
 
     @classmethod
@@ -37,7 +39,10 @@ class RemoteModel:
             url = url.rstrip("/") + "/v1"
         client = OpenAIClient(url, api_key=args.api_key)
         try:
-            return cls(client, args.model_name or asyncio.run(_first_model(client)))
+            if args.model_name:
+                return cls(client, args.model_name)
+            first = asyncio.run(_first_model(client))
+            return cls(client, first.id, first.default_sampling_params)
         except UnreachableError as error:
             message = f"{error}. Start a server with jaxllm serve MODEL, or name one with --url."
             raise UnreachableError(message) from error
@@ -65,6 +70,6 @@ class RemoteModel:
         return num_tokens
 
 
-async def _first_model(client: OpenAIClient) -> str:
+async def _first_model(client: OpenAIClient) -> Model:
     async with client:
-        return (await client.models("/models"))[0].id
+        return (await client.models("/models"))[0]

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxllm.cli.streams import say
 from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.params.checks import INT32_MAX
 
@@ -24,6 +25,8 @@ SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
 }
 
 TALK_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+TALK_DEFAULTS: Mapping[str, float] = {"temperature": 0.7, "min_p": 0.05}
+"""How a talk is sampled with a model that does not say: at temperature 1, the API's default, small models ramble."""
 
 
 def add_sampling_flags(group: Any, names: Iterable[str]) -> None:
@@ -46,6 +49,20 @@ def add_talk_sampling(parser: argparse.ArgumentParser) -> None:
     length, seed = Integer(1, 2**31 - 1, sized=True).flag(), Integer(0, 2**64 - 1).flag()
     group.add_argument("--max-tokens", default=argparse.SUPPRESS, help="longest answer", **length)
     group.add_argument("--seed", default=argparse.SUPPRESS, help="make it repeatable", **seed)
+
+
+def talk_defaults(defaults: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a talk adds to `fields`, those given, where the model's own `defaults` have no sampling.
+
+    It is said once. None stands for defaults that are not known, which stay as they are.
+    """
+    if defaults is None or not defaults.keys().isdisjoint(TALK_SAMPLING):
+        return {}
+    added = {name: value for name, value in TALK_DEFAULTS.items() if name not in fields}
+    if added:
+        shown = " and ".join(f"{name} {value}" for name, value in added.items())
+        say(f"The model does not say how to sample: this talk uses {shown}; --temperature and --min-p change that.")
+    return added
 
 
 def talk_sampling(args: argparse.Namespace) -> dict[str, Any]:

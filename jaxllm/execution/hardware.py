@@ -5,6 +5,7 @@ An engine sizes its KV pool by the same table where it knows the device, so that
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -183,7 +184,18 @@ def find_topology(name: str) -> tuple[Hardware, int]:
         if name in hardware.topologies():
             return hardware, hardware.topologies()[name]
     known = "; ".join(", ".join(hardware.topologies()) for hardware in HARDWARE.values())
-    raise VLLMValidationError(f"topology={name!r} is not known. Known are {known}.", parameter="topology", value=name)
+    message = f"topology={name!r} is not known.{_near_topology(name)} Known are {known}."
+    raise VLLMValidationError(message, parameter="topology", value=name)
+
+
+def _near_topology(name: str) -> str:
+    """Return a question for a name that is nearly a topology's: in capitals, or without the number of devices."""
+    topologies = [each for hardware in HARDWARE.values() for each in hardware.topologies()]
+    given = name.strip().lower()
+    near = [each for each in topologies if each == given]
+    near = near or [each for each in topologies if each.partition(":")[0] == given.partition(":")[0]]
+    near = near or difflib.get_close_matches(given, topologies, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def real_memory_limit(device_kind: str, reported: int | None, utilization: float) -> int:

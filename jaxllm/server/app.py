@@ -137,7 +137,9 @@ async def init_app_state(
     state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
     state.registry.register(CoreProcesses(engine_client))
     state.openai_serving_models = OpenAIServingModels(
-        vllm_config.model_config, getattr(args, "served_model_name", None)
+        vllm_config.model_config,
+        getattr(args, "served_model_name", None),
+        engine_client.front.ready.default_sampling_params,
     )
     modules = map(LoRAModule.read, state.server_args.lora_modules or [])
     await state.openai_serving_models.add_all(engine_client, modules)

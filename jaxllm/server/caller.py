@@ -19,7 +19,7 @@ class Caller(NamedTuple):
     """The ids of one request, the trace that it belongs to, and the replica that it asks for."""
 
     request_id: str
-    """The server's own id, by which the engine knows the request."""
+    """The server's own id, by which the engine and the log know the request, with the client's at its end."""
     client_request_id: str | None = None
     """X-Request-Id, if it is well formed."""
     trace_headers: Mapping[str, str] | None = None
@@ -30,7 +30,8 @@ class Caller(NamedTuple):
         cls, engine: AsyncLLM, headers: Mapping[bytes, bytes], request_id: str, client_request_id: str | None
     ) -> Caller:
         """Read the headers, whose names are in lower case. Raises VLLMValidationError for one that cannot be."""
-        return cls(request_id, client_request_id, given_trace(engine, headers), _rank(headers))
+        named = request_id if client_request_id is None else f"{request_id}-{client_request_id}"
+        return cls(named, client_request_id, given_trace(engine, headers), _rank(headers))
 
     def shown_id(self, prefix: str, given: str | None) -> str:
         """Return the id that the answer shows; `given` is that of the body."""

@@ -167,7 +167,9 @@ class OpenAIServingChat:
     async def render(self, request: ChatCompletionRequest) -> ParsedPrompt:
         """Return the conversation of a checked request as a prompt. Raises VLLMValidationError."""
         if not self.has_template(request):
-            raise VLLMValidationError(f"{NO_CHAT}: it has no chat template. Use /v1/completions.")
+            raise VLLMValidationError(
+                f"{NO_CHAT}: it has no chat template. Use /v1/completions, or --chat-template at the start."
+            )
         prompt = None if _is_long(request) else self._render_briefly(request)
         if prompt is None:
             prompt = await asyncio.to_thread(self._render_now, request)

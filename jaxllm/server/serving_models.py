@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -52,6 +53,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     """The model that it is an adapter of."""
     max_model_len: int
+    default_sampling_params: dict[str, Any]
+    """What requests are sampled by that do not say otherwise, as far as the model or a flag names it."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +75,12 @@ class AdapterLoadError(VLLMValidationError):
 class OpenAIServingModels:
     """This knows what the model and its adapters are called."""
 
-    def __init__(self, model_config: ModelConfig, names: Sequence[str] | None) -> None:
+    def __init__(
+        self, model_config: ModelConfig, names: Sequence[str] | None, sampling: Mapping[str, Any] | None = None
+    ) -> None:
         """Call the model by `names`, of which answers show the first; by what it was loaded as without any."""
         self._names = list(names or [model_config.model])
-        self._max_model_len = model_config.max_model_len
+        self._max_model_len, self._sampling = model_config.max_model_len, dict(sampling or {})
         self._cards = {name: self._card(name, model_config.model) for name in self._names}
         self._adapters: dict[str, LoRARequest] = {}
         self._num_added = 0
@@ -156,6 +161,7 @@ class OpenAIServingModels:
             root=root,
             parent=parent,
             max_model_len=self._max_model_len,
+            default_sampling_params=self._sampling,
         )
 
 

@@ -36,6 +36,9 @@ def tls_settings(args: ServerArgs) -> dict[str, Any]:
 
 def check_files(args: ServerArgs) -> None:
     """Load everything once. Raises VLLMValidationError for what is no use."""
+    if args.ssl_keyfile is None and _has_no_key(str(args.ssl_certfile)):
+        message = f"ssl_certfile={args.ssl_certfile!r} has no private key in it: give ssl_keyfile too."
+        raise VLLMValidationError(message, parameter="ssl_keyfile")
     context, parameter = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "ssl_certfile"
     try:
         context.load_cert_chain(str(args.ssl_certfile), args.ssl_keyfile, password=_no_password)
@@ -49,6 +52,14 @@ def check_files(args: ServerArgs) -> None:
         value = getattr(args, parameter)
         message = f"{parameter}={value!r} cannot be used: {error}."
         raise VLLMValidationError(message, parameter=parameter, value=value) from error
+
+
+def _has_no_key(certfile: str) -> bool:
+    """Say whether a file can be read and holds no key; what cannot be read is refused with the reason later."""
+    try:
+        return b"PRIVATE KEY" not in Path(certfile).read_bytes()
+    except OSError:
+        return False
 
 
 def _no_password() -> str:

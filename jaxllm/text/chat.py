@@ -120,7 +120,9 @@ class ChatRenderer:
         name = given or ("tool_use" if tools is not None and "tool_use" in named else "default")
         if name not in named:
             names = f" but those named {', '.join(map(repr, named))}" if named else ""
-            message = f"the tokenizer has no chat template{names}: pass chat_template=..., or use generate()."
+            message = (
+                f"the tokenizer has no chat template{names}: pass chat_template (--chat-template), or use generate()."
+            )
             raise ChatTemplateResolutionError(message, parameter="chat_template", value=given)
         return named[name]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 _NUMBER = re.compile(r"(-?[0-9]+)(\.[0-9]+)?([kmgtKMGT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -50,6 +51,19 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
     `--a-config.b.c 1 --a-config.d+ x,y` is `--a-config '{"b": {"c": 1}, "d": ["x", "y"]}'`.
     """
+
+    command: argparse.ArgumentParser | None = None
+    """The parser of the subcommand that is given, for errors to name its flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with an error, which names the nearest flag to one that there is not."""
+        if message.startswith("unrecognized arguments: "):
+            known = [flag for flag in (self.command or self)._option_string_actions if flag.startswith("--")]
+            for word in message.split()[2:]:
+                flag = word.partition("=")[0].replace("_", "-")
+                if flag.startswith("--") and (near := difflib.get_close_matches(flag, known, n=1)):
+                    message += f"; did you mean {near[0]}?"
+        super().error(message)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (one signature for its overloads)
         self, args: Iterable[str] | None = None, namespace: Any = None

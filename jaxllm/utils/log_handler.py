@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import select
@@ -10,6 +11,7 @@ import stat
 import sys
 import threading
 from collections import deque
+from datetime import UTC, datetime
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MOST_BYTES = 1 << 20
@@ -25,6 +27,18 @@ class LineFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
+
+
+class JsonFormatter(logging.Formatter):
+    """This writes each record as one line of JSON, for a `log_config_file` to name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 class StderrHandler(logging.StreamHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from typing import Any
 
 import jax
@@ -252,3 +253,12 @@ def test_what_no_hardware_could_run_is_misuse(changes: dict, parameter: str):
     with pytest.raises(VLLMValidationError) as error:
         examine(engine_args(**changes), "toy:1x1")
     assert error.value.parameter == parameter
+
+
+def test_what_takes_long_is_told_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(examining, "TELL_SECONDS", 0.01)
+    with caplog.at_level("INFO", logger="jaxllm"), examining._telling("a step"):
+        deadline = time.monotonic() + 10
+        while "still compiling a step" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "still compiling a step, for 0 s" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -538,3 +539,8 @@ def test_a_failure_while_outputs_are_taken_in_ends_everything(
     assert not core.requests
     engine.add_request("a", {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=1))
     assert [output.request_id for output in engine.step()] == ["a"]
+
+
+def test_a_notebook_shows_what_an_llm_is() -> None:
+    shown = repr(make_llm(FakeCore(lambda _: [1]), None, skip_tokenizer_init=True))
+    assert re.fullmatch(r"LLM\(model='.*', dtype='\w+', max_model_len=\d+, max_num_seqs=\d+\)", shown)

@@ -42,6 +42,7 @@ def test_a_server_speaks_tls(tokenizer: str) -> None:
         ({"ssl_certfile": __file__}, "ssl_certfile"),
         ({"ssl_keyfile": str(DATA / "two.key")}, "ssl_certfile"),
         ({"ssl_certfile": None}, "ssl_keyfile"),
+        ({"ssl_keyfile": None}, "ssl_keyfile"),
         ({"ssl_certfile": None, "ssl_keyfile": None, "ssl_cert_reqs": 2}, "ssl_cert_reqs"),
         ({"ssl_certfile": None, "ssl_keyfile": None, "enable_ssl_refresh": True}, "enable_ssl_refresh"),
         ({"ssl_cert_reqs": 2}, "ssl_cert_reqs"),

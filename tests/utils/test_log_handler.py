@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 PROGRAM = """
 import logging, sys, time
@@ -48,3 +50,23 @@ def test_a_process_ends_though_nobody_reads() -> None:
         started = time.monotonic()
         assert process.wait(30) == 0
         assert time.monotonic() - started < 20
+
+
+def test_the_documented_log_of_json(tmp_path: Path, repository: Path) -> None:
+    page = (repository / "docs" / "serving.md").read_text()
+    file = tmp_path / "log.json"
+    file.write_text(next(part for part in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if "formatters" in part))
+    program = """
+import logging, sys
+from jaxllm.utils.log import configure_log
+configure_log(sys.argv[1])
+logging.getLogger("uvicorn.access").info('%s - "%s"', "host", "GET /")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("jaxllm.a").exception("it failed")
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    access, failure = map(json.loads, done.stderr.splitlines())
+    assert (access["level"], access["logger"], access["message"]) == ("INFO", "uvicorn.access", 'host - "GET /"')
+    assert "ZeroDivisionError" in failure["exception"]

@@ -106,9 +106,22 @@ export class Chat {
       ["temperature", "top_p", "max_tokens"].filter((name) => get(name).value).map((name) => [name, get(name).valueAsNumber]),
     );
     if (!own.messages) given.max_tokens ??= 256; // the route's own is 16
+    if (this.needsSampling()) {
+      given.temperature ??= 0.7;
+      given.min_p = 0.05;
+    }
     const model = this.status.model ?? undefined;
     const stream_options = { include_usage: true, continuous_usage_stats: true };
     return { ...own, ...given, model, stream: true, stream_options };
+  }
+
+  /** Whether the model leaves open how to sample: at the API's temperature of 1 small models ramble. It is said once. */
+  needsSampling() {
+    const { sampling } = this.status;
+    if (!sampling || ["temperature", "top_p", "top_k", "min_p"].some((name) => name in sampling)) return false;
+    get("temperature").placeholder = "0.7";
+    get("sampling").hidden = false;
+    return true;
   }
 
   show(name, role) {

@@ -81,6 +81,7 @@ export class Status {
     document.title = `${id} · jaxllm`;
     get("about").textContent = `jaxllm ${version.version} · context of ${max_model_len.toLocaleString("en")} tokens`;
     this.model = id;
+    this.sampling = models.data[0].default_sampling_params;
   }
 
   showFigures(figures) {
