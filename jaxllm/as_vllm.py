@@ -99,6 +99,8 @@ def main(words: Sequence[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = list(words)
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(words[0]).resolve().parent)  # where the program's own modules are
         runpy.run_path(words[0], run_name="__main__")
 
 

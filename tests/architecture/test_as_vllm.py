@@ -45,6 +45,13 @@ def test_a_program_of_vllm_gets_jaxllm(tmp_path: Path):
     assert run(str(program), "--flag", "x").splitlines() == expected
 
 
+def test_a_program_finds_the_modules_beside_it(tmp_path: Path):
+    (tmp_path / "beside.py").write_text("WORD = 'found'")
+    program = tmp_path / "program.py"
+    program.write_text("import beside, vllm; print(beside.WORD, vllm.__name__)")
+    assert run(str(program)).strip() == "found jaxllm"
+
+
 def test_a_module_runs_with_its_own_arguments():
     assert (
         run("-m", "platform", "terse").strip()
