@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # clients.sh [CLIENT...]: real clients, unmodified and in environments of their own, against SmolLM2 served here, and those
 # of embeddings against all-MiniLM-L6-v2. Those of agents run twice: with answers that a core without a model is told to
-# give, so that what comes of them is known, and with SmolLM2, whose calls a grammar forces. codex and claude-code, of
-# npm, run with told answers only: their prompts are longer than SmolLM2's context. Exit status 0 if all that were asked for (by default all) passed.
+# give, so that what comes of them is known, and with SmolLM2, whose calls a grammar forces. Those in TOLD run with told
+# answers only: their prompts are longer than SmolLM2's context, or what they check is what it cannot write. Packages
+# after "npm:" are npm's. Exit status 0 if all that were asked for (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -13,6 +14,8 @@ declare -A PACKAGES=(
   [langchain]="langchain-openai>=1"
   [litellm]="litellm>=1.100"
   [lm-eval]="lm-eval[api]==0.4.13"
+  [lm-eval-vllm]="-c requirements.lock -e . lm-eval[api]==0.4.13"
+  [outlines]="outlines>=1.3 openai>=2 pydantic>=2"
   [guidellm]="guidellm>=0.8,<0.9"
   [schemathesis]="schemathesis>=4.30,<5"
   [tool-calls]="openai>=2 jsonschema>=4"
@@ -22,17 +25,29 @@ declare -A PACKAGES=(
   [instructor]="instructor>=1.17 anthropic>=2"
   [llama-index-llm]="llama-index-llms-openai-like>=0.8 llama-index-core"
   [ollama]="ollama>=0.6"
-  [codex]=npm
-  [claude-code]=npm
+  [langgraph]="langgraph>=1.2 langchain>=1 langchain-openai>=1"
+  [aider]="aider-chat>=0.86.2"
+  [codex]="npm:@openai/codex"
+  [claude-code]="npm:@anthropic-ai/claude-code"
+  [opencode]="npm:opencode-ai"
+  [continue]="npm:node@22 @continuedev/cli"
+  [vercel-ai]="npm:node@22 ai @ai-sdk/openai-compatible"
+  [openai-npm]="npm:node@22 openai"
+  [anthropic-npm]="npm:node@22 @anthropic-ai/sdk"
+  [promptfoo]="npm:node@22 promptfoo"
   [openai-embeddings]="openai>=2"
   [langchain-embeddings]="langchain-openai>=1"
   [llama-index]="llama-index-embeddings-openai-like>=0.4"
   [cohere]="cohere>=5"
   [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
-AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama codex claude-code "
+AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama langgraph vercel-ai openai-npm anthropic-npm \
+promptfoo aider codex claude-code opencode continue "
+COMMANDS=" codex claude-code opencode continue " # what agents.sh runs
+TOLD="$COMMANDS promptfoo aider "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
-[ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval guidellm schemathesis tool-calls $AGENTS $POOLED
+[ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \
+  tool-calls $AGENTS $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -102,25 +117,56 @@ serve_replies() { # start a server whose answers are told
   wait_ready
 }
 
-python_of() { # CLIENT: make its environment; prints its Python
-  local folder=.cache/clients/${1%-embeddings}
+folder_of() { # CLIENT: make its environment; prints its folder
+  local folder=$PWD/.cache/clients/${1%-embeddings} packages=${PACKAGES[$1]}
   if [ ! -e "$folder/installed" ]; then
-    .venv/bin/python -m venv --clear "$folder"
-    "$folder/bin/python" -m pip install -q --disable-pip-version-check ${PACKAGES[$1]} >&2
+    case $packages in
+      npm:*)
+        mkdir -p "$folder"
+        # shellcheck disable=SC2086 # several packages
+        npm install --prefix "$folder" --no-audit --no-fund --silent ${packages#npm:} >&2 || return
+        ;;
+      *)
+        .venv/bin/python -m venv --clear "$folder" || return
+        # shellcheck disable=SC2086
+        "$folder/bin/python" -m pip install -q --disable-pip-version-check $packages >&2 || return
+        ;;
+    esac
     touch "$folder/installed"
   fi
-  echo "$PWD/$folder/bin/python"
+  echo "$folder"
 }
 
-run_script() { "$(python_of "$1")" "scripts/clients/use_${1//-/_}.py" "$url" key "${@:2}"; }
+python_of() { # CLIENT: prints its Python
+  local folder
+  folder=$(folder_of "$1")
+  echo "$folder/bin/python"
+}
 
-run_agent() {
-  serve_replies
-  if [ "${PACKAGES[$1]}" = npm ]; then
-    scripts/clients/agents.sh "$1" "$url" key
+run_script() { # CLIENT [ARGUMENTS...]
+  local folder name=use_${1//-/_}
+  folder=$(folder_of "$1")
+  if [ -e "scripts/clients/$name.py" ]; then
+    "$folder/bin/python" "scripts/clients/$name.py" "$url" key "${@:2}"
     return
   fi
-  run_script "$1" replayed
+  # A module finds packages in the folders above its own. The proxy is closed, so that no remote host is reached.
+  cp "scripts/clients/$name.mjs" scripts/clients/weather.mjs "$folder"
+  HTTPS_PROXY=http://127.0.0.1:9 PROMPTFOO_CONFIG_DIR="$work/promptfoo" PROMPTFOO_DISABLE_TELEMETRY=1 \
+    PROMPTFOO_DISABLE_UPDATE=1 PROMPTFOO_DISABLE_REMOTE_GENERATION=1 \
+    timeout 300 "$folder/node_modules/.bin/node" "$folder/$name.mjs" "$url" key "${@:2}"
+}
+
+run_agent() {
+  local folder
+  serve_replies
+  if [[ $COMMANDS == *" $1 "* ]]; then
+    folder=$(folder_of "$1")
+    scripts/clients/agents.sh "$1" "$folder" "$url" key
+  else
+    run_script "$1" replayed
+  fi
+  [[ $TOLD != *" $1 "* ]] || return 0
   serve smollm2 --max-model-len 2048 --served-model-name model # the last name counts
   run_script "$1" smollm2
 }
@@ -129,6 +175,20 @@ run_lm-eval() { # its log-likelihoods have to be those of this process
   run_script lm-eval >"$work/lm-eval.txt"
   tail -n 1 "$work/lm-eval.txt" >"$work/lm-eval.json"
   JAX_PLATFORMS=cpu .venv/bin/python scripts/clients/loglikelihoods.py "$model" "$work/lm-eval.json"
+}
+
+run_lm-eval-vllm() { # the same of its vllm backend, which jaxllm stands in for
+  local python
+  python=$(python_of lm-eval-vllm)
+  cp -r tests/data/tiny/llama3_tied "$work/tiny"
+  .venv/bin/python -c '
+import sys
+from tests.e2e.tiny_tokenizer import save_tokenizer
+save_tokenizer(sys.argv[1])' "$work/tiny"
+  JAX_PLATFORMS=cpu timeout 600 "$python" -m jaxllm.as_vllm scripts/clients/use_lm_eval_vllm.py "$work/tiny" \
+    >"$work/lm-eval.txt"
+  tail -n 1 "$work/lm-eval.txt" >"$work/lm-eval.json"
+  JAX_PLATFORMS=cpu .venv/bin/python scripts/clients/loglikelihoods.py "$work/tiny" "$work/lm-eval.json"
 }
 
 run_guidellm() {
@@ -177,6 +237,7 @@ for client in "$@"; do
   [[ $POOLED != *" $client "* ]] || needed=minilm
   [[ $AGENTS != *" $client "* ]] || needed=agent # each has servers of its own
   [ "$client" != openai-lora ] || needed=agent
+  [ "$client" != lm-eval-vllm ] || needed=$served # it has no server
   if [ "$served" != "$needed" ]; then
     case $needed in
       minilm) serve minilm ;;

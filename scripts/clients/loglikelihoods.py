@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute in this process what use_lm_eval.py has got from a server, and compare: loglikelihoods.py MODEL GOT.json."""
+"""Compute in this process what lm-eval has got, and compare: loglikelihoods.py MODEL GOT.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = 1e-4
 def main(model: str, got: str) -> int:
     """Print the largest difference; returns 1 if it is more than rounding."""
     rows = json.loads(Path(got).read_text())
-    with LLM(model, max_model_len=1024, disable_log_stats=True) as llm:
+    with LLM(model, max_model_len=256, disable_log_stats=True) as llm:
         encode = llm.llm_engine.front.require_tokenizer().encode
         prompts, starts = [], []
         for row in rows:
