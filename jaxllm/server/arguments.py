@@ -141,7 +141,7 @@ class ServerArgs(UnsupportedServerArguments):
     )
     response_role: str = argument("assistant", Text(optional=False), _CHAT, "role of the answer")
     enable_prompt_tokens_details: bool = argument(False, Switch(), _CHAT, "show cached prompt tokens in the usage")
-    enable_force_include_usage: bool = argument(False, Switch(), _CHAT, "end every stream with its usage")
+    enable_force_include_usage: bool = argument(False, Switch(), _CHAT, "show the usage in every event of a stream")
     return_tokens_as_token_ids: bool = argument(
         False, Switch(), _CHAT, 'show the tokens of log-probabilities as "token_id:5"'
     )

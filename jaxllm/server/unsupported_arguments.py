@@ -8,7 +8,7 @@ import dataclasses
 
 from jaxllm.config.kinds import unsupported
 
-_COHERE = "Cohere's API is not served; use OpenAI's"
+_COHERE = "Cohere's chat is not served; use OpenAI's"
 _FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
 _GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"
 _ONE_SERVER = "a server is one process with one engine; start several, with a proxy in front of them"
@@ -28,7 +28,9 @@ class UnsupportedServerArguments:
     fingerprint_value: str | None = unsupported(None, _FINGERPRINT)
     cohere_is_reasoning_model: bool = unsupported(True, _COHERE, also=(False,))
     cohere_format: str = unsupported("cmd4", _COHERE)
-    enable_flash_late_interaction: bool = unsupported(True, "no model that scores runs yet", also=(False,))
+    enable_flash_late_interaction: bool = unsupported(
+        True, "scores by late interaction are computed on the host", also=(False,)
+    )
     enable_per_request_metrics: bool = unsupported(False, "answers have no times; see /metrics")
     enable_log_outputs: bool = unsupported(False, _OUTPUTS)
     enable_log_deltas: bool = unsupported(True, _OUTPUTS, also=(False,))

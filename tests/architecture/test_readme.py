@@ -12,7 +12,8 @@ from jaxllm.cli.main import make_parser
 from tests.architecture.sources import ROOT
 
 PAGES = ("README.md", "CONTRIBUTING.md", "jaxllm/sampling/README.md", "jaxllm/constraints/README.md",
-         "jaxllm/engine/README.md", "pallas_kernels/README.md", "scripts/README.md", "docs/serving.md")  # fmt: skip
+         "jaxllm/engine/README.md", "pallas_kernels/README.md", "scripts/README.md", "docs/serving.md",
+         "docs/agents.md", "docs/models.md", "docs/notebook.md", "docs/pooling.md", "docs/scale.md")  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SERVING = re.sub(r"<!--.*?-->", "", (ROOT / "docs/serving.md").read_text(encoding="utf-8"))
 

@@ -30,7 +30,7 @@ RESPONSES_REFUSED: Mapping[str, str] = {
     "conversation": "use previous_response_id",
     "prompt": "no prompts are kept; use input",
     "context_management": "use truncation",
-    "enable_response_messages": "a response has its items in output, and those of its input at /input_items",
+    "enable_response_messages": "a response has its items in output, and its input is not shown",
     "previous_input_messages": "use previous_response_id, or send the conversation as input",
 }
 """Fields that would change the answer and that have no meaning here."""
