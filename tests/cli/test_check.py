@@ -73,7 +73,10 @@ def test_a_config_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     [
         (["--topology", "v5e:2x2"], "say which MODEL"),
         (["org/name"], "say which --topology"),
-        (["org/name", "--topology", "v9:1x1"], "topology='v9:1x1' is not known. Known are v4:2x2x1"),
+        (
+            ["org/name", "--topology", "v9:1x1"],
+            "topology='v9:1x1' is not known. Did you mean 'v6e:1x1'? Known are v4:2x2x1",
+        ),
         (["org/name", "--topology", "h100", "--tensor-parallel-size", "2"], "more than the 1 devices of h100"),
         (["org/name", "--topology", "h100", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2"),
         (["org/name", "--topology", "h100", "--block-size", "7"], "block_size"),

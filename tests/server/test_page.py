@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxllm.server
+from jaxllm.cli.sampling_flags import TALK_DEFAULTS
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server.auth import OPEN_PATHS
 from jaxllm.server.routes_page import PAGE_FILES
@@ -124,3 +125,14 @@ def test_every_control_has_a_name() -> None:
     controls = [attrs["id"] for tag, attrs in document.found if tag in ("input", "textarea")]
     assert len(controls) >= 6
     assert set(controls) <= labelled
+
+
+def test_on_a_phone_the_chat_comes_before_the_charts() -> None:
+    narrow = FILES["page.css"].partition("@media (max-width: 56rem)")[2].partition("@media")[0]
+    assert re.search(r"\.chat \{[^}]*order: -1;", narrow)
+
+
+def test_the_talks_sampling_is_that_of_the_command_line() -> None:
+    for name, value in TALK_DEFAULTS.items():
+        assert re.search(rf"given\.{name} (\?\?)?= {value};", FILES["chat.js"])
+        assert f"{name} {value}" in FILES["index.html"]
