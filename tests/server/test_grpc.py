@@ -20,7 +20,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.server.grpc import inference_pb2
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.grpc import inference_pb2, messages
 from jaxllm.server.grpc.authentication import OPEN_METHODS
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateRequest
 from jaxllm.server.grpc.messages import PROMPT, completion_request
@@ -285,6 +286,15 @@ def test_answers_are_counted(mock_server: Served, client: Client) -> None:
     client.whole(message_of({"prompt": "a", "max_tokens": 1}))
     refusal(lambda: list(client.stream(message_of({"prompt": ""}))))
     assert counts() == [whole + 1, refused + 1]
+
+
+def test_ids_are_bounded_before_they_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_VALUES", 3)
+    data = message_of({"prompt": [5, 6, 7]}).SerializeToString()
+    assert messages.completion_request(data, stream=False).prompt == [5, 6, 7]
+    data = message_of({"prompt": [5, 6, 7, 8]}).SerializeToString()
+    with pytest.raises(VLLMValidationError, match="token_ids must have at most 3 entries, got 4"):
+        messages.completion_request(data, stream=False)
 
 
 def test_health_says_whether_requests_are_taken(tokenizer: str) -> None:

@@ -24,6 +24,7 @@ from jaxllm.server.grpc.inference_pb2 import (
     Usage,
 )
 from jaxllm.server.protocol.completion import CompletionRequest
+from jaxllm.server.protocol.shape import MAX_VALUES
 from jaxllm.server.protocol.usage import make_usage
 
 PROMPT = ("text", "token_ids")
@@ -52,6 +53,9 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type.GetOptions().map_entry:
         return {str(key): each for key, each in value.items()}
     if isinstance(value, TokenIds):
+        if len(value.ids) > MAX_VALUES:
+            message = f"{field.name} must have at most {MAX_VALUES} entries, got {len(value.ids)}."
+            raise VLLMValidationError(message, parameter=field.name, value=len(value.ids))
         return list(value.ids)
     if isinstance(value, Struct):
         try:

@@ -16,6 +16,7 @@ from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFail
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
 from jaxllm.server.grpc.messages import Responses, completion_request
 from jaxllm.server.metrics import HttpMetrics
+from jaxllm.server.protocol.decoding import LONG_BODY
 from jaxllm.server.request_ids import new_request_id, shown_request_id
 from jaxllm.server.sse import EngineOutputs
 from jaxllm.server.state import ServerState
@@ -100,7 +101,10 @@ class InferenceService:
     ) -> AsyncGenerator[tuple[EngineOutputs, Responses], None]:
         """Queue a request, once it is found good, and abort it at the end if it still runs."""
         serving, args = self._state.openai_serving_completion, self._state.server_args
-        request = completion_request(data, stream=stream)
+        if len(data) > LONG_BODY:
+            request = await asyncio.to_thread(completion_request, data, stream=stream)
+        else:
+            request = completion_request(data, stream=stream)
         headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
         caller = Caller.of(serving.engine_client, headers, *new_request_id(headers))
         (outputs,) = await serving.admit(request, caller)
