@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
-from jaxllm.cli.offline_run import Engine, load_engine
+from jaxllm.cli.offline_run import Engine, load_chat_engine
 from jaxllm.cli.openai_client import Choice, RequestError
 from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.sampling_flags import add_talk_sampling, talk_defaults, talk_sampling
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
             _refuse_engine_flags(args)
             model = RemoteModel.find(args)
             return _talk(_RemoteChat(model, {**talk_defaults(model.defaults, fields), **fields}, args.stats), args)
-        return _talk_here(args, fields, make_engine or load_engine)
+        return _talk_here(args, fields, make_engine or load_chat_engine)
     except RequestError as error:
         say(f"jaxllm: error: {error}")
         return 1

@@ -12,7 +12,7 @@ from typing import Any
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
 from jaxllm.cli.jobs import Job, Task, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal, output_path
-from jaxllm.cli.offline_run import Engine, Run, exit_status, load_engine, run_jobs
+from jaxllm.cli.offline_run import Engine, Run, exit_status, load_chat_engine, load_engine, run_jobs
 from jaxllm.cli.result_files import write_array, write_lines
 from jaxllm.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
 from jaxllm.cli.streams import say
@@ -60,10 +60,11 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
     keys = [job.key(settings) for job in jobs]
     write = write_lines if output is None or output.suffix == ".jsonl" else write_array
     sink = Console(len(jobs), sys.stdout) if output is None else Journal(output, keys, write)
+    load = load_chat_engine if args.chat else load_engine
     counts = run_jobs(
         jobs,
         sink,
-        lambda: (make_engine or load_engine)(engine_args),
+        lambda: (make_engine or load)(engine_args),
         lambda engine: GenerateRun(engine, sink, len(jobs), flags, args.chat),
     )
     if counts is not None and counts.cut_off and "max_tokens" not in flags:

@@ -11,6 +11,7 @@ from jaxllm.cli.journal import Console, Journal
 from jaxllm.cli.progress import Counts, Progress
 from jaxllm.cli.streams import say
 from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
 
@@ -55,6 +56,34 @@ def load_engine(engine_args: EngineArgs) -> Engine:
     from jaxllm.engine.llm_engine import LLMEngine
 
     return LLMEngine.from_engine_args(engine_args)
+
+
+def load_chat_engine(engine_args: EngineArgs) -> Engine:
+    """Load a model that is to answer messages. Raises VLLMValidationError before its weights are read if it has no chat
+    template, and as `load_engine` does.
+    """
+    if engine_args.chat_template is None:
+        _check_template(engine_args)
+    return load_engine(engine_args)
+
+
+def _check_template(engine_args: EngineArgs) -> None:
+    from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+    from jaxllm.loading.open import open_config
+
+    checkpoint = open_config(
+        engine_args.model,
+        revision=engine_args.revision,
+        token=engine_args.hf_token,
+        download_dir=engine_args.download_dir,
+    )
+    tokenizer = load_engine_tokenizer(engine_args, checkpoint, default_cache_dir())
+    if tokenizer is not None and not tokenizer.parts.chat_template:
+        message = (
+            f"{engine_args.model!r} has no chat template: name one with --chat-template, "
+            "or let it go on with texts by `jaxllm generate`."
+        )
+        raise VLLMValidationError(message, parameter="chat_template")
 
 
 class Run(ABC):

