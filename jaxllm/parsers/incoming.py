@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
+from typing import NamedTuple
 
 type Reading[T] = Generator[None, None, T]
 """A generator that yields when it needs more text, and returns what it has read."""
@@ -22,6 +23,15 @@ _KEPT = 4096
 """Text that was read is dropped once there is so much of it."""
 
 
+class _Marks(NamedTuple):
+    """Marks to look for, which are compiled once: there may be one for each of a thousand tools."""
+
+    pattern: re.Pattern[str]
+    beginnings: Set[str]
+    longest: int
+    """The length of the longest beginning."""
+
+
 class Incoming:
     """What has come of a text, and how far it was read. What its methods return depends on no cut in the text."""
 
@@ -31,6 +41,7 @@ class Incoming:
         self._dropped = 0
         """So much was dropped of the text's beginning."""
         self._num_trials = 0
+        self._compiled: dict[tuple[str, ...], _Marks] = {}
 
     def add(self, text: str) -> None:
         """Append text."""
@@ -135,17 +146,17 @@ class Incoming:
         self._place = match.end()
         return match[0]
 
-    def until(self, marks: Collection[str], show: Callable[[str], None]) -> Reading[str | None]:
+    def until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Reading[str | None]:
         """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
         it, piece by piece.
         """
-        pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or _NEVER)
-        beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
-        longest = max(map(len, beginnings), default=0)
+        if marks not in self._compiled:
+            self._compiled[marks] = _compiled(marks)
+        pattern, beginnings, longest = self._compiled[marks]
         while True:
             match = pattern.search(self._text, self._place)
             # A shorter mark may be the beginning of a longer one that has not come whole.
-            if match and not self.is_ended and match.end() == len(self._text) and _grows(match[0], marks):
+            if match and not self.is_ended and match.end() == len(self._text) and match[0] in beginnings:
                 match, end = None, match.start()
             else:
                 end = match.start() if match else len(self._text)
@@ -255,8 +266,10 @@ class Incoming:
         return False
 
 
-def _grows(mark: str, marks: Collection[str]) -> bool:
-    return any(other != mark and other.startswith(mark) for other in marks)
+def _compiled(marks: Sequence[str]) -> _Marks:
+    pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or _NEVER)
+    beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
+    return _Marks(pattern, beginnings, max(map(len, beginnings), default=0))
 
 
 def _is_escape(text: str) -> bool:

@@ -37,14 +37,14 @@ class TaggedArguments:
         self._before = "{"
 
     def read(
-        self, incoming: Incoming, key: str, end: str, own: Iterable[str], *, following: str = ""
+        self, incoming: Incoming, key: str, end: str, others: Iterable[str], *, following: str = ""
     ) -> Reading[str | None]:
         """Read and show a value up to its `end`, and return the mark that ended it; None if the output ended before.
 
-        Models leave the end out, so another of the parser's `own` marks ends a value too, and is left to be read. It is
-        part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
+        Models leave the end out, so one of the `others` that may follow a value ends it too, and is left to be read. It
+        is part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
         """
-        value, marks = self._begin(key), {end, *own}
+        value, marks = self._begin(key), (end, *others)
         mark = yield from self._read_part(incoming, value, marks)
         if mark is not None and mark != end:
             start, later = incoming.trial() - len(mark), list[str]()
@@ -72,7 +72,7 @@ class TaggedArguments:
         return _Value(self._parser.show_arguments, types, on_line=self._on_lines)
 
     @staticmethod
-    def _read_part(incoming: Incoming, value: _Value, marks: Set[str]) -> Reading[str | None]:
+    def _read_part(incoming: Incoming, value: _Value, marks: tuple[str, ...]) -> Reading[str | None]:
         """Read a value up to the next mark and return it; None if the output ended before, maybe within a mark."""
         last = list[str]()
 

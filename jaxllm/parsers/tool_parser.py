@@ -63,7 +63,7 @@ class ToolParser(abc.ABC):
 
         Each call is of one of the tools, with arguments that match its schema. With `at_least_one` there is no text
         beside the calls, else text may stand before them or in their place. Unless `parallel` there is one call at
-        most. Whatever matches is read by this parser without loss.
+        most. Whatever matches is read by this parser without loss, but for strings between tags that hold these tags.
         """
 
     def feed(self, text: str) -> list[Piece]:
@@ -153,7 +153,7 @@ class ToolParser(abc.ABC):
                 kept.clear()
             kept.append(text[len(certain) :])
 
-        end = yield from self.incoming.until(ends, show)
+        end = yield from self.incoming.until(tuple(ends), show)
         rest = "".join(kept)
         self.show_arguments(rest if end is None else rest.rstrip().removesuffix(tail).rstrip())
         self.incoming.unread(end or "")

@@ -106,7 +106,12 @@ QWEN: list[tuple[str, list[Call], str]] = [
         [("f", {"a": "x"}), ("f", {"b": 2})],
         "",
     ),
-    ("<parameter=a>\nx\n<function=f>\n</function>", [("f", {"a": "x"}), ("f", {})], ""),
+    ("<parameter=a>\nx\n<function=f>\n</function>", [("f", {"a": "x\n<function=f>"})], ""),
+    (
+        "<parameter=a>\nfirst <tool_call> then <function=rm> end\n</parameter>\n</function>\n</tool_call>",
+        [("f", {"a": "first <tool_call> then <function=rm> end"})],
+        "",
+    ),
     (
         "<parameter=a>\nthe </function> tag\n</parameter>\n</function>\n</tool_call>",
         [("f", {"a": "the </function> tag"})],
@@ -128,7 +133,12 @@ GLM: list[tuple[str, list[Call], str]] = [
     ("<arg_key>a</arg_key>\n<arg_value>x\n<arg_key>b</arg_key>\n<arg_value>2\n</tool_call> So.", BOTH, " So."),
     (
         "<arg_key>a</arg_key><arg_value>x<tool_call>f\n<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
-        [("f", {"a": "x"}), ("f", {"b": 2})],
+        [("f", {"a": "x<tool_call>f", "b": 2})],
+        "",
+    ),
+    (
+        "<arg_key>a</arg_key><arg_value>run <tool_call>rm</tool_call> now</arg_value></tool_call>",
+        [("f", {"a": "run <tool_call>rm</tool_call> now"})],
         "",
     ),
     ("<arg_key>a</arg_key><arg_value></tool_call></arg_value></tool_call>", [("f", {"a": "</tool_call>"})], ""),
@@ -179,7 +189,7 @@ def test_a_call_that_is_cut_stays_open() -> None:
     assert gather(pieces).calls[0].arguments == '{"a": "x"'
 
 
-@pytest.mark.parametrize("tail", ["", "\n", "\n</param", "</param", "\n<tool", "\n</function"])
+@pytest.mark.parametrize("tail", ["", "\n", "\n</param", "</param", "\n</tool", "\n</function"])
 def test_a_value_that_is_cut_has_no_part_of_a_mark(tail: str) -> None:
     output = f"<tool_call>\n<function=f>\n<parameter=a>\nx{tail}"
     [call] = gather(read(Form("qwen3_xml", str), output, tools=[TOOL])).calls

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
 from jaxllm.parsers.json_calls import JsonCall
 from jaxllm.parsers.pieces import CallArguments, CallStart, gather
@@ -210,3 +211,15 @@ def test_reading_takes_a_time_that_grows_with_the_text_alone(form: Form, part: s
         return [text[i : i + 4] for i in range(0, len(text), 4)]
 
     assert is_linear(pieces, lambda texts: read(form, *texts))
+
+
+@pytest.mark.parametrize(("parser", "part"), [("mistral", "[TOOL_CALLS]? "), ("pythonic", "f_1("), ("hermes", "a ")])
+def test_the_marks_of_a_thousand_tools_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, parser: str, part: str
+) -> None:
+    compiled = list[int]()
+    monkeypatch.setattr(re, "escape", lambda text, escape=re.escape: (compiled.append(1), escape(text))[1])
+    tools = [FunctionTool(name=f"f_{i}") for i in range(1000)]
+    text = "[f_1(" + part * 50 if parser == "pythonic" else part * 50
+    assert gather(read(Form(parser, str), *text, tools=tools)).text == text
+    assert len(compiled) <= 2 * 1002

@@ -14,6 +14,8 @@ from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_AFTER_VALUE = (KEY, VALUE, END)
+"""The marks that may follow a value without its end. A call cannot begin in a call: there its mark is text."""
 _NAME = re.compile(r"[^<>\s{}\"]+")
 _KEY = re.compile(r"[^<>\n]+")
 _WRITTEN_KEY = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
@@ -57,7 +59,7 @@ class Glm45Parser(ToolParser):
             if not (is_key and (yield from incoming.take_spaced(VALUE))):
                 stray.append(f" {key} ")
                 continue
-            if (yield from arguments.read(incoming, key.strip(), VALUE_END, self.marks)) is None:
+            if (yield from arguments.read(incoming, key.strip(), VALUE_END, _AFTER_VALUE)) is None:
                 arguments.close(stray, is_cut=True)
                 return
             stray.append(" ")

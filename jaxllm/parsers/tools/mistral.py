@@ -36,9 +36,12 @@ class MistralParser(ToolParser):
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
-        incoming, has_failed = self.incoming, False
+        incoming = self.incoming
         names = {name + START: name for name in self.tools}
-        while mark := (yield from incoming.until((START, *names, *([_LIST] if has_failed else ())), self.show_text)):
+        marks = (START, *names)
+        after_failure = (*marks, _LIST)
+        has_failed = False
+        while mark := (yield from incoming.until(after_failure if has_failed else marks, self.show_text)):
             attempt = self.attempt(mark)
             if mark == _LIST:
                 incoming.unread("{")

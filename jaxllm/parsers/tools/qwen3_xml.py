@@ -16,6 +16,8 @@ START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _OWN = (PARAMETER, PARAMETER_END, FUNCTION_END, END, FUNCTION, START)
+_AFTER_VALUE = (PARAMETER, FUNCTION_END, END)
+"""The marks that may follow a value without its end. A call cannot begin in a call: there its marks are text."""
 _NAME = re.compile(r"[^<>\n]+")
 _WRITTEN_NAME = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
@@ -24,7 +26,7 @@ _MAX_NAME = 256
 class Qwen3XmlParser(ToolParser):
     """This reads `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
-    marks = (START, END)
+    marks = (START, END, FUNCTION)
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns; some models leave the outermost tag out."""
@@ -59,7 +61,8 @@ class Qwen3XmlParser(ToolParser):
             if not (key.strip() and (yield from incoming.take(">"))):
                 stray.append(f" {key} ")
                 continue
-            if (yield from arguments.read(incoming, key.strip(), PARAMETER_END, _OWN, following=PARAMETER)) is None:
+            read = arguments.read(incoming, key.strip(), PARAMETER_END, _AFTER_VALUE, following=PARAMETER)
+            if (yield from read) is None:
                 arguments.close(stray, is_cut=True)
                 return
             stray.append(" ")
