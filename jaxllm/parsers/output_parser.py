@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from jaxllm.parsers.incoming import Incoming, Reading
-from jaxllm.parsers.pieces import CallStart, Piece, Text, merge
+from jaxllm.parsers.marks import held_back
+from jaxllm.parsers.pieces import CallStart, Piece, Reasoning, Text, merge
 from jaxllm.parsers.reasoning import MarkedReasoning, ReasoningMarks
 from jaxllm.parsers.tool_parser import ToolParser
 
@@ -24,6 +28,8 @@ class OutputParser:
             self._splitter = MarkedReasoning(reasoning, has_begun=self._has_begun)
         self._incoming = Incoming()
         self._pieces: list[Piece] = []
+        self._in_call = False
+        """Whether the tool parser has shown some of a call, and nothing after it."""
         self._reading = self._read()
 
     def feed(self, text: str) -> list[Piece]:
@@ -34,11 +40,13 @@ class OutputParser:
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what is left once the output has ended.
 
-        An output that `is_cut`, at its most tokens, may have ended within a call before it is known as one, or within
-        a mark: that is no text.
+        An output that `is_cut`, at its most tokens, may have ended within a call that a mark has begun, before it is
+        known as one, or within a mark: that is no text.
         """
         if is_cut and self._tools is not None:
-            return merge(piece for piece in self._tools.finish(is_cut=True) if not isinstance(piece, Text))
+            pieces = self._tools.finish(is_cut=True)
+            self._take(_without_marks(pieces, self._tools.marks, in_call=self._in_call))
+            return self._advance()
         self._incoming.is_ended = True
         next(self._reading, None)
         if self._tools is not None:
@@ -73,6 +81,7 @@ class OutputParser:
     def _take(self, pieces: list[Piece]) -> None:
         """Take what the tool parser has read: there may be reasoning in its text."""
         for piece in pieces:
+            self._in_call = not isinstance(piece, Text | Reasoning)
             if isinstance(piece, Text):
                 self._split(piece.text)
                 continue
@@ -86,3 +95,22 @@ class OutputParser:
 
     def _split(self, text: str) -> None:
         self._pieces += [Text(text)] if self._splitter is None else self._splitter.feed(text)
+
+
+def _without_marks(pieces: Sequence[Piece], marks: Sequence[str], *, in_call: bool) -> list[Piece]:
+    """Return the last pieces of an output that was cut, without text from a mark on, or from the part of one.
+
+    What comes right after a call's pieces is no text either: it may be the call's end, or another call.
+    """
+    kept, pieces = list[Piece](), merge(pieces)
+    for i, piece in enumerate(pieces):
+        if not isinstance(piece, Text | Reasoning):
+            kept.append(piece)
+            in_call = True
+        elif not in_call:
+            text, is_last = piece.text, i == len(pieces) - 1
+            end = min((text.index(mark) for mark in marks if mark in text), default=len(text))
+            end -= held_back(text[:end], marks) if is_last and end == len(text) else 0
+            if end == len(text) or not text[:end].isspace():
+                kept.append(dataclasses.replace(piece, text=text[:end]))
+    return kept
