@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     headers: dict[bytes, bytes]
     """By lower-case name; of several of one name the last."""
     request_id: str
-    """The server's own id of the request, unlike any other; a client's is only ever echoed."""
+    """The server's own id of the request, unlike any other; the engine's begins with it."""
     client_request_id: str | None
     """X-Request-Id, if it is well formed."""
     path: dict[str, str]
@@ -161,21 +161,22 @@ class Refusals:
         """The forms of all routes at a path and below it."""
         for route in routes:
             if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
-                for path in (route.path, *_parents(route.path)):
+                for path in _beginnings(route.path.split("/")):
                     self._below.setdefault(path, set()).add(route.endpoint.refusal)
+        self._most_parts = 1 + max((path.count("/") for path in self._below), default=0)
 
     def at(self, path: str) -> Refusal:
         """Return the form of errors at a path: the routes' there or, where none is, that of all of its neighbours."""
-        for each in (path, *_parents(path)):
+        parts = path.split("/", self._most_parts)[: self._most_parts]  # a stranger's path may have thousands
+        for each in _beginnings(parts):
             if found := self._below.get(each):
                 return next(iter(found)) if len(found) == 1 else refuse
         return refuse
 
 
-def _parents(path: str) -> list[str]:
-    """Return the paths above one, the longest first."""
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts) - 1, 1, -1)]
+def _beginnings(parts: Sequence[str]) -> list[str]:
+    """Return the path of some parts and the paths above it, the longest first."""
+    return ["/".join(parts[:end]) for end in range(len(parts), 1, -1)]
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

@@ -15,7 +15,7 @@ from jaxllm.server.request_ids import new_request_id
 ANY = "*"
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing. What they are answered with, no page of another origin is shown."""
-_LOCAL_ENDINGS = (".localhost", ".local", ".internal")
+_LOCAL_ENDINGS = (".localhost", ".internal")
 """Names that no stranger can point to an address: they are none of the public DNS."""
 
 
@@ -33,7 +33,8 @@ class OwnPages:
         self._origins = {origin.lower() for origin in args.allowed_origins}
         self._checks_origins = not has_keys and ANY not in self._origins
         self._checks_hosts = bool(args.allowed_hosts) or (not has_keys and listens_on_loopback(args))
-        self._hosts = {"localhost", socket.gethostname().lower(), *(name.lower() for name in args.allowed_hosts)}
+        own = socket.gethostname().lower()
+        self._hosts = {"localhost", own, f"{own}.local", *(name.lower() for name in args.allowed_hosts)}
         if ANY in self._hosts:
             self._checks_hosts = False
 
@@ -79,10 +80,13 @@ class OwnPages:
 
 def listens_on_loopback(args: ServerArgs) -> bool:
     """Say whether a server's port can be reached from its own machine alone."""
-    host = args.host or ""
-    if args.uds is not None or not _is_address(host):
-        return args.uds is None and host == "localhost"
-    return ipaddress.ip_address(host).is_loopback
+    if args.uds is not None or not args.host:
+        return False
+    try:
+        addresses = {each[4][0] for each in socket.getaddrinfo(args.host, None)}
+    except (OSError, UnicodeError):  # which opening the port refuses
+        return False
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

@@ -110,7 +110,8 @@ class OllamaServing:
             texts = [request.input] if request.input else []
         else:
             texts = request.input or []
-        vectors, num_tokens = await self._vectors(request, texts, caller, is_cut=request.truncate is not False)
+        is_cut = request.truncate is not False
+        vectors, num_tokens = await self._vectors(request, texts, caller, is_cut=is_cut, use_activation=True)
         if (request.dimensions or 0) > 0:
             vectors = [_normalized(each[: request.dimensions]) for each in vectors]
         return OllamaEmbedAnswer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
@@ -34,7 +35,7 @@ class AnswerReader:
         """
         self._make_parser, self._parsers = make_parser, dict[int, OutputParser]()
         self._shows_reasoning, self._is_named = shows_reasoning, is_named
-        self._tokenizer, self._reasoning = counted_by, dict[int, str]()
+        self._tokenizer, self._reasoning = counted_by, defaultdict[int, list[str]](list)
         self._calling: set[int] = set()
         """The answers that have called a tool."""
 
@@ -51,15 +52,14 @@ class AnswerReader:
         if any(isinstance(piece, CallStart) for piece in pieces):
             self._calling.add(output.index)
         if self._tokenizer is not None:
-            thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-            self._reasoning[output.index] = self._reasoning.get(output.index, "") + thought
+            self._reasoning[output.index] += [piece.text for piece in pieces if isinstance(piece, Reasoning)]
         return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]
 
     async def num_reasoning_tokens(self) -> int | None:
         """Return how many tokens the reasoning of all answers has so far; None if there is never any."""
         if self._tokenizer is None:
             return None
-        texts = list(self._reasoning.values())
+        texts = list(map("".join, self._reasoning.values()))
         found = await aside(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
         return sum(map(len, found))
 

@@ -24,6 +24,8 @@ HALF = "\N{REPLACEMENT CHARACTER}"
 """The character that a part of a character decodes to."""
 LONGEST_CHARACTER = 4
 """A character has so many bytes in UTF-8 at most, and each may be a token."""
+MAX_REACH = 2**20
+"""A text that is to be cut is tokenized up to this many characters, or as many as its tokens can have."""
 _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens", "truncation_side")
 
 
@@ -85,16 +87,25 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Return how many characters a token can stand for: no token's text is longer than its vocabulary entry."""
+        """Return the length of the longest entry of the vocabulary in characters.
+
+        No token stands for more, but for white space and unknown words, which may be of any length.
+        """
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
     def reach(self, text: str, keep: int, side: str | None = None) -> str:
         """Return the part of a text that `keep` tokens can reach, when it is cut on a side; None: the tokenizer's own.
 
-        It has room for one more token: the last one of a text that is cut may be another.
+        It has room for one more token: the last one of a text that is cut may be another. Where white space, or a long
+        word that is unknown, makes fewer tokens than letters would, it is as long as it has to be, up to MAX_REACH.
         """
-        most = (keep + 1) * self.longest_token
-        return text[max(0, len(text) - most) :] if (side or self.parts.truncation_side) == "left" else text[:most]
+        is_left, most = (side or self.parts.truncation_side) == "left", (keep + 1) * self.longest_token
+        while most < len(text):
+            part = text[-most:] if is_left else text[:most]
+            if 2 * most > MAX_REACH or len(self.backend.encode(part, add_special_tokens=False)) > keep:
+                return part
+            most *= 2
+        return text
 
     def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None, side: str | None = None

@@ -91,7 +91,7 @@ class StderrHandler(logging.StreamHandler):
 
     def _pipe(self) -> int | None:
         """Return the descriptor of a stream whose reader may keep it waiting; None for files, terminals, notebooks."""
-        if self.stream is not sys.__stderr__:
+        if self.stream is None or self.stream is not sys.__stderr__:
             return None
         try:
             descriptor = self.stream.fileno()

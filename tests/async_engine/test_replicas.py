@@ -191,6 +191,30 @@ def test_an_engine_whose_last_replica_cannot_be_started_again_has_ended(monkeypa
         asyncio.run(run())
 
 
+def test_an_engine_whose_replicas_cannot_even_begin_to_start_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(index: int) -> RemoteCore:
+        raise OSError(f"no space left for replica {index}")
+
+    async def run() -> None:
+        remote = replicated(llm)
+        monkeypatch.setattr("jaxllm.engine.replicas.replica.MOST_FAILURES", 3)
+        for replica in remote.replicas._replicas:
+            monkeypatch.setattr(replica, "_start", refuse)
+        running = [asyncio.create_task(read_on(llm, f"runs-{rank}", rank, 2 * NUM_TOKENS)) for rank in range(2)]
+        await until(lambda: all(remote.replicas.router.sequences(rank) for rank in range(2)))
+        for pid in llm.core_pids.values():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: all(each.core is None for each in remote.replicas._replicas))
+        assert await outcome(llm, "7") == "failed", "the last attempts fail while it waits"
+        assert [(await each)[-1].outputs[0].finish_reason for each in running] == ["error"] * 2
+        await until(lambda: llm.errored)
+        assert remote.replicas.end_message is not None
+        assert "no space left" in remote.replicas.end_message
+
+    with nothing_left(), mock_llm(tiny_args(data_parallel_size=2), in_process=True, tokens_per_second=60) as llm:
+        asyncio.run(run())
+
+
 def test_one_replica_is_neither_scaled_nor_a_thread_several() -> None:
     async def run() -> None:
         with pytest.raises(VLLMValidationError, match="data_parallel_size of 2"):

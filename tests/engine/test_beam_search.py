@@ -287,6 +287,9 @@ def test_only_allowed_tokens_are_added_with_the_models_own_scores(allowed: list[
             params(**given)
     with pytest.raises(VLLMValidationError, match="1000"):
         llm.beam_search([[350]], params(allowed_token_ids=[1000]))
+    most = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+    with pytest.raises(VLLMValidationError, match=f"the {most} sequences that run at once"):
+        llm.beam_search([[350]], params(allowed_token_ids=[1], beam_width=most + 1))
 
 
 def begin(llm: LLM, prompts: list[list[int]], wanted: BeamSearchParams) -> BeamSearcher:

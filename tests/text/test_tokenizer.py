@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
@@ -36,6 +38,25 @@ class OneTokenizer(Checkpoint):
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return byte_level()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("gap", [" " * 3000, " " + "x" * 3000 + " ", " x" * 3])
+def test_what_is_cut_reaches_over_white_space_and_unknown_words(
+    side: Literal["left", "right"], gap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1, "b": 2, "cc": 3}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
+    text = f"a b cc{gap}cc b a"
+    [whole] = words.encode([text])
+    for keep in (1, 3, 5, 6, 7, 20):
+        part = words.reach(text, keep, side)
+        expected = whole[-keep:] if side == "left" else whole[:keep]
+        assert words.encode([part], keep=keep, side=side) == [expected]
+    assert words.longest_token == len("[UNK]")
+    monkeypatch.setattr("jaxllm.text.tokenizer.MAX_REACH", 64)
+    assert len(words.reach(" " * 3000, 3, side)) == 40
 
 
 def test_the_checkpoints_own(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -44,6 +44,20 @@ def test_a_pipe_that_nobody_reads() -> None:
     assert lines[-1].endswith(" INFO the last one")
 
 
+def test_a_program_without_stderr_logs_nowhere() -> None:
+    program = """
+import logging, sys
+assert sys.stderr is None
+from jaxllm.utils.log import show_log
+show_log()
+logging.getLogger("jaxllm").info("nobody hears it")
+print("done")
+"""
+    command = 'exec "$0" -c "$1" 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "done\n"
+
+
 def test_a_process_ends_though_nobody_reads() -> None:
     program = PROGRAM.replace("sys.stdin.readline()", "").replace("time.sleep(0.5)", "")
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -359,6 +359,13 @@ def _check_params(front: FrontEnd, params: Any) -> int:
             f"max_logprobs={model_config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
         )
         raise VLLMValidationError(message, parameter="beam_width", value=params.beam_width)
+    most = front.ready.vllm_config.scheduler_config.max_num_seqs
+    if params.beam_width > max(most, model_config.max_logprobs // 2):
+        message = (
+            f"beam_width={params.beam_width} is more than the {most} sequences that run at once; start the engine with "
+            f"max_num_seqs={params.beam_width} or more."
+        )
+        raise VLLMValidationError(message, parameter="beam_width", value=params.beam_width)
     return wanted
 
 

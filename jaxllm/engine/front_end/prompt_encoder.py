@@ -151,12 +151,14 @@ class PromptEncoder:
         text = given or ""
         if not is_unicode(text):
             raise refusal(label, "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
+        if self._pooling is not None and self._pooling.lowercases:
+            text = text.lower()
         if self._tokenizer is not None:
             if how.keep is None:
                 self._check_characters(text, self._tokenizer, label)
             else:
                 text = self._tokenizer.reach(text, how.keep, how.side)
-        return text.lower() if self._pooling is not None and self._pooling.lowercases else text
+        return text
 
     def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
         """Refuse a text that must be too long whatever its tokens are."""

@@ -174,9 +174,15 @@ class ReplicaSet:
             logger.error("replica %d is started again in %.0f s: %s", replica.index, seconds, problem)
             if seconds == 0:
                 self._restart(replica)
-        if not any(each.is_hopeful for each in self._replicas):
-            self.end_message = problem
+        self._end_if_hopeless(problem)
         self._place(replica, backlog, problem)
+
+    def _end_if_hopeless(self, problem: str) -> None:
+        """End the engine, and the requests that wait for a core, where none runs or starts, or soon will."""
+        if self.end_message is None and not any(each.is_hopeful for each in self._replicas):
+            self.end_message = problem
+            for each in self._replicas:
+                self._place(each, self._withdraw_backlog(each), problem)
 
     def _place(self, before: Replica, backlog: Iterable[EngineCoreRequest], problem: str) -> None:
         """Give requests that have waited for a replica's core to others, or end them where none will take them."""
@@ -208,9 +214,10 @@ class ReplicaSet:
         """Start another core, or plan for it once more if that cannot even begin."""
         try:
             replica.restart()
-        except Exception:  # no room for its files, no process, a cluster that does not answer
+        except Exception as error:  # no room for its files, no process, a cluster that does not answer
             seconds = replica.rest()
             logger.exception("replica %d cannot be started; the next attempt is in %.0f s", replica.index, seconds)
+            self._end_if_hopeless(str(error))
         else:
             self._watch(replica)
 

@@ -51,9 +51,9 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
     type, and for the fields that are `refused` with a reason, unless they are null or ask for nothing.
 
-    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. Values
-    are coerced as pydantic does it there: a string or a float that is an integer is one, and so on. Null means that
-    a field is left out, wherever it may be.
+    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. A field
+    of the request that is null counts as left out. Where another type is needed, texts of numbers and floats that are
+    integers are numbers, "true" and "false", 0 and 1 are booleans, and the text "null" is null.
     """
     check_shape(body)
     try:
