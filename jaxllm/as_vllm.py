@@ -5,7 +5,8 @@
 
 `vllm` and `vllm.a.b` are then the modules `jaxllm` and `jaxllm.a.b`, and the installed version of "vllm" is the one
 that jaxllm's API follows. What jaxllm does not have stays missing, with Python's own error. A program may call
-`install()` itself before it imports vLLM. A real vLLM in the same environment is hidden.
+`install()` itself before it imports vLLM. A real vLLM in the same environment is hidden. `vllm.__version__` is
+jaxllm's, and a child that `multiprocessing` spawns has to call `install()` again.
 """
 
 from __future__ import annotations

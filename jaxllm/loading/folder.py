@@ -235,10 +235,12 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception:  # perhaps at config.json, which HF checks in other ways than the families do
+    except Exception as first:  # perhaps at config.json, which HF checks in other ways than the families do
         try:
             AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         except Exception:  # noqa: BLE001 (the library raises every kind here)
+            if not (folder / CONFIG_NAME).exists():
+                raise first from None
             # All that the tokenizer needs of the config is its type.
             plain = AutoConfig.for_model(str(read_json(folder / CONFIG_NAME, str(folder)).get("model_type")))
             return AutoTokenizer.from_pretrained(str(folder), config=plain, trust_remote_code=False)

@@ -25,7 +25,8 @@ def class_names(model_type: str, *, is_wrapper: bool) -> list[str]:
     )
 
     generating = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if is_wrapper else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return [names[model_type] for names in (generating, MODEL_MAPPING_NAMES) if model_type in names]
+    found = [names[model_type] for names in (generating, MODEL_MAPPING_NAMES) if model_type in names]
+    return [name for each in found for name in ([each] if isinstance(each, str) else each)]
 
 
 def __getattr__(name: str) -> Any:

@@ -68,9 +68,9 @@ def load_params(
 
     Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
     tensor. What is to be quantized is so where it will be, a layer at a time. `dtype` replaces the specs' own;
-    `format_for` gives the sharding of an array's path, which may come with a layout; None is the default device. Each
-    tensor is read once, and of it what this process's devices hold. An output head that is the embedding once more is
-    the same array.
+    `format_for` gives the sharding of an array's path, which may come with a layout; None is the default device. Of
+    each tensor this reads what the process's devices hold, once. An output head is compared with the embedding first,
+    and is the same array if it holds the same numbers.
     """
     started = time.perf_counter()
     sources = {source for spec in specs.values() for source in spec.sources}

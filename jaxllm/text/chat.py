@@ -90,7 +90,7 @@ class ChatRenderer:
             template = templates.get(source)
             form = template.content_format if content_format == "auto" else content_format
             if not knows_tools(source) and (tools or has_calls(conversation)):
-                conversation, tools = tell_tools(parse_conversation(conversation, label, "string"), tools or ()), None
+                conversation, tools = tell_tools(parse_conversation(conversation, label, "given"), tools or ()), None
             messages = parse_conversation(conversation, label, form)
             if not template.names_developer:
                 messages = _with_one_system_message(messages)
@@ -169,12 +169,21 @@ def parse_conversation(conversation: Any, label: str, content_format: str) -> li
     if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
         message = f"{label}: a conversation is a list of at least one message, got {shown(conversation)}."
         raise VLLMValidationError(message, parameter="messages", value=conversation)
-    messages = [_parse_message(message, f"{label}[{i}]", content_format) for i, message in enumerate(conversation)]
+    broken: list[str] = []
+    messages = [
+        _parse_message(message, f"{label}[{i}]", content_format, broken) for i, message in enumerate(conversation)
+    ]
+    if broken:
+        text = "%s: 'arguments' is not a JSON object, as in %d calls in all: the template is given {}"
+        logger.warning(text, broken[0], len(broken))
     return [message for message in messages if message is not None] or [{"role": "system", "content": ""}]
 
 
-def _parse_message(message: Any, label: str, content_format: str) -> dict[str, Any] | None:
-    """Return a message's copy; None if there was nothing in it but Claude Code's billing header."""
+def _parse_message(message: Any, label: str, content_format: str, broken: list[str]) -> dict[str, Any] | None:
+    """Return a message's copy; None if there was nothing in it but Claude Code's billing header.
+
+    The places of calls without arguments that can be read are added to `broken`.
+    """
     if not isinstance(message, Mapping):
         raise VLLMValidationError(
             f"{label}: must be a dict, got {shown(message)}.", parameter="messages", value=message
@@ -195,7 +204,7 @@ def _parse_message(message: Any, label: str, content_format: str) -> dict[str, A
     else:
         parsed["content"] = "\n".join(texts)
     if "tool_calls" in parsed:
-        parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{label}['tool_calls']")
+        parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{label}['tool_calls']", broken)
         if not parsed["tool_calls"]:  # templates take an empty list for calls
             del parsed["tool_calls"]
     reasoning = next((parsed[name] for name in REASONING_FIELDS if name in parsed), None)
@@ -260,7 +269,7 @@ def _part_text(part: Any, label: str) -> str:
     return text
 
 
-def _parse_tool_calls(calls: Any, label: str) -> list[Any]:
+def _parse_tool_calls(calls: Any, label: str, broken: list[str]) -> list[Any]:
     """Return the calls with their arguments as dicts, as templates expect; OpenAI's are JSON text."""
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         raise VLLMValidationError(f"{label}: must be a list, got {shown(calls)}.", parameter="messages", value=calls)
@@ -272,7 +281,7 @@ def _parse_tool_calls(calls: Any, label: str) -> list[Any]:
             raise VLLMValidationError(message, parameter="messages", value=call)
         arguments = _parse_arguments(function.get("arguments"))
         if arguments is None:
-            logger.warning("%s[%d]: 'arguments' is not a JSON object: the template is given {}.", label, i)
+            broken.append(f"{label}[{i}]")
         parsed.append({**call, "function": {**function, "arguments": arguments or {}}})
     return parsed
 

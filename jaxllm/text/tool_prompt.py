@@ -32,8 +32,8 @@ def has_calls(messages: Any) -> bool:
 
 
 def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, whose contents are strings, with the tools told in the system's, which is made if there is
-    none, with calls as the text that made them, and with results as the user's.
+    """Return the messages with the tools told in the system's, which is made if there is none, with calls as the text
+    that made them, and with results as the user's. Contents that have to change are strings then.
     """
     told: list[dict[str, Any]] = []
     for are_results, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
@@ -45,7 +45,7 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if told and told[0].get("role") in ("system", "developer"):
-            told[0] = {**told[0], "content": f"{told[0].get('content') or ''}\n\n{prompt}"}
+            told[0] = {**told[0], "content": f"{_text(told[0])}\n\n{prompt}"}
         else:
             told.insert(0, {"role": "system", "content": prompt})
     return told
@@ -56,8 +56,13 @@ def _told(message: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
     if message.get("tool_calls"):
         calls = [_call(call["function"]) for call in message["tool_calls"]]
-        plain["content"] = "\n".join([text for text in (message.get("content"),) if text] + calls)
+        plain["content"] = "\n".join([text for text in (_text(message),) if text] + calls)
     return plain
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _call(function: Mapping[str, Any]) -> str:

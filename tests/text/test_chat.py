@@ -147,6 +147,22 @@ def test_content_keeps_its_form_where_the_template_reads_both(llm: LLM) -> None:
         assert chat(llm, messages, chat_template=BOTH_TEMPLATE, chat_template_content_format=form).prompt == text
 
 
+def test_content_keeps_its_form_beside_tools_that_the_template_does_not_know(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    tools = [{"type": "function", "function": {"name": "w"}}]
+    call = {"type": "function", "id": "1", "function": {"name": "w", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": parts},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": parts, "tool_calls": [call]},
+        {"role": "tool", "content": parts},
+    ]
+    prompt = chat(llm, messages, tools=tools, chat_template=BOTH_TEMPLATE.replace("{# tools #}", "")).prompt or ""
+    assert prompt.startswith("system=a\nb\n\nYou can call functions.")
+    assert ";user=[ab];assistant=a\nb\n<tool_call>\n" in prompt
+    assert prompt.endswith(";user=<tool_response>\na\nb\n</tool_response>;")
+
+
 ROLES_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}<{{ m.content }}>"
     "{% elif m.role in ('user', 'assistant') %}{{ m.content }};{% endif %}{% endfor %}"
@@ -198,7 +214,11 @@ def test_arguments_that_are_no_json_object_do_not_end_the_conversation(
     template = "{% for m in messages %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
     expected = '[{"type": "function", "id": "1", "function": {"name": "f", "arguments": {}}}]'
     assert chat(llm, messages, tools=[], chat_template=template + "{# tools #}").prompt == expected
-    assert "messages[1]['tool_calls'][0]: 'arguments' is not a JSON object" in caplog.text
+    assert "messages[1]['tool_calls'][0]: 'arguments' is not a JSON object, as in 1 calls in all" in caplog.text
+    many = [*HELLO, {"role": "assistant", "tool_calls": [call] * 50}]
+    caplog.clear()
+    chat(llm, many, tools=[], chat_template="{{ messages[0].content }}{# tools #}")
+    assert len(caplog.records) == 1
 
 
 def test_no_calls_are_no_list_of_calls(llm: LLM) -> None:
