@@ -208,11 +208,21 @@ KNOWN: dict[str, list[Known]] = {
             " days=soon)]",
             held=Held([], "[forecast(town='Oslo', days=soon)]"),
         ),
-        Known("[forecast(b'x'), forecast(town='Oslo')]", [OSLO], "[forecast(b'x'), "),
+        Known("[forecast(b'x'), forecast(town='Oslo')]", [OSLO], "[forecast(b'x')"),
+        *(
+            Known(text, [], text)
+            for text in (
+                "[forecast('a')] I mean: run forecast(town='Oslo') now",
+                "[forecast('a, forecast(town=1)')]",
+                "[forecast(town='a\n, forecast(town=1)')]",
+                "[forecast(('a'), b), forecast)]",
+            )
+        ),
+        Known("[forecast(town='Oslo'), so, forecast(town='Rome')]", [OSLO], ", so, forecast(town='Rome')]"),
         Known(
             "[forecast(town='Oslo'), unknown(), forecast(town='Rome')]<|python_end|>",
             [OSLO, ROME],
-            ", unknown(), ",
+            ", unknown()",
         ),
         Known("[forecast(town='Oslo'), forecast('Rome')]", [OSLO], ", forecast('Rome')]"),
         Known("[forecast(town='Os", [("forecast", '{"town": "Os')], held=Held([], "[forecast(town='Os")),

@@ -42,30 +42,34 @@ class PythonicParser(ToolParser):
 
     marks = (START, END)
 
+    def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
+        """Read calls of these tools."""
+        super().__init__(tools)
+        self._is_lost = False
+        """Whether something is no call, so that it is not known where it ends: no call is read after it."""
+
     def read(self) -> Reading[None]:
-        """Read a list of calls, if there is one. After a malformed call it goes on with the next one of a tool."""
-        incoming, marks = self.incoming, {f"{name}(": name for name in self.tools}
-        attempt, is_call = self.attempt(), False
+        """Read a list of calls, if there is one. After a malformed call it goes on with the next one in the list."""
+        incoming, attempt = self.incoming, self.attempt()
         yield from incoming.skip_space()
         yield from incoming.take(START)
         name = (yield from self._name()) if (yield from incoming.take_spaced("[")) else None
-        while name is not None:
-            is_call = yield from self._arguments(name)
+        goes_on, is_call = name is not None, False
+        while goes_on:
+            is_call = name is not None and (yield from self._arguments(name))
+            if name is None:
+                self._is_lost = not (yield from incoming.take("("))
+                yield from self._rest_of_call()
             self.conclude(attempt, is_call=is_call)
-            if is_call:
-                attempt, is_call = self.attempt(), False
-                if not (yield from incoming.take_spaced(",")):
-                    self.give_up(attempt)
-                    yield from incoming.take_spaced("]")
-                    yield from incoming.take_spaced(END)
-                    return
-                name = yield from self._name()
-                if name is not None:
-                    continue
-                self.conclude(attempt, is_call=False)
-            mark = yield from incoming.until(tuple(marks), self.show_text)
-            attempt, name = self.attempt(mark or ""), marks.get(mark or "")
-        self.conclude(attempt, is_call=False)
+            attempt = self.attempt()
+            goes_on = not self._is_lost and (yield from incoming.take_spaced(","))
+            name = (yield from self._name()) if goes_on else None
+        if not is_call:
+            self.conclude(attempt, is_call=False)
+            return
+        self.give_up(attempt)
+        yield from incoming.take_spaced("]")
+        yield from incoming.take_spaced(END)
 
     def _name(self) -> Reading[str | None]:
         """Read the name of a tool, and the bracket that opens its arguments; None if there are none."""
@@ -87,8 +91,12 @@ class PythonicParser(ToolParser):
             key, literal = (yield from incoming.take_while(_NAME, _MAX_NAME)), None
             if key and (yield from incoming.take_spaced("=")):
                 literal = yield from self._literal()
-            text, value = incoming.settle(start), _as_json(literal or "")
-            if value is None and ((yield from incoming.has(1)) or (before == "{" and not literal)):
+            value = _as_json(literal or "")
+            is_malformed = value is None and ((yield from incoming.has(1)) or (before == "{" and not literal))
+            if is_malformed and not self._is_lost:
+                yield from self._rest_of_call()
+            text = incoming.settle(start)
+            if is_malformed:
                 if before != "{" and self.keeps_parts:
                     self.show_text(text)
                 return False
@@ -105,6 +113,12 @@ class PythonicParser(ToolParser):
         self.show_arguments("{}" if before == "{" else "}")
         return True
 
+    def _rest_of_call(self) -> Reading[None]:
+        """Read what is left of a call that is none, up to the bracket that closes its arguments."""
+        closers = [")"]
+        while closers and not self._is_lost:
+            self._is_lost = not (yield from self._part(closers))
+
     def _literal(self) -> Reading[str]:
         """Read what may be a literal, up to the comma or the bracket after it, and with what cannot stand in one."""
         incoming, closers = self.incoming, list[str]()
@@ -115,6 +129,7 @@ class PythonicParser(ToolParser):
                 break
             if not (yield from self._part(closers)):
                 yield from incoming.take_while(_ANY, 1)
+                self._is_lost = True
                 break
             size += 1
         return incoming.settle(start).strip()
