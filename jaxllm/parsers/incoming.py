@@ -146,9 +146,11 @@ class Incoming:
         self._place = match.end()
         return match[0]
 
-    def until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Reading[str | None]:
+    def until(
+        self, marks: tuple[str, ...], show: Callable[[str], None], *, leaves_part: bool = False
+    ) -> Reading[str | None]:
         """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
-        it, piece by piece.
+        it, piece by piece. What may be a part of a mark, where the text ends, is shown unless `leaves_part` unread.
         """
         if marks not in self._compiled:
             self._compiled[marks] = _compiled(marks)
@@ -160,7 +162,7 @@ class Incoming:
                 match, end = None, match.start()
             else:
                 end = match.start() if match else len(self._text)
-                if match is None and not self.is_ended:
+                if match is None and (leaves_part or not self.is_ended):
                     lengths = range(min(longest, end - self._place), 0, -1)
                     end -= next((length for length in lengths if self._text[end - length :] in beginnings), 0)
             if end > self._place:

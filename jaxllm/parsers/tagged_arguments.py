@@ -14,7 +14,6 @@ from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Incoming, Reading
 from jaxllm.parsers.json_text import as_json
-from jaxllm.parsers.marks import held_back
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.value_types import TYPES, allowed_types, resolved
 
@@ -45,8 +44,10 @@ class TaggedArguments:
         is part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
         """
         value, marks = self._begin(key), (end, *others)
-        mark = yield from self._read_part(incoming, value, marks)
-        if mark is not None and mark != end:
+        mark = yield from incoming.until(marks, value.add, leaves_part=True)
+        if mark is None:
+            incoming.rest()
+        elif mark != end:
             start, later = incoming.trial() - len(mark), list[str]()
             if (yield from incoming.until(marks, later.append)) == end and mark != following:
                 incoming.settle(start)
@@ -70,19 +71,6 @@ class TaggedArguments:
         self._parser.show_arguments(f"{self._before}{as_json(key)}: ")
         self._before = ", "
         return _Value(self._parser.show_arguments, types, on_line=self._on_lines)
-
-    @staticmethod
-    def _read_part(incoming: Incoming, value: _Value, marks: tuple[str, ...]) -> Reading[str | None]:
-        """Read a value up to the next mark and return it; None if the output ended before, maybe within a mark."""
-        last = list[str]()
-
-        def show(text: str) -> None:
-            (last.append if incoming.is_ended else value.add)(text)
-
-        mark = yield from incoming.until(marks, show)
-        rest = "".join(last)
-        value.add(rest if mark is not None else rest[: len(rest) - held_back(rest, marks)])
-        return mark
 
 
 class _Value:
@@ -133,7 +121,8 @@ def _typed(text: str, types: Set[str]) -> Any:
         as_json(value)  # no number that JSON lacks
     except (ValueError, RecursionError):
         return text if "string" in types else _number(text, types)
-    return text if "string" in types and TYPES[type(value)] not in types else value
+    is_text = "string" in types and (isinstance(value, str) or TYPES[type(value)] not in types)
+    return text if is_text else value
 
 
 def _number(text: str, types: Set[str]) -> int | float | str:
@@ -174,12 +163,26 @@ def _value_format(tool: FunctionTool, key: str, schema: Any) -> dict[str, Any]:
     types = allowed_types(schema, schema) or {"string"}
     if "string" not in types or not isinstance(schema, dict):
         return formats.json_schema(schema)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = _listed(schema, schema)
     if values is not None:
         return formats.either(*(formats.text(each if isinstance(each, str) else as_json(each)) for each in values))
     if types <= {"string", "null"} and _is_any_text(schema, schema):
         return formats.any_text()
     raise _refusal(tool, f"a string with more than a type and a description ({key!r})")
+
+
+def _listed(schema: Any, root: dict[str, Any]) -> list[Any] | None:
+    """Return the values that a schema lists, by itself or in each branch of `anyOf`; None if it does not."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema or "enum" in schema:
+        return schema.get("enum", [schema.get("const")])
+    if schema.get("type") == "null":
+        return [None]
+    if not schema.get("anyOf") or schema.keys() - _TOLD - {"$defs", "definitions", "anyOf"}:
+        return None
+    branches = [_listed(resolved(branch, root), root) for branch in schema["anyOf"]]
+    return None if None in branches else [value for branch in branches for value in branch or ()]
 
 
 def _is_any_text(schema: Any, root: dict[str, Any]) -> bool:

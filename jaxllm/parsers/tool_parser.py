@@ -142,7 +142,7 @@ class ToolParser(abc.ABC):
     def malformed_arguments(self, ends: Sequence[str], tail: str = "") -> Reading[bool]:
         """Go on with arguments that are malformed up to one of `ends`, and say whether there is one.
 
-        White space and the `tail` before the end are not theirs.
+        White space and the `tail` before the end are not theirs, nor is a part of an end that the output ends with.
         """
         kept = list[str]()
 
@@ -153,9 +153,9 @@ class ToolParser(abc.ABC):
                 kept.clear()
             kept.append(text[len(certain) :])
 
-        end = yield from self.incoming.until(tuple(ends), show)
-        rest = "".join(kept)
-        self.show_arguments(rest if end is None else rest.rstrip().removesuffix(tail).rstrip())
+        end = yield from self.incoming.until(tuple(ends), show, leaves_part=True)
+        rest, part = "".join(kept), self.incoming.rest() if end is None else ""
+        self.show_arguments(rest if end is None and not part else rest.rstrip().removesuffix(tail).rstrip())
         self.incoming.unread(end or "")
         return end is not None
 
@@ -164,7 +164,8 @@ class ToolParser(abc.ABC):
         end = len(self._pieces)
         if self._num_certain is not None:
             end, self._num_certain = self._num_certain, 0
-        pieces, self._pieces = self._pieces[:end], self._pieces[end:]
+        pieces = self._pieces[:end]
+        del self._pieces[:end]  # a copy of what is held, for each text, would take a time that grows with its square
         return pieces
 
     def _read_all(self) -> Reading[None]:

@@ -27,6 +27,8 @@ _ALIASES = {
     "arr": "array",
 }
 """Names of types that JSON schemas lack, but tools are written with."""
+_ANNOTATIONS = {"title", "description", "default", "examples"}
+"""What limits no value: a schema says it for itself, whatever the schema it refers to says."""
 _MOST_SCHEMAS = 200
 """Schemas may refer to themselves, and one may lead to many: what comes after so many says nothing."""
 
@@ -49,7 +51,9 @@ def resolved(schema: Any, root: Any) -> Any:
             key, target = "allOf", parts[0]
         else:
             return schema
-        if not isinstance(target, Mapping) or any(target[name] != schema[name] for name in target.keys() & schema):
+        if not isinstance(target, Mapping) or any(
+            target[name] != schema[name] for name in (target.keys() & schema.keys()) - _ANNOTATIONS
+        ):
             return schema
         schema = {**target, **{name: value for name, value in schema.items() if name != key}}
     return schema

@@ -67,6 +67,8 @@ def glm(key: str, value: str) -> str:
         ({"allOf": [{"$ref": "#/$defs/word"}]}, "true", "true"),
         ({"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]}, "99", "99"),
         ({"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"use strict"', '"use strict"'),
+        ({"type": ["string", "integer"]}, '"5"', '"5"'),
         ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/count"}]}, "99", 99),
         ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/count"}]}, "9.5", "9.5"),
         ({"$ref": "#/$defs/count"}, "99", 99),

@@ -108,16 +108,20 @@ def test_free_calls_match_their_schemas_too(compiler: GrammarCompiler, smollm2_p
 @pytest.mark.parametrize("parser", ["qwen3_xml", "glm45"])
 def test_strings_behind_references_are_bare(compiler: GrammarCompiler, smollm2_path: str, parser: str) -> None:
     properties = {
-        "mode": {"$ref": "#/$defs/mode", "default": "on"},
+        "mode": {"$ref": "#/$defs/mode", "default": "on", "description": "what to do"},
+        "unit": {"anyOf": [{"enum": ["km", "mi"], "type": "string"}, {"type": "null"}], "default": None},
         "note": {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]},
     }
-    definitions = {"mode": {"enum": ["on", "off"]}, "text": {"type": "string"}}
+    definitions = {"mode": {"enum": ["on", "off"], "description": "a mode"}, "text": {"type": "string"}}
     parameters = {"properties": properties, "required": ["mode", "note"], "$defs": definitions}
     tool = FunctionTool(name="f", parameters={"type": "object", **parameters})
     params = from_format(ToolParserManager.get_tool_parser(parser).grammar([tool], at_least_one=True, parallel=False))
     form = next(form for form in FORMS.values() if form.parser == parser)
     for mode, is_taken in (("on", True), ('"on"', False), ("up", False)):
         text = form.write([("f", {"mode": mode, "note": "12"})])
+        assert takes(compiler, smollm2_path, params, text) == is_taken
+    for unit, is_taken in (("km", True), (None, True), ("m", False)):
+        text = form.write([("f", {"mode": "on", "unit": unit, "note": "12"})])
         assert takes(compiler, smollm2_path, params, text) == is_taken
     assert calls_of(whole(form, form.write([("f", {"mode": "on", "note": "12"})]), [tool])) == [
         ("f", {"mode": "on", "note": "12"})

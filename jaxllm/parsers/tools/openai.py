@@ -9,11 +9,11 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.marks import held_back
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_BETWEEN = (START, CHANNEL, *ENDS)
 _TO = " to="
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
@@ -43,11 +43,13 @@ class OpenAIParser(ToolParser):
         incoming, show = self.incoming, self.show_text
         if (yield from incoming.next_is(_TO)):
             show = yield from self._message("")
-        while mark := (yield from incoming.until((START, CHANNEL, *ENDS), show)):
+        while mark := (yield from incoming.until(_BETWEEN, show, leaves_part=show == self.show_arguments)):
             show = self.show_text if mark in ENDS else (yield from self._message(mark))
+        if show == self.show_arguments:
+            incoming.rest()
 
     def _message(self, mark: str) -> Reading[Callable[[str], None]]:
-        """Read a head that begins with a mark; return what shows the content after it, but for a call's JSON."""
+        """Read a head that begins with a mark; return what shows the rest of its content."""
         head, is_head = yield from self._head(mark)
         if not is_head:
             show = self._on_a_line(self.show_text)
@@ -58,17 +60,12 @@ class OpenAIParser(ToolParser):
         if self._is_function(to):
             self.start_call(to.removeprefix(_PREFIX))
             yield from self.incoming.skip_space()
-            is_json = yield from self.incoming.json_value(self.show_arguments)
-            return self._after_json if is_json else self.show_arguments
+            yield from self.incoming.json_value(self.show_arguments)
+            return self.show_arguments
         if channel == "analysis":
             return self._on_a_line(self.show_reasoning)
         is_text = to in ("", _PREFIX) or channel == "final"
         return self._on_a_line(self.show_text) if is_text else _drop
-
-    def _after_json(self, text: str) -> None:
-        """Show what follows whole arguments, but for an end that was cut short."""
-        num_marks = held_back(text, ENDS) if self.incoming.is_ended else 0
-        self.show_arguments(text[: len(text) - num_marks])
 
     def _is_function(self, recipient: str) -> bool:
         if recipient in ("", _PREFIX):
