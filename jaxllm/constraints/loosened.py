@@ -6,13 +6,20 @@ from typing import Any
 
 from jaxllm.constraints.schema_rewrites import FORMATS
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
-_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
+_SCHEMAS = (
+    *("items", "additionalItems", "unevaluatedItems", "contains", "then", "else"),
+    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+)
 
 
 def loosened(schema: Any) -> Any:
-    """Return a schema without `uniqueItems`, and without formats that no grammar here knows; the rest is as it was."""
+    """Return a schema without `uniqueItems`, and without formats that no grammar here knows.
+
+    The rest is as it was, and so are the schemas of `not` and `if`: without a keyword they match more values, and the
+    schema around them allows fewer.
+    """
     if not isinstance(schema, dict):
         return schema
     node = {key: value for key, value in schema.items() if key != "uniqueItems"}

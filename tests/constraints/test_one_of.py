@@ -91,3 +91,25 @@ def test_schemas_of_arguments_lose_what_no_grammar_can_say() -> None:
     }
     assert tags["uniqueItems"] is True
     assert loosened(None) is None
+
+
+UNIQUE: dict[str, Any] = {"type": "array", "uniqueItems": True, "contains": {"format": "slug"}}
+LOOSE: dict[str, Any] = {"type": "array", "contains": {}}
+
+
+@pytest.mark.parametrize(
+    ("given", "loose"),
+    [
+        ({"dependencies": {"a": UNIQUE, "b": ["a"]}}, {"dependencies": {"a": LOOSE, "b": ["a"]}}),
+        ({"dependentSchemas": {"a": UNIQUE}}, {"dependentSchemas": {"a": LOOSE}}),
+        ({"propertyNames": {"format": "slug"}}, {"propertyNames": {}}),
+        ({"unevaluatedProperties": UNIQUE}, {"unevaluatedProperties": LOOSE}),
+        ({"unevaluatedItems": UNIQUE}, {"unevaluatedItems": LOOSE}),
+        ({"if": UNIQUE, "then": UNIQUE, "else": UNIQUE}, {"if": UNIQUE, "then": LOOSE, "else": LOOSE}),
+        # Nothing satisfies {"not": {}}.
+        ({"not": {"uniqueItems": True}}, {"not": {"uniqueItems": True}}),
+        ({"not": {"format": "slug"}}, {"not": {"format": "slug"}}),
+    ],
+)
+def test_schemas_are_loosened_wherever_that_allows_more(given: dict[str, Any], loose: dict[str, Any]) -> None:
+    assert loosened(given) == loose
