@@ -7,8 +7,11 @@ leave nothing that is allowed.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,14 +30,19 @@ _DROPPED = ("$defs", "definitions", "$id", "$anchor")
 _LISTS = {"allOf": "", "anyOf": "anyOf", "oneOf": "oneOf"}
 _BRANCHES = {"then": "if", "else": "if"}
 """Keywords with parts of an object, each with the `alternative` of these parts."""
+_DEPENDENT = ("dependentSchemas", "dependencies")
+_WITH_PARTS = (*_LISTS, *_DEPENDENT)
+"""Keywords in which the copies of parts take their places."""
 
-_MAX_NODES = 2 * MAX_SCHEMA_NODES
-"""A subschema is copied once for each set of names beside it."""
+_MAX_SIZE = 2 * MAX_SCHEMA_NODES
+"""The most subschemas, names and patterns of all copies: a subschema is copied once for each set of names beside it,
+and a closed one gets the names that are beside it."""
 
 type Schema = dict[str, Any]
 
 
-class _Listed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Listed:
     """What a schema and its parts say of an object's properties."""
 
     names: Mapping[str, None] = MappingProxyType({})
@@ -46,10 +54,37 @@ class _Listed(NamedTuple):
     is_open: bool = False
     """Something is said of other properties too."""
 
-    def with_those_of(self, other: _Listed) -> _Listed:
-        """Return what is listed by either."""
-        names, patterns = {**self.names, **other.names}, {**self.patterns, **other.patterns}
-        return _Listed(names, patterns, self.lists or other.lists, self.is_open or other.is_open)
+    @property
+    def size(self) -> int:
+        return len(self.names) + len(self.patterns)
+
+    @cached_property
+    def key(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names and patterns in no order: parts that share this object share the sets."""
+        return frozenset(self.names), frozenset(self.patterns)
+
+
+class _Union:
+    """What several schemas list, counted: what all but one of them list needs no union of its own."""
+
+    def __init__(self, members: Iterable[_Listed]) -> None:
+        self._names: Counter[str] = Counter()
+        self._patterns: Counter[str] = Counter()
+        self._num_listing = self._num_open = 0
+        for member in members:
+            self._names.update(member.names.keys())
+            self._patterns.update(member.patterns.keys())
+            self._num_listing += member.lists
+            self._num_open += member.is_open
+
+    def is_open_without(self, member: _Listed) -> bool:
+        return self._num_open > member.is_open
+
+    def without(self, member: _Listed) -> _Listed:
+        """Return what is listed by the schemas but for one of them, or for none with _NOTHING."""
+        names = {name: None for name, count in self._names.items() if count > (name in member.names)}
+        patterns = {each: None for each, count in self._patterns.items() if count > (each in member.patterns)}
+        return _Listed(names, patterns, self._num_listing > member.lists, self._num_open > member.is_open)
 
 
 _NOTHING = _Listed()
@@ -85,7 +120,7 @@ class _Closer:
         self._definitions: dict[str, Any] = {}
         self._pointers: dict[tuple[Any, ...], str] = {}
         self._listed: dict[int, _Listed] = {}
-        self._num_nodes = 0
+        self._size = 0
 
     def whole(self, schema: Schema) -> Schema:
         """Return a copy of the root."""
@@ -98,21 +133,30 @@ class _Closer:
 
         None leaves it open, though not the values in it. Without `closes` nothing is closed.
         """
+        self._charge(1)
         if not isinstance(node, dict):
             return node
-        self._num_nodes += 1
-        if self._num_nodes > _MAX_NODES:
-            message = f"more than {_MAX_NODES} subschemas once its objects are closed: give them additionalProperties."
-            raise refuse(self._parameter, message)
+        own = self._own(node)
+        self._charge(own.size)
         copied = {key: self._value(key, value, closes=closes) for key, value in node.items() if key not in _DROPPED}
         parts = list(self._parts(node))
-        for part in parts:
-            listed = self._beside(node, part, parts, beside) if closes and beside is not None else None
+        around = [beside, own] if closes and beside is not None else None
+        besides = itertools.repeat(None) if around is None else self._beside(around, parts)
+        for part, listed in zip(parts, besides, strict=False):
             self._put(copied, part, listed, closes=closes)
-        listed = self._all_listed(node)
-        if closes and beside is not None and self._own(node).lists and not listed.is_open:
-            _close(copied, listed.with_those_of(beside))
+        if around is not None and own.lists and not self._all_listed(node).is_open:
+            self._close(copied, [self._all_listed(node), *around])
         return copied
+
+    def _charge(self, size: int) -> None:
+        """Count subschemas, names and patterns, which cost time here and in everything that reads the copy."""
+        self._size += size
+        if self._size > _MAX_SIZE:
+            message = (
+                f"more than {_MAX_SIZE} subschemas and names of properties once each object, and each of its parts in "
+                "allOf, anyOf, oneOf or $ref, is closed to what all of them list: give them additionalProperties."
+            )
+            raise refuse(self._parameter, message)
 
     def _value(self, key: str, value: Any, *, closes: bool) -> Any:
         """Copy the value of a keyword, in which parts take their places later."""
@@ -123,7 +167,7 @@ class _Closer:
             inside = value if isinstance(value, list) else [value]
             copied = [self._copied(inner, _NOTHING, closes=closes) for inner in inside]
             return copied if isinstance(value, list) else copied[0]
-        return copy.copy(value)
+        return value.copy() if key in _WITH_PARTS else value
 
     def _put(self, copied: Schema, part: _Part, beside: _Listed | None, *, closes: bool) -> None:
         if part.key == "$ref":
@@ -150,15 +194,51 @@ class _Closer:
             yield from (_Part(key, index, inner, alternative) for index, inner in enumerate(node.get(key) or ()))
         if "if" in node:
             yield from (_Part(key, None, node[key], of) for key, of in _BRANCHES.items() if key in node)
-        for key in ("dependentSchemas", "dependencies"):
+        for key in _DEPENDENT:
             named = [(name, inner) for name, inner in (node.get(key) or {}).items() if isinstance(inner, dict)]
             yield from (_Part(key, name, inner, "") for name, inner in named)
 
-    def _beside(self, node: Schema, part: _Part, parts: list[_Part], beside: _Listed) -> _Listed | None:
-        """Return what a part has to allow beside what it lists itself; None if it has to stay open."""
-        for other in (node, *(other.schema for other in parts if other is not part and not _exclude(other, part))):
-            beside = beside.with_those_of(self._own(node) if other is node else self._all_listed(other))
-        return None if beside.is_open or not self._all_listed(part.schema).lists else beside
+    def _beside(self, around: list[_Listed], parts: list[_Part]) -> Iterator[_Listed | None]:
+        """Yield what each part has to allow beside what it lists itself; None if it has to stay open.
+
+        `around` is listed by the schema with these parts and beside it.
+        """
+        listed = [self._all_listed(part.schema) for part in parts]
+        pairs = list(zip(parts, listed, strict=True))
+        alternatives: dict[str, _Listed] = {}
+        everything: _Union | None = None
+        for part, own in pairs:
+            of = part.alternative
+            if not own.lists:
+                yield None  # nothing in it would be closed
+            elif of:
+                if of not in alternatives:
+                    others = [each for other, each in pairs if other.alternative != of]
+                    alternatives[of] = self._union([*around, *others]).without(_NOTHING)
+                yield None if alternatives[of].is_open else alternatives[of]
+            else:
+                everything = everything or self._union([*around, *listed])
+                yield None if everything.is_open_without(own) else self._all_but(everything, own)
+
+    def _union(self, members: list[_Listed]) -> _Union:
+        self._charge(sum(member.size for member in members))
+        return _Union(members)
+
+    def _all_but(self, union: _Union, member: _Listed) -> _Listed:
+        listed = union.without(member)
+        self._charge(listed.size)
+        return listed
+
+    def _close(self, node: Schema, listed: list[_Listed]) -> None:
+        """Let `node` allow what is listed and nothing else."""
+        for key in ("properties", "patternProperties"):
+            own = node.get(key, {})
+            names = itertools.chain(*(each.names if key == "properties" else each.patterns for each in listed))
+            others = {name: True for name in names if name not in own}
+            self._charge(len(others))
+            if others:
+                node[key] = {**own, **others}
+        node["additionalProperties"] = False
 
     def _all_listed(self, node: Any) -> _Listed:
         """Return what a schema and all of its parts list."""
@@ -166,10 +246,8 @@ class _Closer:
             return _NOTHING
         if id(node) not in self._listed:
             self._listed[id(node)] = _NOTHING  # a part may refer back to this schema
-            listed = self._own(node)
-            for part in self._parts(node):
-                listed = listed.with_those_of(self._all_listed(part.schema))
-            self._listed[id(node)] = listed
+            own, parts = self._own(node), [self._all_listed(part.schema) for part in self._parts(node)]
+            self._listed[id(node)] = self._union([own, *parts]).without(_NOTHING) if parts else own
         return self._listed[id(node)]
 
     @staticmethod
@@ -191,19 +269,4 @@ class _Closer:
 
 
 def _key(target: Any, beside: _Listed | None, *, closes: bool) -> tuple[Any, ...]:
-    return (id(target), closes, None if beside is None else (frozenset(beside.names), frozenset(beside.patterns)))
-
-
-def _exclude(part: _Part, other: _Part) -> bool:
-    """Say whether an object matches only one of two parts."""
-    return part.alternative == other.alternative != ""
-
-
-def _close(node: Schema, listed: _Listed) -> None:
-    """Let `node` allow what is listed and nothing else."""
-    for key, names in (("properties", listed.names), ("patternProperties", listed.patterns)):
-        own = node.get(key, {})
-        others = {name: True for name in names if name not in own}
-        if others:
-            node[key] = {**own, **others}
-    node["additionalProperties"] = False
+    return (id(target), closes, None if beside is None else beside.key)

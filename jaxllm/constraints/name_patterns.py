@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from jaxllm.constraints.schema_negation import Schema, all_of, other_strings
@@ -22,8 +22,12 @@ def property_names(schema: Any) -> list[str]:
     names: set[str] = set()
     has_patterns = False
     pending = [schema]
+    seen: set[int] = set()  # closed objects share what they copied
     while pending:
         node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
         pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
         if isinstance(node, dict):
             has_patterns = has_patterns or "patternProperties" in node or "propertyNames" in node
@@ -33,25 +37,21 @@ def property_names(schema: Any) -> list[str]:
     return sorted(name for name in names if len(name) <= _MAX_NAME_LENGTH) if has_patterns else []
 
 
-def list_pattern_properties(node: dict[str, Any], names: Collection[str]) -> None:
+def list_pattern_properties(node: dict[str, Any], listed_by: Callable[[str], list[str] | None]) -> None:
     """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
 
-    Such a pattern is a list in so many words, or one that matches none but `names`, of properties anywhere in the
-    schema. Where a name is in both, both schemas must hold.
+    `listed_by` returns the names that such a pattern lists, and None for others. Where a name is in both, both schemas
+    must hold.
     """
     patterns, properties = node.get("patternProperties"), node.get("properties", {})
     if not patterns or not isinstance(patterns, dict) or not isinstance(properties, dict):
         return
     properties, others = dict(properties), {}
     for pattern, schema in patterns.items():
-        if match := _LISTED_NAMES.fullmatch(pattern):
-            listed = list(dict.fromkeys((match[1] or match[2]).split("|")))
-        elif names and matches_only(pattern, names):
-            listed = matching(pattern, names)
-        else:
+        listed = listed_by(pattern)
+        if listed is None:
             others[pattern] = schema
-            continue
-        for name in listed:
+        for name in listed or ():
             properties[name] = all_of([properties.get(name, True), schema])
     node |= {"properties": properties, "patternProperties": others}
 
@@ -68,6 +68,13 @@ def take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
         return
     del node["propertyNames"]
     yield from ({"patternProperties": {pattern: True}, "additionalProperties": False} for pattern in patterns)
+
+
+def listed_names(pattern: str, names: Collection[str]) -> list[str] | None:
+    """Return the names that a pattern spells out, or those of `names` where it matches none but these; else None."""
+    if match := _LISTED_NAMES.fullmatch(pattern):
+        return list(dict.fromkeys((match[1] or match[2]).split("|")))
+    return matching(pattern, names) if names and matches_only(pattern, names) else None
 
 
 def matches_only(pattern: str, names: Iterable[str]) -> bool:

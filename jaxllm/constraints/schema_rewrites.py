@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 from jaxllm.constraints.limits import refuse
-from jaxllm.constraints.name_patterns import list_pattern_properties, take_property_names
+from jaxllm.constraints.name_patterns import list_pattern_properties, listed_names, take_property_names
 from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
@@ -20,7 +21,7 @@ _MAX_CONTAINS = 64
 _MAX_BRANCHES = 64
 """The most branches of a oneOf: each is combined with all the others."""
 _MAX_LENGTH = 2**23
-"""The most characters of a rewritten schema; `not`, `if`, `oneOf` and `contains` repeat parts of it."""
+"""The most characters of a rewritten schema; `not`, `if`, `oneOf`, `contains` and closed objects repeat parts of it."""
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 _FORMATS: dict[str, dict[str, str]] = {
     "idn-email": {"format": "email"},
@@ -46,6 +47,11 @@ FORMATS = frozenset(
 _IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
+_MEASURED_INSIDE = (
+    *(*_MAPS, *_SCHEMAS, "dependentSchemas", "dependencies", "not", "if", "then", "else"),
+    *("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
+"""Keywords with subschemas, which are measured when they are rewritten."""
 
 
 class OneOf(enum.Enum):
@@ -64,7 +70,7 @@ class Rewriter:
 
     def __init__(self, parameter: str, names: Collection[str], *, one_of: OneOf) -> None:
         self._parameter = parameter
-        self._names = names
+        self._listed_by = cache(lambda pattern: listed_names(pattern, names))  # closed objects repeat patterns
         self._one_of = one_of
         self._length = 0
 
@@ -74,7 +80,10 @@ class Rewriter:
             return schema
         self._length += 2 + sum(map(_length, schema.items()))
         if self._length > _MAX_LENGTH:
-            message = f"more than {_MAX_LENGTH} characters once not, if, oneOf and contains are written out."
+            message = (
+                f"more than {_MAX_LENGTH} characters once not, if, oneOf, contains and closed objects are written out: "
+                "shorten it, or give its objects additionalProperties."
+            )
             raise refuse(self._parameter, message)
         node = dict(schema)
         extra = [part for part in self._extracted(node) if part is not True]
@@ -104,7 +113,7 @@ class Rewriter:
                 node |= _FORMATS.get(node["format"], {})
                 if "pattern" in _FORMATS.get(node["format"], {}):
                     del node["format"]
-        list_pattern_properties(node, self._names)
+        list_pattern_properties(node, self._listed_by)
         yield from _take_unevaluated(node)
         yield from _take_not(node)
         yield from _take_if(node)
@@ -122,7 +131,9 @@ def _length(item: tuple[str, Any]) -> int:
     key, value = item
     if isinstance(value, str):
         return len(key) + len(value)
-    return len(key) + (len(json.dumps(value)) if key in ("enum", "const", "default", "examples") else 6)
+    if key not in _MEASURED_INSIDE:
+        return len(key) + len(json.dumps(value))
+    return len(key) + 6 + (sum(len(name) + 6 for name in value) if isinstance(value, dict) and key in _MAPS else 0)
 
 
 def _take_not(node: dict[str, Any]) -> Iterator[Schema]:

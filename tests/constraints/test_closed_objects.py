@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import jsonschema
 import pytest
 
 from jaxllm.config.groups import StructuredOutputsConfig
+from jaxllm.constraints import name_patterns
 from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.json_schema import schema_text
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer, takes, walk_all
 from tests.constraints.schema_corpus import corpus
@@ -122,3 +126,84 @@ def test_every_schema_of_the_corpus_that_is_not_refused_open(compiler: GrammarCo
 )
 def test_settings(settings: dict[str, Any], closes: bool) -> None:
     assert StructuredOutputsConfig(**settings).closes_objects is closes
+
+
+def parts(count: int, properties: int = 1, **fields: Any) -> list[dict[str, Any]]:
+    """Make schemas that list properties of their own."""
+    return [{"properties": {f"p{i}_{j}": INTEGER for j in range(properties)}, **fields} for i in range(count)]
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(
+        schema_text("json", schema, StructuredOutputsParams(json=schema, disable_additional_properties=True))
+    )
+
+
+def test_each_part_gets_the_names_of_the_others_once() -> None:
+    branches = closed({"allOf": parts(20, 20)})["allOf"]
+    assert [len(part["properties"]) for part in branches] == [400] * 20
+    assert all(part["properties"][f"p{i}_3"] == INTEGER for i, part in enumerate(branches))
+    assert [part["additionalProperties"] for part in branches] == [False] * 20
+
+
+def test_alternatives_do_not_get_the_names_of_each_other() -> None:
+    start = time.perf_counter()
+    branches = closed({"properties": {"k": INTEGER}, "anyOf": parts(4_000)})["anyOf"]
+    assert [list(part["properties"]) for part in branches] == [[f"p{i}_0", "k"] for i in range(4_000)]
+    assert time.perf_counter() - start < 10.0  # a union for each part takes minutes
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": parts(2_000)},
+        {"allOf": parts(20_000)},
+        {"allOf": [{"patternProperties": {f"^p{i}$": INTEGER}} for i in range(2_000)]},
+        {"properties": {f"k{i}": INTEGER for i in range(2_000)}, "anyOf": parts(4_000)},
+        {
+            "$defs": {"a": {**A, "required": [f"r{i}" for i in range(2_000)], "additionalProperties": True}},
+            "anyOf": [{"required": [f"p{i}"], "$ref": "#/$defs/a"} for i in range(4_000)],
+        },
+    ],
+    ids=["2,000 parts", "20,000 parts", "2,000 patterns", "alternatives", "required"],
+)
+def test_parts_that_would_get_too_many_names_are_refused_at_once(schema: dict[str, Any]) -> None:
+    start = time.perf_counter()
+    with pytest.raises(
+        VLLMValidationError, match=r"^structured_outputs\.json: .*give them additionalProperties"
+    ) as error:
+        closed(schema)
+    assert error.value.parameter == "json"
+    assert time.perf_counter() - start < 10.0  # without a bound: minutes
+
+
+def test_a_pattern_is_compared_with_the_names_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(name_patterns, "matches_only", lambda pattern, _: compared.append(pattern) or False)
+    patterns = [f"^{i}x" for i in range(20)]
+    branches = closed({"allOf": [*({"patternProperties": {each: INTEGER}} for each in patterns), *parts(20)]})["allOf"]
+    assert [len(part["patternProperties"]) for part in branches] == [20] * 40
+    assert sorted(compared) == sorted(patterns)
+
+
+def test_parts_that_give_additional_properties_are_as_many_as_they_like() -> None:
+    schema = {"allOf": parts(2_000, additionalProperties=True)}
+    assert closed(schema)["allOf"] == schema["allOf"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {f"{i}{'a' * 2_000}": INTEGER}} for i in range(400)]},
+        {
+            "$defs": {"a": {"properties": {"a": {"x-note": [0] * 60_000}}}},
+            "anyOf": [{"required": [f"p{i}"], "$ref": "#/$defs/a"} for i in range(1_000)],
+        },
+    ],
+    ids=["long names", "a keyword of one's own"],
+)
+def test_closed_objects_that_would_be_too_long_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(
+        VLLMValidationError, match=r"^structured_outputs\.json: more than \d+ characters .*additionalPr"
+    ):
+        closed(schema)
