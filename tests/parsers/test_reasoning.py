@@ -161,6 +161,7 @@ def test_an_output_that_is_cut_within_a_call_has_no_text(form: Form) -> None:
         ("hermes", "a < b", "a < b"),
         ("hermes", 'a <tool_call>{"na', "a "),
         ("qwen3_xml", "a <function=no", "a "),
+        ("openai", " to=functions.no", ""),
         ("openai", "<|channel|>final<|message|>So <|en", "So "),
         ("openai", "<|channel|>analysis<|message|>So <|en", ""),
     ],

@@ -52,6 +52,8 @@ class OpenAIParser(ToolParser):
         """Read a head that begins with a mark; return what shows the rest of its content."""
         head, is_head = yield from self._head(mark)
         if not is_head:
+            if self.is_cut and not mark and not (yield from self.incoming.has(1)):
+                return _drop  # it is the first head, whose mark is in the prompt
             show = self._on_a_line(self.show_text)
             show(head)
             return show
