@@ -106,7 +106,7 @@ def test_equals_the_oracle(name: str, ending: str, oracle: Oracle) -> None:
         num_sampled = sum(chunk.samples for plan in scheduler.plans for chunk in plan.chunks)
         num_tokens = scheduler.stats().num_scheduled_tokens - 4 * sum(len(ids) - 1 for ids in PROMPTS)
         # Where blocks run short, parents' are given up, and beams are computed from their first token on.
-        assert num_tokens > 2 * num_sampled if name == "small" else num_tokens <= num_sampled
+        assert num_tokens > 1.5 * num_sampled if name == "small" else num_tokens <= num_sampled
 
 
 def test_blocks_are_shared_and_copied() -> None:

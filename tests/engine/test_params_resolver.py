@@ -179,7 +179,8 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
 @pytest.mark.parametrize(("backend", "closes"), [("auto", True), ("guidance", False)])
 def test_objects_are_closed_as_the_engine_s_settings_say(tokenizer: Tokenizer, backend: str, closes: bool) -> None:
     inputs = processor(tokenizer, structured_outputs=StructuredOutputsConfig(backend=backend))
-    for kind in ({"json": {"type": "object"}}, {"structural_tag": "{}"}):
+    kinds: tuple[dict[str, Any], ...] = ({"json": {"type": "object"}}, {"structural_tag": "{}"})
+    for kind in kinds:
         constraint = resolved(inputs, structured_outputs=StructuredOutputsParams(**kind)).structured_outputs
         assert constraint is not None
         assert constraint.disable_additional_properties is closes

@@ -77,7 +77,7 @@ def test_nothing_has_no_tokens(mock_server: Served) -> None:
         ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         ("/tokenize", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
-        ("/tokenize", {"messages": MESSAGES, "mm_processor_kwargs": {}}, "mm_processor_kwargs"),
+        ("/tokenize", {"messages": MESSAGES, "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
         ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
         ("/detokenize", {}, None),
