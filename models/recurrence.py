@@ -12,10 +12,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels import causal_conv, gated_delta, state_space
-from pallas_kernels.causal_conv import CausalConv, ConvShape
-from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.state_space import StateSpace, StateSpaceShape
+from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
+from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
+from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape
 
 from .state_specs import ConvSpec, DeltaSpec, ScanSpec, StateSpec
 

@@ -35,10 +35,6 @@ from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
 from jaxllm.loading.gguf_parts import FORMATS
-from pallas_kernels.causal_conv import CausalConv, ConvShape
-from pallas_kernels.causal_conv.cases import CASES as CASES_OF_CONV
-from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
-from pallas_kernels.gated_delta.cases import CASES as CASES_OF_DELTA
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.latent_attention import LatentAttention
@@ -49,8 +45,12 @@ from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.batches import Chunk, state_batch
-from pallas_kernels.state_space import StateSpace
-from pallas_kernels.state_space.cases import CASES as CASES_OF_SCAN
+from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
+from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CASES_OF_CONV
+from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
+from pallas_kernels.recurrent_state.gated_delta.cases import CASES as CASES_OF_DELTA
+from pallas_kernels.recurrent_state.state_space import StateSpace
+from pallas_kernels.recurrent_state.state_space.cases import CASES as CASES_OF_SCAN
 from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
 

@@ -29,16 +29,16 @@ from workloads import ALLOWED, LAYER, NUM_LAYERS
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.execution.options import compiler_options
 from pallas_kernels import causal_conv, gated_delta, state_space
-from pallas_kernels.causal_conv.cases import CASES as CONV_CASES
-from pallas_kernels.causal_conv.cases import Case as ConvCase
-from pallas_kernels.causal_conv.reference import reference_causal_conv
-from pallas_kernels.gated_delta.cases import CASES as DELTA_CASES
-from pallas_kernels.gated_delta.cases import Case as DeltaCase
-from pallas_kernels.gated_delta.reference import reference_gated_delta
 from pallas_kernels.recurrent_state.batches import Chunk, state_batch
-from pallas_kernels.state_space.cases import CASES as SPACE_CASES
-from pallas_kernels.state_space.cases import Case as SpaceCase
-from pallas_kernels.state_space.reference import reference_state_space
+from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CONV_CASES
+from pallas_kernels.recurrent_state.causal_conv.cases import Case as ConvCase
+from pallas_kernels.recurrent_state.causal_conv.reference import reference_causal_conv
+from pallas_kernels.recurrent_state.gated_delta.cases import CASES as DELTA_CASES
+from pallas_kernels.recurrent_state.gated_delta.cases import Case as DeltaCase
+from pallas_kernels.recurrent_state.gated_delta.reference import reference_gated_delta
+from pallas_kernels.recurrent_state.state_space.cases import CASES as SPACE_CASES
+from pallas_kernels.recurrent_state.state_space.cases import Case as SpaceCase
+from pallas_kernels.recurrent_state.state_space.reference import reference_state_space
 from tests.pallas_kernels import states, test_causal_conv, test_gated_delta, test_state_space
 
 KINDS = ("check", "decode", "prefill")

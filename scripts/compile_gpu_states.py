@@ -44,12 +44,12 @@ from sheet import print_sheet, write_rows
 
 from jaxllm.execution.options import compiler_options
 from pallas_kernels import causal_conv, gated_delta, state_space
-from pallas_kernels.causal_conv.cases import CASES as CONV_CASES
-from pallas_kernels.causal_conv.gpu import thread_block_channels
-from pallas_kernels.gated_delta.cases import CASES as DELTA_CASES
 from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CONV_CASES
+from pallas_kernels.recurrent_state.causal_conv.gpu import thread_block_channels
+from pallas_kernels.recurrent_state.gated_delta.cases import CASES as DELTA_CASES
 from pallas_kernels.recurrent_state.gpu import PART
-from pallas_kernels.state_space.cases import CASES as SPACE_CASES
+from pallas_kernels.recurrent_state.state_space.cases import CASES as SPACE_CASES
 
 NUM_LAYERS, NUM_SLOTS, SEQS = 6, 128, 64  # fewer layers would be too few launches for a command buffer
 TEMP_LIMIT = 2**20

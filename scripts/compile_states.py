@@ -45,9 +45,9 @@ from tpu_listing import clear, read_loops
 
 from jaxllm.execution.options import compiler_options
 from pallas_kernels import gated_delta, state_space
-from pallas_kernels.gated_delta.cases import CASES as GATED_DELTA_CASES
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.state_space.cases import CASES as STATE_SPACE_CASES
+from pallas_kernels.recurrent_state.gated_delta.cases import CASES as GATED_DELTA_CASES
+from pallas_kernels.recurrent_state.state_space.cases import CASES as STATE_SPACE_CASES
 
 STEPS = {"decode": (64, 64), "prefill": (2048, 64), "long-prefill": (8192, 256)}
 """Steps by name: how many tokens and sequences they have."""

@@ -33,6 +33,7 @@ class Guarded:
 KERNELS = (
     "pallas_kernels/*.py",
     "pallas_kernels/[!n]*/*.py",  # all but native, which is of CPUs alone
+    "pallas_kernels/recurrent_state/*_*/*.py",
     "pallas_kernels/*/gpu/**/*.py",
     "pallas_kernels/*/tpu/**/*.py",
 )

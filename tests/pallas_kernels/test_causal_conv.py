@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.causal_conv import CausalConv, ConvShape, pick
-from pallas_kernels.causal_conv.cases import CASES, Case
-from pallas_kernels.causal_conv.reference import reference_causal_conv
 from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape, pick
+from pallas_kernels.recurrent_state.causal_conv.cases import CASES, Case
+from pallas_kernels.recurrent_state.causal_conv.reference import reference_causal_conv
 from tests.pallas_kernels.states import (
     LAYER,
     MIXED,

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.causal_conv.cases import Case
-from pallas_kernels.causal_conv.gpu import thread_block_channels
 from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.recurrent_state.causal_conv.cases import Case
+from pallas_kernels.recurrent_state.causal_conv.gpu import thread_block_channels
 from tests.pallas_kernels.gpu import interpreted
 from tests.pallas_kernels.states import MIXED
 from tests.pallas_kernels.test_causal_conv import assert_matches_reference

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.causal_conv import CausalConv
-from pallas_kernels.causal_conv.cases import Case
+from pallas_kernels.recurrent_state.causal_conv import CausalConv
+from pallas_kernels.recurrent_state.causal_conv.cases import Case
 from tests.pallas_kernels.states import scratch_bytes
 from tests.pallas_kernels.test_causal_conv import OF_LAYER, assert_matches_reference, make
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape, pick
-from pallas_kernels.gated_delta.cases import CASES
-from pallas_kernels.gated_delta.reference import reference_gated_delta
 from pallas_kernels.native import processor
 from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape, pick
+from pallas_kernels.recurrent_state.gated_delta.cases import CASES
+from pallas_kernels.recurrent_state.gated_delta.reference import reference_gated_delta
 from tests.pallas_kernels.states import (
     LAYER,
     LONG,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
 from tests.pallas_kernels.gpu import H100, interpreted, traced
 from tests.pallas_kernels.states import LONG, MIXED, NUM_LAYERS, NUM_SLOTS, alone, scratch_bytes
 from tests.pallas_kernels.test_gated_delta import CHANGES, assert_matches_reference, make

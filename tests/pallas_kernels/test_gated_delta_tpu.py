@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
 from tests.pallas_kernels.states import LONG, MIXED, scratch_bytes
 from tests.pallas_kernels.test_gated_delta import CHANGES, assert_matches_reference, make
 

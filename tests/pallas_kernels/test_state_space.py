@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.recurrent_state.batches import Chunk
-from pallas_kernels.state_space import StateSpace, StateSpaceShape, pick
-from pallas_kernels.state_space.cases import CASES
-from pallas_kernels.state_space.reference import reference_state_space
+from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape, pick
+from pallas_kernels.recurrent_state.state_space.cases import CASES
+from pallas_kernels.recurrent_state.state_space.reference import reference_state_space
 from tests.pallas_kernels.states import (
     LAYER,
     LONG,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.recurrent_state.batches import Chunk
-from pallas_kernels.state_space import StateSpace, StateSpaceShape
+from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape
 from tests.pallas_kernels.states import LONG, MIXED, scratch_bytes
 from tests.pallas_kernels.test_state_space import OF_LAYER, assert_matches_reference, make, with_strong_decays
 
