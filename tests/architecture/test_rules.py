@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.architecture.module_state import find_module_state
 from tests.architecture.sources import ROOT, Source, is_function, product
@@ -18,12 +20,15 @@ READS_ENVIRONMENT = {
     "pallas_kernels/native/processor.py",
     "pallas_kernels/paged_attention/gpu/common.py",
 }
+MAX_FOLDER_MODULES = 20
+LARGE_FOLDERS = {"models/families"}  # one file for each family of models
+STILL_LARGE = {
+    "jaxllm/cli", "jaxllm/config", "jaxllm/execution", "jaxllm/loading", "jaxllm/scheduling", "jaxllm/server", "models",
+}  # fmt: skip
+"""Folders that are to become smaller. None may be added."""
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "torch"}
 UNSAFE_BUILTINS = {"__import__", "compile", "eval", "exec"}
 MACHINE_PATHS = re.compile("(?<![A-Za-z0-9_.])/" + r"(work|root|home/\w+|Users/\w+|opt/pypi\S*)/")
-
-# How a docstring begins that makes no sense alone, as "Of what is multiplied with."
-FRAGMENT = re.compile(r"(Of|And|But|Those)\b|\.\.\.")
 
 # Parsed once: every test below looks at all of them, and names each offence with its file.
 SOURCES = product()
@@ -32,6 +37,13 @@ SOURCES = product()
 def test_file_sizes():
     sizes = {source.where: len(source.text.splitlines()) for source in SOURCES}
     assert not {where: size for where, size in sizes.items() if size > MAX_FILE_LINES[top_folder(where)]}
+
+
+def test_folder_sizes():
+    """A folder that a newcomer can look through has few modules; `__init__.py` aside."""
+    modules = Counter(str(Path(source.where).parent) for source in SOURCES if source.path.name != "__init__.py")
+    large = {folder for folder, number in modules.items() if number > MAX_FOLDER_MODULES}
+    assert large <= LARGE_FOLDERS | STILL_LARGE
 
 
 def test_function_sizes():
@@ -93,19 +105,6 @@ def test_nothing_runs_arbitrary_code():
         for source in SOURCES
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_BUILTINS
-    ]
-    assert not found
-
-
-def test_docstrings_make_sense_alone():
-    found = [
-        f"{source.where}:{node.lineno} {node.value.value[:60]!r}"
-        for source in SOURCES
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and FRAGMENT.match(node.value.value)
     ]
     assert not found
 
