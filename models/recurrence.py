@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels import causal_conv, gated_delta, state_space
-from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state import StateBatch, causal_conv, gated_delta, state_space
 from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
 from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape

@@ -28,7 +28,7 @@ from workloads import ALLOWED, LAYER, NUM_LAYERS
 
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.execution.options import compiler_options
-from pallas_kernels import causal_conv, gated_delta, state_space
+from pallas_kernels.recurrent_state import causal_conv, gated_delta, state_space
 from pallas_kernels.recurrent_state.batches import Chunk, state_batch
 from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CONV_CASES
 from pallas_kernels.recurrent_state.causal_conv.cases import Case as ConvCase

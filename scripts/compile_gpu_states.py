@@ -43,8 +43,7 @@ from jax.sharding import NamedSharding
 from sheet import print_sheet, write_rows
 
 from jaxllm.execution.options import compiler_options
-from pallas_kernels import causal_conv, gated_delta, state_space
-from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state import StateBatch, causal_conv, gated_delta, state_space
 from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CONV_CASES
 from pallas_kernels.recurrent_state.causal_conv.gpu import thread_block_channels
 from pallas_kernels.recurrent_state.gated_delta.cases import CASES as DELTA_CASES

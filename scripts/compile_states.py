@@ -44,8 +44,7 @@ from tpu_compiler import find_device as find_tpu
 from tpu_listing import clear, read_loops
 
 from jaxllm.execution.options import compiler_options
-from pallas_kernels import gated_delta, state_space
-from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state import StateBatch, gated_delta, state_space
 from pallas_kernels.recurrent_state.gated_delta.cases import CASES as GATED_DELTA_CASES
 from pallas_kernels.recurrent_state.state_space.cases import CASES as STATE_SPACE_CASES
 
