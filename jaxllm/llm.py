@@ -179,7 +179,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search for the likeliest texts, `beam_width` per prompt; README says how that compares with Hugging Face.
+        """Search for the likeliest texts, `beam_width` per prompt, in vLLM's ranking.
 
         Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
         """

@@ -1,7 +1,7 @@
 """Logits processors that are classes, in vLLM's shape: they run on the host, on numpy arrays, one object per engine.
 
 `LLM(logits_processors=[MyProcessor])` takes the class or its name, "module:MyProcessor". A processor that can be
-written in jnp is quicker as a function, which becomes part of the step (`jaxllm/sampling/README.md`).
+written in jnp is quicker as a function, which becomes part of the step (`docs/sampling.md`).
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ from fetch_models import MODELS, FetchError, default_dir, fetch
 from machine import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
@@ -130,7 +131,7 @@ def main() -> int:
         if draws:
             DRAW[mode](report, saved.with_suffix(".png"))
         if args.readme:
-            write_readme(ROOT / "README.md", report, str(saved.with_suffix(".png").relative_to(ROOT)))
+            write_readme(PAGE, report, f"../{saved.with_suffix('.png').relative_to(ROOT)}")
     except (BenchmarkError, FetchError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 1
@@ -148,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for JSON and charts (default: benchmarks/results)")
-    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+    parser.add_argument("--readme", action="store_true", help="write the table into docs/performance.md")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--sweep", action="store_true", help="how jaxllm's cost grows")
     instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
@@ -169,7 +170,7 @@ def mode_of(args: argparse.Namespace) -> str:
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) -> None:
     """End with an error if arguments do not go together."""
     if args.readme and (args.quick or args.out or mode != "comparison"):
-        parser.error("--readme is for the whole comparison, kept where the README finds it")
+        parser.error("--readme is for the whole comparison, kept where docs/performance.md finds it")
     able = OF_TASK[args.task]
     if set(given(args)) - set(able) or (args.task != "generate" and any(getattr(args, name) for name in INSTEAD)):
         options = " and ".join(f"--{peer}-python" for peer in able)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # benchmark.sh [ARGUMENTS OF benchmark.py]: the comparison with all peers, from nothing: jaxllm's environment, the peers'
-# (PEERS, by default .cache/peers: 5 GB), the model, the measuring. With --readme it writes the README's table and charts.
+# (PEERS, by default .cache/peers: 5 GB), the model, the measuring. With --readme it writes docs/performance.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh

@@ -25,7 +25,7 @@ from jaxllm.scheduling.plan import Chunk
 
 WAY_OUT = (
     "A class gets float32 numpy arrays on the host, and no torch; or write the same in jnp, as a function: "
-    "`def process(logits_sv, state): return logits_sv` (jaxllm/sampling/README.md)"
+    "`def process(logits_sv, state): return logits_sv` (docs/sampling.md)"
 )
 
 

@@ -26,7 +26,7 @@ MAX_PROCESSORS = 64
 MAX_EXTRA_ARGS = 64
 HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
 """The methods that a class must have to run on the host."""
-JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (jaxllm/sampling/README.md)"
+JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (docs/sampling.md)"
 
 
 class LogitsState(NamedTuple):

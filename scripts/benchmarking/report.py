@@ -1,4 +1,4 @@
-"""Turn the figures of a run into the table, the targets and the README's part."""
+"""Turn the figures of a run into the table, the targets and the part of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def hardware_in_words(report: Mapping[str, Any]) -> str:
 
 
 def readme_part(report: Mapping[str, Any], chart: str) -> str:
-    """Return the README's part in Markdown. `chart` is the picture's path from the repository's root."""
+    """Return the part of the page in Markdown. `chart` is the picture's path from the page."""
     machine, settings, tasks = report["machine"], report["settings"], report["tasks"]
     versions = {name: each for result in report["contestants"].values() for name, each in result["versions"].items()}
     targets = [
@@ -201,10 +201,10 @@ def put_into(text: str, part: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise BenchmarkError(f"the README has no lines {BEGIN!r} and {END!r} to write the table between")
+        raise BenchmarkError(f"the page has no lines {BEGIN!r} and {END!r} to write the table between")
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
 def write_readme(readme: Path, report: Mapping[str, Any], chart: str) -> None:
-    """Write the report's part into the README."""
+    """Write the report's part into a page."""
     readme.write_text(put_into(readme.read_text(encoding="utf-8"), readme_part(report, chart)), encoding="utf-8")

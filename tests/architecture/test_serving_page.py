@@ -1,4 +1,4 @@
-"""docs/serving.md tells of all routes, flags of the server and fields of requests, and of none that there are not."""
+"""The pages of the server list every route, flag of the server and field of requests, and no others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from jaxllm.server.protocol.pooling import PoolingRequest
 from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
 from tests.architecture.sources import ROOT
 
-PAGE = re.sub(r"<!--.*?-->", "", (ROOT / "docs/serving.md").read_text(encoding="utf-8"))
+NAMES = ("serving", "api", "grpc", "security", "operations", "metrics", "commands", "agents", "lora")
+PAGE = "\n".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in NAMES)
 OF_OPENAI = frozenset(
     ("messages", "prompt", "model", "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed",
      "stop", "max_tokens", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format",
      "stream", "stream_options", "tools", "tool_choice", "modalities")
 )  # fmt: skip
-"""Fields that the page leaves to OpenAI's documentation."""
+"""Fields that the pages leave to OpenAI's documentation."""
 
 
 def rows(heading: str) -> str:
@@ -52,7 +53,7 @@ def test_every_flag_of_the_server_is_there_and_no_other():
     flags = {"--" + name.replace("_", "-") for name in ServerArgs.__annotations__}
     assert flags <= set(re.findall(r"`(--[a-z][\w-]*)", rows("Flags")))
     known = {flag for parser in make_parser()[1].values() for flag in parser._option_string_actions}
-    told = re.findall(r"`(--[a-z][\w-]*)", PAGE.split("\n## Deployment")[0])
+    told = re.findall(r"`(--[a-z][\w-]*)", PAGE)
     assert [flag for flag in told if flag not in known] == []
 
 

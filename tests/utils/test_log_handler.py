@@ -69,7 +69,7 @@ def test_a_process_ends_though_nobody_reads() -> None:
 
 
 def test_the_documented_log_of_json(tmp_path: Path, repository: Path) -> None:
-    page = (repository / "docs" / "serving.md").read_text()
+    page = (repository / "docs" / "operations.md").read_text()
     file = tmp_path / "log.json"
     file.write_text(next(part for part in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if "formatters" in part))
     program = """
