@@ -24,7 +24,7 @@ Measured, per round:
   memory        peak resident memory of the process and its children at the end of the round
 
 First, outputs: 16 of the offline requests in every contestant, and again in each round, against jaxllm in float32:
-each must follow the reference for 32 tokens, or leave it at a near tie (scripts/benchmarking/agreement.py); otherwise
+each must follow the reference for 32 tokens, or leave it at a near tie (scripts/peers/agreement.py); otherwise
 the run stops. In each round, beside jaxllm, the hardware is measured: the model's matmuls alone, memory read and
 copied, medians like the other figures. From them follows a reference speed: that of a program that did nothing else.
 
@@ -56,24 +56,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarking.beside_xla import beside_xla
-from benchmarking.caching import caching
-from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
-from benchmarking.checkpoint import checkpoint
-from benchmarking.compare import compare
-from benchmarking.contestants import in_int8, jaxllm, lookups, peers
-from benchmarking.embedding import DTYPES, with_whole_length
-from benchmarking.embedding import compare as compare_embeddings
-from benchmarking.embedding import contestants as embedders
-from benchmarking.embedding import summary as embedding_summary
-from benchmarking.quantized import compare as compare_gguf
-from benchmarking.quantized import summary as gguf_summary
-from benchmarking.report import as_text, summary, write_readme
-from benchmarking.speculation import speculation
-from benchmarking.sweep import sweep
-from benchmarking.worker import BenchmarkError
 from fetch_models import MODELS, FetchError, default_dir, fetch
-from machine import describe_machine
+from lib.machine import describe_machine
+from peers.beside_xla import beside_xla
+from peers.caching import caching
+from peers.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
+from peers.checkpoint import checkpoint
+from peers.compare import compare
+from peers.contestants import in_int8, jaxllm, lookups, peers
+from peers.embedding import DTYPES, with_whole_length
+from peers.embedding import compare as compare_embeddings
+from peers.embedding import contestants as embedders
+from peers.embedding import summary as embedding_summary
+from peers.quantized import compare as compare_gguf
+from peers.quantized import summary as gguf_summary
+from peers.report import as_text, summary, write_readme
+from peers.speculation import speculation
+from peers.sweep import sweep
+from peers.worker import BenchmarkError
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/performance.md"

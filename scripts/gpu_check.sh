@@ -3,49 +3,49 @@
 # fails first first: is the device sane, are the kernels right, is a real model, how fast are kernels and engines, and how
 # fast is what people would use instead. --plan shows the stages and their limits; README.md beside this says how to use it
 # on a rented machine. Evidence goes to $OUT (default: benchmarks/results/gpu), JSON and a log for each process.
-# PYTHON names another Python than .venv's; what gpu_pack.sh brought in pack/ is put together and used.
+# PYTHON names another Python than .venv's; what make/gpu_pack.sh brought in pack/ is put together and used.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
-. scripts/stages.sh
+. scripts/lib/stages.sh
 
 plan() {
   stop_on_failure=1
   stage device 240
-  run sanity 90 scripts/check_device.py sanity
-  run write 90 scripts/check_device.py write
-  run decode-1 90 scripts/check_device.py decode-1
-  run decode-4 90 scripts/check_device.py decode-4
-  run decode-30 90 scripts/check_device.py decode-30
-  run prefill 90 scripts/check_device.py prefill
-  run step 90 scripts/check_device.py step
-  run step-latents 90 scripts/check_device.py step-latents
-  run step-states 90 scripts/check_device.py step-states
+  run sanity 90 scripts/check.py device sanity
+  run write 90 scripts/check.py device write
+  run decode-1 90 scripts/check.py device decode-1
+  run decode-4 90 scripts/check.py device decode-4
+  run decode-30 90 scripts/check.py device decode-30
+  run prefill 90 scripts/check.py device prefill
+  run step 90 scripts/check.py device step
+  run step-latents 90 scripts/check.py device step-latents
+  run step-states 90 scripts/check.py device step-states
   stop_on_failure=
   plan_answers
   stage decode 140 device numerics
-  run bfloat16 110 scripts/bench_kernels.py --only decode
-  run fp8 110 scripts/bench_kernels.py --only decode --kv fp8
-  run torch 60 scripts/bench_sdpa.py decode
+  run bfloat16 110 scripts/bench.py kernels --only decode
+  run fp8 110 scripts/bench.py kernels --only decode --kv fp8
+  run torch 60 scripts/bench.py sdpa decode
   stage prefill 200 device numerics
-  run bfloat16 110 scripts/bench_kernels.py --only prefill
-  run write 60 scripts/bench_kernels.py --only write
-  run torch 60 scripts/bench_sdpa.py prefill
+  run bfloat16 110 scripts/bench.py kernels --only prefill
+  run write 60 scripts/bench.py kernels --only write
+  run torch 60 scripts/bench.py sdpa prefill
   stage recurrent 280 device
-  run check 120 scripts/bench_states.py --only check
-  run times 150 scripts/bench_states.py --only decode prefill
+  run check 120 scripts/bench.py states --only check
+  run times 150 scripts/bench.py states --only decode prefill
   stage latents 180 device
-  run bfloat16 170 scripts/bench_latents.py
+  run bfloat16 170 scripts/bench.py latents
   stage engine 150 device numerics
-  run llama-3-8b 145 scripts/bench_engine.py llama-3-8b
+  run llama-3-8b 145 scripts/bench.py engine llama-3-8b
   stage engines 300 device recurrent latents
-  run qwen3.6-27b 150 scripts/bench_engine.py qwen3.6-27b --batches 64 1 64:2048
-  run deepseek-v2-lite 150 scripts/bench_engine.py deepseek-v2-lite --batches 64 1 64:2048
+  run qwen3.6-27b 150 scripts/bench.py engine qwen3.6-27b --batches 64 1 64:2048
+  run deepseek-v2-lite 150 scripts/bench.py engine deepseek-v2-lite --batches 64 1 64:2048
   stage matmuls 240 device
-  run linear 120 scripts/bench_matmuls.py --only linear --formats awq q4_k fp8 fp8-block mxfp4
-  run experts 120 scripts/bench_matmuls.py --only grouped
+  run linear 120 scripts/bench.py matmuls --only linear --formats awq q4_k fp8 fp8-block mxfp4
+  run experts 120 scripts/bench.py matmuls --only grouped
   stage hf 120 device
-  run llama-3-8b 115 scripts/bench_hf.py llama-3-8b
+  run llama-3-8b 115 scripts/bench.py hf llama-3-8b
 }
 
 unpack() { # pack/ into .cache/pack: wheels, ptxas first in PATH, the model once all its parts are here

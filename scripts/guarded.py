@@ -42,7 +42,7 @@ KERNELS = (
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
     "kernels": Guarded(
-        sources=(*KERNELS, "scripts/workloads.py"),
+        sources=(*KERNELS, "scripts/lib/workloads.py"),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),
     # The same in the engine.
@@ -110,10 +110,10 @@ CHECKS = {
             "jaxllm/server/**/*",
             "jaxllm/text/*.py",
             "jaxllm/utils/*.py",
-            "scripts/benchmarking/front_end.py",
-            "scripts/benchmarking/servers.py",
-            "scripts/soaking/*.py",
-            "scripts/soak*.py",
+            "scripts/lib/front_end.py",
+            "scripts/lib/servers.py",
+            "scripts/check/soaking/*.py",
+            "scripts/check/soak*.py",
             "tests/data/adapters/**/*",
             "tests/data/tiny/**/*",
         ),
@@ -178,7 +178,7 @@ CHECKS = {
             "models/families/qwen_moe.py",
             "models/layers/*.py",
             "pallas_kernels/**/*.py",
-            "scripts/profile_step.py",
+            "scripts/bench/step.py",
             "tests/data/goldens/*.json",
             "tests/data/heads/**/*",
             "tests/data/tiny/**/*",
@@ -207,10 +207,10 @@ CHECKS = {
         sources=(
             "pallas_kernels/[!n]*/*.py",
             "pallas_kernels/*/tpu/**/*.py",
-            "scripts/compile_tpu_grouped_matmul.py",
-            "scripts/compile_tpu_kernels.py",
-            "scripts/tpu_compiler.py",
-            "scripts/tpu_listing.py",
+            "scripts/compile/tpu_grouped_matmul.py",
+            "scripts/compile/tpu_kernels.py",
+            "scripts/compile/tpu_compiler.py",
+            "scripts/compile/tpu_listing.py",
             "scripts/lib.sh",
         ),
         packages=("jax", "jaxlib"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Serve an engine without a model: `jaxllm serve` in all but its core, which is that of mock_core.py.
+"""Serve an engine without a model: `jaxllm serve` in all but its core, which is that of lib/mock_core.py.
 
     scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [THE FLAGS OF jaxllm serve]
 
@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any
 
 import uvloop
-from mock_core import start_mock_process
+from lib.mock_core import start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
@@ -67,7 +67,7 @@ def main() -> int:
     parser = FlexibleArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_tag", metavar="MODEL")
     parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
-    parser.add_argument("--replies", help="JSON file of answers to some prompts, as mock_core.py describes it")
+    parser.add_argument("--replies", help="JSON file of answers to some prompts, as lib/mock_core.py describes it")
     AsyncEngineArgs.add_cli_args(parser)
     ServerArgs.add_cli_args(parser)
     args = parser.parse_args()

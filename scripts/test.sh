@@ -25,8 +25,8 @@ fetch_models() { # a missing model is for the tests to judge: some fail, some sk
 compile_tpu_kernels() {
   local folder=.cache/libtpu-$LIBTPU
   [ -e "$folder/libtpu" ] || pip_install --no-deps --target "$folder" "libtpu==$LIBTPU"
-  PYTHONPATH=.:scripts:$folder .venv/bin/python scripts/compile_tpu_kernels.py --topology v6e:1x1 --cases llama-3-8b --kv bfloat16 &&
-    PYTHONPATH=.:scripts:$folder .venv/bin/python scripts/compile_tpu_grouped_matmul.py --topology v6e:1x1 --cases qwen3-30b-a3b
+  PYTHONPATH=.:scripts:$folder .venv/bin/python scripts/compile.py tpu_kernels --topology v6e:1x1 --cases llama-3-8b --kv bfloat16 &&
+    PYTHONPATH=.:scripts:$folder .venv/bin/python scripts/compile.py tpu_grouped_matmul --topology v6e:1x1 --cases qwen3-30b-a3b
 }
 
 ensure_env test

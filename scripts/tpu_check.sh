@@ -5,34 +5,34 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
-. scripts/stages.sh
+. scripts/lib/stages.sh
 
 plan() {
   stop_on_failure=1
   stage device 300
-  run sanity 90 scripts/check_device.py sanity
-  run decode-1 90 scripts/check_device.py decode-1
-  run decode-30 90 scripts/check_device.py decode-30
-  run prefill 90 scripts/check_device.py prefill
-  run step 90 scripts/check_device.py step
-  run step-latents 90 scripts/check_device.py step-latents
-  run step-states 90 scripts/check_device.py step-states
+  run sanity 90 scripts/check.py device sanity
+  run decode-1 90 scripts/check.py device decode-1
+  run decode-30 90 scripts/check.py device decode-30
+  run prefill 90 scripts/check.py device prefill
+  run step 90 scripts/check.py device step
+  run step-latents 90 scripts/check.py device step-latents
+  run step-states 90 scripts/check.py device step-states
   stop_on_failure=
   plan_answers
   stage decode 240 device numerics
-  run bfloat16 115 scripts/bench_kernels.py --only decode
-  run fp8 115 scripts/bench_kernels.py --only decode --kv fp8
+  run bfloat16 115 scripts/bench.py kernels --only decode
+  run fp8 115 scripts/bench.py kernels --only decode --kv fp8
   stage prefill 180 device numerics
-  run bfloat16 115 scripts/bench_kernels.py --only prefill
-  run fp8 115 scripts/bench_kernels.py --only prefill --kv fp8
+  run bfloat16 115 scripts/bench.py kernels --only prefill
+  run fp8 115 scripts/bench.py kernels --only prefill --kv fp8
   stage recurrent 280 device
-  run check 120 scripts/bench_states.py --only check
-  run times 150 scripts/bench_states.py --only decode prefill
+  run check 120 scripts/bench.py states --only check
+  run times 150 scripts/bench.py states --only decode prefill
   stage latents 180 device
-  run bfloat16 170 scripts/bench_latents.py
+  run bfloat16 170 scripts/bench.py latents
   stage engine 450 device numerics
-  run llama-3.2-1b 190 scripts/bench_engine.py llama-3.2-1b
-  run llama-3-8b 255 scripts/bench_engine.py llama-3-8b
+  run llama-3.2-1b 190 scripts/bench.py engine llama-3.2-1b
+  run llama-3-8b 255 scripts/bench.py engine llama-3-8b
 }
 
 follow_plan tpu "$@"

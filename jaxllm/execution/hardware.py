@@ -95,7 +95,7 @@ def _gpu(
 
 
 # memory_bytes of TPUs: the largest array, in MiB, with which libtpu 0.0.48 and 0.0.51 still compile a program; their
-# own messages say 30.75G, 15.75G, 95.73G, 31.24G and 94.74G (scripts/check_capacity.py asks again). Runtimes report as
+# own messages say 30.75G, 15.75G, 95.73G, 31.24G and 94.74G (scripts/check.py capacity asks again). Runtimes report as
 # bytes_limit a few MiB more: 16,909,332,480 on a v5e, 33,550,237,696 on a v6e (vllm-project/vllm#16211).
 # Bandwidth and arithmetic: docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x, where they are per chip; a
 # chip of tpu7x is two devices, a chip of v4 or v5p one device of two cores.

@@ -30,7 +30,7 @@ GPU_OPTIONS: dict[str, Any] = {
 }
 # cuBLAS adds to a matmul's result what is to be added, and its own word is taken for the algorithm. XLA's own matmuls
 # take a kernel more for that, and would be tried out at each first start: bits would depend on which won. Neither has
-# been measured on a device (scripts/bench_engine.py --autotuned).
+# been measured on a device (scripts/bench.py engine --autotuned).
 CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 

@@ -1,4 +1,4 @@
-"""docs/deploy agrees with the program: flags, ports, paths, users, times. scripts/lint_deploy.sh lints each format."""
+"""docs/deploy agrees with the program: flags, ports, paths, users, times. scripts/check/deploy.sh lints each format."""
 
 from __future__ import annotations
 
@@ -244,10 +244,10 @@ def test_the_head_of_a_ray_cluster_is_found_and_probed():
 
 
 def test_pods_of_custom_resources_are_linted():
-    """scripts/lint_deploy.sh has no schema of these resources, so their pods have to be found."""
+    """scripts/check/deploy.sh has no schema of these resources, so their pods have to be found."""
     for name, count in (("hosts", 1), ("ray", 2)):
         path = DEPLOY / f"kubernetes/{name}/jaxllm.yaml"
-        command = [sys.executable, ROOT / "scripts/pod_templates.py", path]
+        command = [sys.executable, ROOT / "scripts/check/pod_templates.py", path]
         found = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
         assert sum(each["kind"] == "Pod" for each in found) == count
         assert [each for each in found if each["kind"] != "Pod"] == [

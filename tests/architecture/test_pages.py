@@ -92,8 +92,9 @@ def test_commands_take_their_flags():
     for command in commands:
         parser.parse_args(shlex.split(command))
     for script, words in re.findall(r"`(scripts/[\w/]+\.(?:py|sh))([^`]*)`", text):
-        source = read(script)
-        source += read("scripts/benchmark.py") if script.endswith("benchmark.sh") else ""
+        program = f"{script.removesuffix('.py')}/{words.split()[0] if words else ''}.py"
+        files = [script, *(["scripts/benchmark.py"] if script.endswith("benchmark.sh") else [])]
+        source = "".join(read(file) for file in [*files, program] if (ROOT / file).is_file())
         for flag in re.findall(r"--[\w-]+", words):
             assert f'"{flag}"' in source, f"{script} {flag}"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
-from mock_core import start_mock, start_mock_process
+from lib.mock_core import start_mock, start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
@@ -58,7 +58,7 @@ def mock_llm(
     tokens_per_second: float | None = None,
     replies: str | None = None,
 ) -> Iterator[AsyncLLM]:
-    """Start an engine whose core has no model, in a thread or in a process; `replies` is a file as in mock_core.py."""
+    """Start an engine whose core has no model, in a thread or in a process; lib/mock_core.py describes `replies`."""
 
     def start_thread():
         start = functools.partial(start_mock, args, tokens_per_second=tokens_per_second, replies=replies)

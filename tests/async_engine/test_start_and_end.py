@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from mock_core import start_mock_process
+from lib.mock_core import start_mock_process
 
 from jaxllm import LLM
 from jaxllm.config.engine_args import EngineArgs

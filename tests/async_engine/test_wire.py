@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from fuzz_wire import fuzz
+from check.wire import fuzz
 
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting, SocketInbox, SocketOutbox
 from jaxllm.engine.transport.wire import MAX_FRAME_BYTES, Heartbeat, Shutdown
@@ -21,7 +21,7 @@ NUM_FRAMES = 20_000
 
 
 def test_r19_decoders_raise_frame_errors_alone() -> None:
-    """R19: 20,000 random and mutated frames for both sides; scripts/fuzz_wire.py does as many as one likes."""
+    """R19: 20,000 random and mutated frames for both sides; scripts/check.py wire does as many as one likes."""
     tally = fuzz(NUM_FRAMES, seed=19)
     assert tally.num_frames == NUM_FRAMES
     assert tally.num_refused > NUM_FRAMES / 2

@@ -8,7 +8,7 @@ from math import prod
 
 import jax
 import pytest
-from shapes import MODELS
+from lib.shapes import MODELS
 
 from jaxllm.check.bounds import ExpertWork, LayerWork, Work, count_work
 from jaxllm.execution.mesh import make_mesh

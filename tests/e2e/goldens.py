@@ -1,4 +1,4 @@
-"""Compare what the engine generates with goldens of HF Transformers in float32 (scripts/make_goldens.py)."""
+"""Compare what the engine generates with goldens of HF Transformers in float32 (scripts/make.py goldens)."""
 
 from __future__ import annotations
 

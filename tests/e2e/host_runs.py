@@ -1,4 +1,4 @@
-"""One process of a model over several hosts, for test_hosts.py and scripts/check_hosts.py; or one that has it all.
+"""One process of a model over several hosts, for test_hosts.py and scripts/check.py hosts; or one that has it all.
 
 Arguments: a case, the number of hosts, devices of each, this host's rank, or auto, a port, and a file for what comes
 out.

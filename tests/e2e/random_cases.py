@@ -1,4 +1,4 @@
-"""Random configurations of a family with HF's log-probabilities, as scripts/make_random_configs.py writes them."""
+"""Random configurations of a family with HF's log-probabilities, as scripts/make.py random_configs writes them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ CASES = sorted((Path(__file__).parents[1] / "data" / "configs").glob("*.json"))
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_random_configuration(path: Path, tmp_path: Path):
-    """More of them are drawn and compared by scripts/check_configs.py."""
+    """More of them are drawn and compared by scripts/check.py configs."""
     assert largest_error(read_case(path), tmp_path) <= TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, real weights and tokenizer, equals sentence-transformers; scripts/make_embedding_goldens.py."""
+"""all-MiniLM-L6-v2, real weights and tokenizer, equals sentence-transformers; scripts/make.py embedding_goldens."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def log_softmax(logits: list[float]) -> list[float]:
 
 
 def logprobs_after(case: int, token_ids: list[int], end_ids: list[int], vocab_size: int = VOCAB_SIZE) -> list[float]:
-    """Return the random model's log-probabilities (scripts/make_beam_goldens.py)."""
+    """Return the random model's log-probabilities (scripts/make.py beam_goldens)."""
     numbers = random.Random(f"{case}/{token_ids}")
     return log_softmax([5 * numbers.random() + (1.5 if each in end_ids else 0) for each in range(vocab_size)])
 

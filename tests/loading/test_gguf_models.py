@@ -1,4 +1,4 @@
-"""Real GGUF files equal goldens that transformers and the gguf package made (scripts/make_gguf_goldens.py)."""
+"""Real GGUF files equal goldens that transformers and the gguf package made (scripts/make.py gguf_goldens)."""
 
 from __future__ import annotations
 

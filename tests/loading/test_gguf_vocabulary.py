@@ -1,4 +1,4 @@
-"""Words by pre-tokenizer, and the tokens that end texts, are llama.cpp's (scripts/make_gguf_vocabulary_goldens.py)."""
+"""Words by pre-tokenizer, and the tokens that end texts, are llama.cpp's (scripts/make.py gguf_vocabulary_goldens)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from benchmarking.worker import Worker
+from peers.worker import Worker
 
 
 class FakeProcess(Worker):

@@ -1,4 +1,4 @@
-"""scripts/bench_frontend.py: every token of a stream is counted, and goals are judged by the worst row."""
+"""scripts/bench.py frontend: every token of a stream is counted, and goals are judged by the worst row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import bench_frontend
 import pytest
-from benchmarking import front_end, peer_servers
-from benchmarking.servers import ServerError, Streamed, ask, descendants, server_process, stream
+from bench import frontend as bench_frontend
+from lib import front_end
+from lib.servers import ServerError, Streamed, ask, descendants, server_process, stream
+from peers import servers as peer_servers
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
@@ -72,7 +73,7 @@ def test_a_peer_needs_a_checkpoint_that_it_can_read(tmp_path: Path, capsys: pyte
 def run_frontend(*args: str) -> int:
     """Run the script's main with these arguments."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["bench_frontend.py", *args])
+        patch.setattr("sys.argv", ["frontend", *args])
         return bench_frontend.main()
 
 

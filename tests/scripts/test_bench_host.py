@@ -1,11 +1,11 @@
-"""scripts/bench_host.py: recorded answers stand in for the device."""
+"""scripts/bench.py host: recorded answers stand in for the device."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import jax
-from bench_host import Replay, Stopwatch
+from bench.host import Replay, Stopwatch
 
 from jaxllm.execution.model_runner import RunningStep
 from tests.execution.support import make_runner

@@ -1,4 +1,4 @@
-"""scripts/bench_seam.py: every token is counted, both engines do the same work in turns, and goals are judged."""
+"""scripts/bench.py seam: every token is counted, both engines do the same work in turns, and goals are judged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bench_seam
 import pytest
-from benchmarking import seam
-from benchmarking.seam_cpu import Run, measure_streams
-from benchmarking.servers import cpu_seconds
-from benchmarking.worker import Answer, Worker
+from bench import seam as bench_seam
+from bench import seam_engines as seam
+from bench.seam_cpu import Run, measure_streams
+from lib.servers import cpu_seconds
+from peers.worker import Answer, Worker
 
 from tests.models.tiny import folder
 
@@ -83,7 +83,7 @@ def test_starts_are_compared_in_turns(order: list[str], tmp_path: Path) -> None:
 
 
 def test_both_engines_of_the_worker_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarking.worker.read_files", lambda *_: None)
+    monkeypatch.setattr("peers.worker.read_files", lambda *_: None)
     engine = {
         "skip_tokenizer_init": True, "dtype": "float32", "block_size": 16, "enforce_eager": True,
         "num_gpu_blocks_override": 40,

@@ -1,4 +1,4 @@
-"""scripts/bench_stalled.py: clients that misbehave are what they are said to be, and the figures are of the others."""
+"""scripts/bench.py stalled: clients that misbehave are what they are said to be, and the figures are of the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bench_stalled
 import pytest
-from benchmarking.servers import Streamed
+from bench import stalled as bench_stalled
+from lib.servers import Streamed
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
@@ -19,7 +19,7 @@ from tests.models.tiny import folder
 
 def test_all_of_it_runs(tmp_path: Path, repository: Path) -> None:
     out = tmp_path / "stalled.json"
-    command = [sys.executable, str(repository / "scripts" / "bench_stalled.py"), "--quick", "--json", str(out)]
+    command = [sys.executable, str(repository / "scripts" / "bench.py"), "stalled", "--quick", "--json", str(out)]
     command += ["--model", str(folder("llama3_tied")), "--tokenizer", save_tokenizer(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,9 @@ from typing import Any
 
 import benchmark
 import pytest
-from benchmarking import agreement, beside_xla, caching, charts, compare, contestants, report, sweep
-from benchmarking.prompts import FIRST_PLAIN_ID, Source
-from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
+from peers import agreement, beside_xla, caching, charts, compare, contestants, report, sweep
+from peers.prompts import FIRST_PLAIN_ID, Source
+from peers.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
 
 import jaxllm
 from tests.models.tiny import folder
@@ -345,7 +345,7 @@ class TestWorkers:
     def read(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         """Return what would be read before a start: here an environment of gigabytes."""
         read: list[Path] = []
-        monkeypatch.setattr("benchmarking.worker.read_files", lambda *paths: read.extend(paths))
+        monkeypatch.setattr("peers.worker.read_files", lambda *paths: read.extend(paths))
         return read
 
     @pytest.fixture
@@ -363,7 +363,7 @@ class TestWorkers:
             "serve(Thing)\n"
         )
         (tmp_path / "thing.py").write_text(program)
-        monkeypatch.setattr("benchmarking.worker.PROGRAMS", tmp_path)
+        monkeypatch.setattr("peers.worker.PROGRAMS", tmp_path)
         monkeypatch.setenv("JAXLLM_CACHE", "elsewhere")
         return Worker("thing", sys.executable, {"a": 1}, tmp_path / "cache")
 

@@ -12,9 +12,9 @@ from typing import Any
 import benchmark
 import numpy as np
 import pytest
-from benchmarking import embedding
-from benchmarking.contestants import Contestant
-from benchmarking.worker import PROGRAMS, Answer, BenchmarkError
+from peers import embedding
+from peers.contestants import Contestant
+from peers.worker import PROGRAMS, Answer, BenchmarkError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

@@ -14,9 +14,9 @@ from typing import Any
 import benchmark
 import numpy as np
 import pytest
-from benchmarking import quantized
-from benchmarking.contestants import Contestant
-from benchmarking.worker import PROGRAMS, Answer, BenchmarkError
+from peers import quantized
+from peers.contestants import Contestant
+from peers.worker import PROGRAMS, Answer, BenchmarkError
 
 from pallas_kernels.native import processor
 from tests.models.tiny import folder

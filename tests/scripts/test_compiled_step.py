@@ -1,4 +1,4 @@
-"""scripts/compiled_step.py finds what a step copies of adapters, and nothing else, in HLO as compilers leave it."""
+"""scripts/compile/compiled_step.py finds the copies of adapters in a step, and nothing else, in compilers' HLO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from compiled_step import find_adapter_copies
+from compile.compiled_step import find_adapter_copies
 
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.models.adapters import AdapterShape

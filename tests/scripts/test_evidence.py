@@ -1,18 +1,17 @@
-"""scripts/evidence.py, machine.py and device_time.py: what is written, of which machine, and the profiler's times."""
+"""scripts/lib: what evidence is written, how machine.py describes the machine, and the times of the profiler."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import device_time
 import jax
 import jax.numpy as jnp
-import machine
 import pytest
-from device_time import Operation, busy_seconds, microseconds_by_name, read_operations, time_calls
-from evidence import Evidence
-from machine import describe_device
+from lib import device_time, machine
+from lib.device_time import Operation, busy_seconds, microseconds_by_name, read_operations, time_calls
+from lib.evidence import Evidence
+from lib.machine import describe_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
 

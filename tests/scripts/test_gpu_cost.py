@@ -1,11 +1,11 @@
-"""scripts/gpu_cost.py: the limits of an H100, by hand. scripts/sheet.py: columns."""
+"""scripts/compile/gpu_cost.py: the limits of an H100, by hand. scripts/lib/sheet.py: columns."""
 
 from __future__ import annotations
 
 import pytest
-from gpu_cost import cost, cost_sheet, occupancy
-from ptx import Kernel, Loop
-from sheet import print_sheet
+from compile.gpu_cost import cost, cost_sheet, occupancy
+from compile.ptx import Kernel, Loop
+from lib.sheet import print_sheet
 
 # 128 positions of K and V with h = 128 in bfloat16; 2 warpgroups that multiply 64 rows with them.
 TILE = 2 * 128 * 128 * 2

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import check_goldens
-import check_kernels
-import packages
 import pytest
+from check import goldens as check_goldens
+from check import kernels as check_kernels
+from make import packages
 
-SCRIPTS = ("gpu_check.sh", "stages.sh", "lib.sh")
+SCRIPTS = ("gpu_check.sh", "lib/stages.sh", "lib.sh")
 PARTS = ("a.gguf.part0", "a.gguf.part1")
 
 
@@ -26,8 +26,8 @@ PARTS = ("a.gguf.part0", "a.gguf.part1")
 def machine(repository: Path, tmp_path: Path) -> Path:
     """Return a folder with the scripts and a pack."""
     for name in SCRIPTS:
-        (tmp_path / "scripts").mkdir(exist_ok=True)
-        shutil.copy(repository / "scripts" / name, tmp_path / "scripts")
+        (tmp_path / "scripts" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(repository / "scripts" / name, tmp_path / "scripts" / name)
     pack = tmp_path / "pack"
     pack.mkdir()
     (pack / "ptxas.gz").write_bytes(gzip.compress(b"an assembler"))
@@ -82,7 +82,7 @@ def test_an_assembler_in_doubt_fails(
 ) -> None:
     monkeypatch.setattr(check_kernels, "describe_device", lambda: {"ptxas_doubt": doubt})
     monkeypatch.setattr(check_kernels, "reference_rows", lambda _: [{"missed": []}])
-    monkeypatch.setattr(sys, "argv", ["check_kernels.py"])
+    monkeypatch.setattr(sys, "argv", ["kernels"])
     assert check_kernels.main() == status
     assert doubt is None or doubt in capsys.readouterr().out
 

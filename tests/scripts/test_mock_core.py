@@ -1,4 +1,4 @@
-"""scripts/mock_core.py: a core without a model, behind a real front end in a thread and in a process."""
+"""scripts/lib/mock_core.py: a core without a model, behind a real front end in a thread and in a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from mock_core import TEXT, start_mock, start_mock_process
+from lib.mock_core import TEXT, start_mock, start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM

@@ -1,4 +1,4 @@
-"""scripts/overload.py: all that is offered is served or refused, and what misses a goal is said to."""
+"""scripts/check.py overload: all that is offered is served or refused, and what misses a goal is said to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 from typing import Any
 
 import pytest
-from benchmarking.front_end import mock_server
-from overload import Plan, measure, show, verdicts
+from check.overload import Plan, measure, show, verdicts
+from lib.front_end import mock_server
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder

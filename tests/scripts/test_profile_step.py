@@ -1,4 +1,4 @@
-"""scripts/profile_step.py: a real step's operations are sorted by the scopes that the model names."""
+"""scripts/bench.py step: a real step's operations are sorted by the scopes that the model names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
-from profile_step import REST, decode_program, part_of, parts_by_operation
+from bench.step import REST, decode_program, part_of, parts_by_operation
 
 from jaxllm.models import LayerLoop
 from tests.execution.support import make_runner

@@ -1,9 +1,9 @@
-"""scripts/ptx.py: loops, and what is counted in them, in PTX as Mosaic GPU leaves it."""
+"""scripts/compile/ptx.py: loops, and what is counted in them, in PTX as Mosaic GPU leaves it."""
 
 from __future__ import annotations
 
 import pytest
-from ptx import Kernel, Loop, read_kernels
+from compile.ptx import Kernel, Loop, read_kernels
 
 WGMMA = (
     "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "

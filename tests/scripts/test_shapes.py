@@ -1,9 +1,9 @@
-"""scripts/shapes.py: each config.json is read, and so are its first layers alone."""
+"""scripts/lib/shapes.py: each config.json is read, and so are its first layers alone."""
 
 from __future__ import annotations
 
 import pytest
-from shapes import HUB_IDS, MODELS, with_layers
+from lib.shapes import HUB_IDS, MODELS, with_layers
 
 from jaxllm.models import get_family
 from jaxllm.models.config import ModelConfig

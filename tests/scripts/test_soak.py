@@ -1,4 +1,4 @@
-"""scripts/soak.py: some seconds of it find nothing at a tiny model's server, and what it looks for it finds."""
+"""scripts/check.py soak: some seconds of it find nothing at a tiny model's server, and what it looks for it finds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from benchmarking.front_end import serve_command
-from benchmarking.servers import server_process
-from soak import DEV_MODE
-from soaking.answers import Said
-from soaking.census import Census, trend
-from soaking.report import report, show
-from soaking.requests import Lengths
-from soaking.server_soak import ServerSoak
+from check.soak import DEV_MODE
+from check.soaking.answers import Said
+from check.soaking.census import Census, trend
+from check.soaking.report import report, show
+from check.soaking.requests import Lengths
+from check.soaking.server_soak import ServerSoak
+from lib.front_end import serve_command
+from lib.servers import server_process
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder

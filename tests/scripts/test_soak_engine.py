@@ -1,13 +1,13 @@
-"""scripts/soak_engine.py: a few seconds of it find nothing, and what it looks for it finds."""
+"""scripts/check.py soak_engine: a few seconds of it find nothing, and what it looks for it finds."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from soak_engine import Soak, report
-from soaking.catalogue import Ended, Output
-from soaking.census import Census, trend
+from check.soak_engine import Soak, report
+from check.soaking.catalogue import Ended, Output
+from check.soaking.census import Census, trend
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 

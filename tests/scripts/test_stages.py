@@ -1,4 +1,4 @@
-"""scripts/stages.sh: limits, what is run again, and what a failure stops."""
+"""scripts/lib/stages.sh: limits, what is run again, and what a failure stops."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def follow(folder: Path, repository: Path, *options: str, plan: str = PLAN) -> subprocess.CompletedProcess[str]:
-    script = f". {repository}/scripts/lib.sh; . {repository}/scripts/stages.sh; GRACE=1\n{plan}\nfollow_plan gpu "
+    script = f". {repository}/scripts/lib.sh; . {repository}/scripts/lib/stages.sh; GRACE=1\n{plan}\nfollow_plan gpu "
     return subprocess.run(
         ["bash", "-uo", "pipefail", "-c", script + '"$@"', "plan", *options],
         cwd=folder,

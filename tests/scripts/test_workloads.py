@@ -1,4 +1,4 @@
-"""scripts/workloads.py: plain XLA's answer is right, and a kernel that is wrong does not pass for it."""
+"""scripts/lib/workloads.py: plain XLA's answer is right, and a kernel that is wrong does not pass for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.typing import DTypeLike
-from workloads import LAYER, NUM_LAYERS, Workload, compare, make_workload, pick_kernels, ragged_decodes, xla_answer
+from lib.workloads import LAYER, NUM_LAYERS, Workload, compare, make_workload, pick_kernels, ragged_decodes, xla_answer
 
 from pallas_kernels.paged_attention import FusedPool, SplitPool
 from pallas_kernels.paged_attention.cases import CASES

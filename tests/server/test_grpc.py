@@ -143,7 +143,7 @@ def test_values_of_logits_processors_are_those_of_json() -> None:
 
 
 def test_what_is_generated_is_of_the_file_beside_it() -> None:
-    """If not, run scripts/make_grpc.sh."""
+    """If not, run scripts/make/grpc.sh."""
     text = Path(inference_pb2.__file__).with_name("inference.proto").read_text()
     written = set(re.findall(r"^ +(?:optional |repeated )?[\w.]+(?:<.*>)? (\w+) = (\d+);", text, re.MULTILINE))
     messages = DESCRIPTOR.message_types_by_name.values()

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import SHIFT, Browser, Page, find_chromium
-from mock_core import TEXT
+from lib.browser import SHIFT, Browser, Page, find_chromium
+from lib.mock_core import TEXT
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.async_engine.support import mock_llm, tiny_args

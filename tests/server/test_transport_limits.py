@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from benchmarking.servers import ServerProcess, server_process
+from lib.servers import ServerProcess, server_process
 
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder

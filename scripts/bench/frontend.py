@@ -1,0 +1,160 @@
+"""Measure what the HTTP server costs, and what its streams are like.
+
+    scripts/bench.py frontend --mock         # the server's process alone; writes benchmarks/results/frontend.json
+    scripts/bench.py frontend --served       # with SmolLM2, beside LLM.generate
+    scripts/bench.py frontend --peers --vllm-python DIR/vllm/bin/python --hf-python DIR/hf/bin/python
+
+--mock    CPU time of the server's process per token and per request, the client's beside it, and the delay from the
+          core's step to the client's socket, by the system's clock of what arrives there, at 50 tokens per second and
+          stream; beside it the delay until the client has read it. The core has no model (lib/mock_core.py).
+--served  tokens per second of 1, 16 and 64 streams by those of LLM.generate with the same prompts, in turns, with the
+          times to the first token and between tokens.
+--peers   the same streams beside vLLM's server, in turns: both read one bfloat16 checkpoint, which --hf-python writes
+          the first time, and have the same settings; before, their outputs are compared with jaxllm's in float32.
+          `scripts/peers.sh DIR hf vllm` makes the environments.
+
+Figures are medians of rounds. CPU times and ratios stand on a machine with other work, times of the clock do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fetch_models import MODELS, FetchError, default_dir, fetch
+from lib import front_end
+from lib.machine import ROOT, describe_sources, versions
+from lib.servers import ServerError
+from peers import servers as peer_servers
+from peers.checkpoint import checkpoint
+from peers.worker import BenchmarkError
+
+RESULTS = ROOT / "benchmarks" / "results" / "frontend.json"
+GOALS = {
+    "server_cpu_us_per_token": 50.0,
+    "request_ms": 1.0,
+    "request_us_per_prompt_token": 2.5,
+    "delay_ms_p50": 0.5,
+    "delay_ms_p99": 5.0,
+    "ratio": 0.95,
+    "by_vllm": 1.0,
+}
+STREAMS = ((1, 2000), (16, 1000), (64, 500), (256, 200))
+"""Numbers of streams, and how many tokens each has."""
+SIZES = (100, 4000)
+KV_BYTES = 1 << 30
+SMOLLM2_VOCAB = 49152
+
+
+def measure_mock(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+    """Return what the server's process costs."""
+    streams = [(num, 20) for num, _ in STREAMS] if args.quick else STREAMS
+    return {
+        "saturated": front_end.measure_saturated(model, streams, 1 if args.quick else args.rounds, scratch),
+        "paced": [front_end.measure_delays(model, num, 10 if args.quick else 250, scratch) for num in (1, 64)],
+        "requests": front_end.measure_requests(model, SIZES, 5 if args.quick else 200, scratch),
+    }
+
+
+def measure_served(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+    """Return what the server makes of SmolLM2."""
+    rows = front_end.measure_served(
+        model,
+        (1, 16, 64),
+        rounds=2 if args.quick else args.rounds,
+        num_tokens=4 if args.quick else 128,
+        vocab_size=SMOLLM2_VOCAB,
+        engine={"max_num_seqs": 64, "kv_cache_memory_bytes": KV_BYTES},
+        scratch=scratch,
+    )
+    return {"beside_llm_generate": rows}
+
+
+def measure_peers(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+    """Return what the server makes of SmolLM2, and what vLLM's does. Raises BenchmarkError without a checkpoint."""
+    folder = checkpoint(model, args.hf_python)
+    if not folder.is_dir():
+        raise BenchmarkError(f"vLLM cannot read {folder.name}: give --hf-python, or a folder as --model.")
+    return peer_servers.measure_peers(
+        folder,
+        args.vllm_python,
+        (1, 16, 64),
+        dtype=args.dtype,
+        rounds=1 if args.quick else args.rounds,
+        num_tokens=8 if args.quick else 128,
+        vocab_size=SMOLLM2_VOCAB,
+        scratch=scratch,
+    )
+
+
+def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
+    """Say which of the goals the figures of a part reach."""
+    found: dict[str, bool] = {}
+    if rows := figures.get("saturated"):
+        cost = max(row["server_cpu_us_per_token"] for row in rows if row["streams"] >= 16)
+        found["server_cpu_us_per_token"] = cost <= GOALS["server_cpu_us_per_token"]
+        delay = figures["paced"][-1]["delay_ms"]
+        found |= {f"delay_ms_{name}": delay[name] <= GOALS[f"delay_ms_{name}"] for name in delay}
+        found["request_ms"] = all(
+            row["server_cpu_ms"]
+            <= GOALS["request_ms"] + row["prompt_tokens"] * GOALS["request_us_per_prompt_token"] / 1e3
+            for row in figures["requests"]
+        )
+    if rows := figures.get("beside_llm_generate"):
+        found["ratio"] = all(row["ratio"] >= GOALS["ratio"] for row in rows)
+    if rows := figures.get("beside_vllm"):
+        found["by_vllm"] = all(row["jaxllm_by_vllm"]["tokens_per_second"] >= GOALS["by_vllm"] for row in rows)
+    return found
+
+
+def main() -> int:
+    """Measure, print and save; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mock", action="store_true", help="measure the server's process alone")
+    parser.add_argument("--served", action="store_true", help="measure beside LLM.generate")
+    parser.add_argument("--peers", action="store_true", help="measure beside vLLM's server")
+    for peer in ("vllm", "hf"):
+        parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of --peers")
+    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
+    )
+    args = parser.parse_args()
+    parts = {"mock": measure_mock, "served": measure_served, "peers": measure_peers}
+    chosen = [name for name in parts if getattr(args, name)]
+    if not chosen:
+        parser.error("give --mock, --served, --peers, or several")
+    if args.peers and not args.vllm_python:
+        parser.error("--peers needs --vllm-python")
+    out = args.json or (None if args.quick else RESULTS)
+    try:
+        model = args.model or fetch(MODELS["smollm2"], default_dir())
+        for name in chosen:
+            facts = describe_sources() | {
+                "versions": versions("jax", "uvicorn", "httptools", "uvloop") | {"python": platform.python_version()},
+                "model": model.name,
+            }
+            with tempfile.TemporaryDirectory(prefix="bench-frontend-") as scratch:
+                figures = parts[name](args, model, Path(scratch))
+            found = facts | {"figures": figures, "goals": GOALS, "goals_reached": verdicts(figures)}
+            print(json.dumps({name: found}, indent=1))
+            if out is not None:
+                kept = json.loads(out.read_text()) if out.is_file() else {}
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps(kept | {name: found}, indent=1) + "\n")
+    except (BenchmarkError, FetchError, OSError, ServerError) as error:
+        print(f"bench_frontend: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

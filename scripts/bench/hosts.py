@@ -1,0 +1,190 @@
+"""Measure what telling other hosts costs the first one: its work per step, for 1 to 64 hosts.
+
+    scripts/bench.py hosts [--hosts 1 2 4 8 16 32 64] [--seqs 256] [--steps 300] [--json OUT]
+
+The core is the real one, scheduler, batches and broadcast, with the block tables of 8,192 tokens; no device computes:
+steps answer at once. The other hosts are processes of this machine that receive each launch over TCP, decode it and do
+nothing, so sending takes no less than between machines. With more processes than cores they take turns, and wall time
+is more than it would be; so the leader's own processor time is given beside it. Steps decode one token of each
+sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_JSON = ROOT / "benchmarks" / "results" / "hosts.json"
+STEP_MS = 20.0
+"""The step of a large model, for the shares."""
+WARM_UP = 20
+
+
+def receive(address: str, port: str, key: str, rank: str) -> int:
+    """Be a host that does nothing with what it is told."""
+    from jaxllm.engine.hosts.link import connect
+    from jaxllm.engine.hosts.wire import Beat, End
+
+    link = connect(address, int(port), bytes.fromhex(key), int(rank))
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(1.0):
+            link.send(Beat())
+
+    threading.Thread(target=beat, daemon=True).start()
+    while not isinstance(link.receive(), End):
+        pass
+    is_over.set()
+    return 0
+
+
+class Answers:
+    """Stands in for an array of tokens that a device has sampled."""
+
+    def __init__(self, count: int) -> None:
+        self._tokens = np.full(count, 7, np.int32)
+
+    def copy_to_host_async(self) -> None:
+        """Copy nothing."""
+
+    def is_ready(self) -> bool:
+        """Say that it is there."""
+        return True
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self._tokens
+
+
+class Recorder:
+    """Sends launches to the hosts of a group, and keeps their bytes and what sending took."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.sizes: list[int] = []
+        self.wall: list[float] = []
+        self.own: list[float] = []
+
+    def broadcast(self, launch: Any) -> None:
+        """Send a launch."""
+        from jaxllm.engine.hosts.wire import encode
+
+        self.sizes.append(len(encode(launch)))
+        wall, own = time.perf_counter(), time.thread_time()
+        if self._group is not None:
+            self._group.broadcast(launch)
+        self.wall.append(time.perf_counter() - wall)
+        self.own.append(time.thread_time() - own)
+
+
+def make_engine(num_seqs: int) -> Any:
+    """Return an engine that compiles nothing."""
+    from jaxllm.config import EngineArgs
+    from jaxllm.engine.llm_engine import LLMEngine
+
+    settings: dict[str, Any] = {
+        "model": str(ROOT / "tests" / "data" / "tiny" / "llama3_tied"),
+        "skip_tokenizer_init": True,
+        "max_num_seqs": num_seqs,
+        "max_num_batched_tokens": 2 * num_seqs,
+        "max_model_len": 8192,
+        "hf_overrides": {"max_position_embeddings": 8192},
+        "block_size": 64,
+        "num_gpu_blocks_override": 2 + num_seqs * 10,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+    }
+    return LLMEngine.from_engine_args(EngineArgs(**settings))
+
+
+def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[str, float]:
+    """Return medians of steps that are sent to so many hosts."""
+    from jaxllm import SamplingParams
+    from jaxllm.engine.hosts.host_group import HostGroup
+    from jaxllm.engine.hosts.link import accept
+    from jaxllm.execution.step import StepOutput
+
+    key, processes, group = secrets.token_bytes(16), [], None
+    if num_hosts > 1:
+        with socket.create_server(("127.0.0.1", 0), backlog=num_hosts) as server:
+            port = server.getsockname()[1]
+            for rank in range(1, num_hosts):
+                command = [sys.executable, ROOT / "scripts/bench.py", "hosts", "--receive"]
+                command += ["127.0.0.1", str(port), key.hex(), str(rank)]
+                processes.append(subprocess.Popen(command))
+            group = HostGroup(accept(server, key, num_hosts - 1, 120))
+    runner, recorder = engine._core._core._runner, Recorder(group)
+    runner._broadcast = recorder.broadcast
+    count = runner.compiler.max_rows
+    tokens: Any = Answers(count)
+    runner.launcher.launch = lambda _: StepOutput(tokens, None)
+    params = SamplingParams(temperature=0.7, max_tokens=num_steps + 2 * WARM_UP, ignore_eos=True, detokenize=False)
+    ids = [f"{num_hosts}-{index}" for index in range(num_seqs)]
+    for each in ids:
+        engine.add_request(each, {"prompt_token_ids": [5] * 4}, params)
+    for _ in range(WARM_UP):
+        engine.step()
+    start, wall, own = len(recorder.wall), [], []
+    core = engine._core._core
+    for _ in range(num_steps):  # of the core alone: a server's front end has a process of its own
+        began, thread = time.perf_counter(), time.thread_time()
+        core.step()
+        wall.append(time.perf_counter() - began)
+        own.append(time.thread_time() - thread)
+    engine.abort_request(ids)
+    core.abort_requests(list(core._live))
+    while engine.has_unfinished_requests():
+        engine.step()
+    if group is not None:
+        group.close()
+    for process in processes:
+        process.wait()
+    milliseconds = {
+        "step": statistics.median(wall),
+        "step_own": statistics.median(own),
+        "broadcast": statistics.median(recorder.wall[start : start + num_steps]),
+        "broadcast_own": statistics.median(recorder.own[start : start + num_steps]),
+    }
+    row = {f"{name}_ms": round(1000 * value, 3) for name, value in milliseconds.items()}
+    size = int(statistics.median(recorder.sizes[start : start + num_steps]))
+    return {"hosts": num_hosts, "bytes": size, **row, "share": round(row["step_own_ms"] / STEP_MS, 3)}
+
+
+def main() -> int:
+    """Measure and print a table."""
+    if sys.argv[1:2] == ["--receive"]:
+        return receive(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--seqs", type=int, default=256, help="sequences that run; default: 256")
+    parser.add_argument("--steps", type=int, default=300, help="steps that are measured; default: 300")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="OUT", help="default: %(default)s")
+    args = parser.parse_args()
+    from lib.machine import describe_machine
+
+    engine, rows = make_engine(args.seqs), []
+    print("| hosts | a launch, KiB | broadcast, ms | of the leader's own | step, ms | own | share of 20 ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for num_hosts in args.hosts:
+        rows.append(row := measure(engine, num_hosts, args.seqs, args.steps))
+        cells = [row["hosts"], f"{row['bytes'] / 1024:.1f}", row["broadcast_ms"], row["broadcast_own_ms"]]
+        cells += [row["step_ms"], row["step_own_ms"], f"{row['share']:.0%}"]
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+    args.json.write_text(json.dumps(describe_machine() | {"seqs": args.seqs, "rows": rows}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

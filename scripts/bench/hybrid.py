@@ -1,0 +1,81 @@
+"""Measure a hybrid of gated delta rules and attention, of Qwen3.5's kind, whose weights are random.
+
+  caching   what prefix caching brings, as scripts/benchmark.py --workloads measures it: of a prefix hit, layers of
+            attention find their blocks and layers with recurrent state a snapshot; outputs are equal to the bit
+  hf        beside HF's generate in turns, as scripts/benchmark.py compares: outputs first, then speed
+
+`caching` takes a small model, `hf` that and Qwen3.5-0.8B's shape, each with its vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lib.machine import describe_sources
+from lib.shapes import MODELS, SMALL_HYBRID
+from peers.caching import caching
+from peers.compare import Run, prepare
+from peers.contestants import jaxllm, peers
+from peers.turns import take_turns
+from peers.worker import PROGRAMS
+
+SHAPES = {"small": SMALL_HYBRID, "qwen3.5-0.8b": MODELS["qwen3.5-0.8b"]}
+NO_TOKENIZER: dict[str, Any] = {"skip_tokenizer_init": True}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("caching", "hf"))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="of hf; default: all")
+    parser.add_argument("--hf-python", metavar="PATH", help="Python of scripts/peers.sh DIR hf")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    if args.part == "hf" and not args.hf_python:
+        parser.error("hf needs --hf-python")
+    report = describe_sources() | {"part": args.part, "dtype": args.dtype, "rounds": args.rounds}
+    options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        if args.part == "caching":
+            model = write_config("small", Path(folder))
+            engine: dict[str, Any] = NO_TOKENIZER | {"load_format": "dummy"}
+            report["workloads"] = caching(model, args.dtype, scratch=Path(folder), **options, **engine)
+        for name in (args.shapes or SHAPES) if args.part == "hf" else ():
+            scratch = Path(folder, name)
+            scratch.mkdir()
+            report[name] = beside_hf(name, args.dtype, args.hf_python, scratch, **options)
+    print(json.dumps(report, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def write_config(name: str, folder: Path) -> Path:
+    """Write the config.json of a shape into a folder, and return the folder."""
+    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
+    return folder
+
+
+def beside_hf(name: str, dtype: str, python: str, scratch: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
+    """Return the figures of jaxllm and of HF's generate, of a checkpoint that HF makes."""
+    model = scratch / "model"
+    command = [python, str(PROGRAMS / "save_random.py"), str(write_config(name, scratch) / "config.json"), str(model)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    _, tasks, reference = prepare(model, quick=quick, scratch=scratch, **NO_TOKENIZER)
+    others = peers(model, model, dtype, vllm=None, hf=python, llamacpp=None)
+    contestants = [jaxllm(model, dtype, **NO_TOKENIZER), next(each for each in others if each.name == "hf_static")]
+    runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]
+    found = take_turns(runs, lambda run, _: run.warm(), rounds=rounds, compared="outputs")
+    return {"tasks": tasks.describe(), "contestants": found}
+
+
+if __name__ == "__main__":
+    main()

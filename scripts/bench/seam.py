@@ -1,0 +1,134 @@
+"""Measure what it costs that an engine's front end and its core are two processes, without HTTP.
+
+    scripts/bench.py seam all            # writes benchmarks/results/seam.json
+
+cpu         CPU time per token of the front end, from the core's message to the text that a reader of deltas gets, and
+            of the core's process less what making the tokens takes. The core has no model (lib/mock_core.py). As fast
+            as it goes, and at 50 tokens/s and stream, where the delay from the core's step to the reader counts.
+throughput  tokens per second of 64 streams through AsyncLLM by those of LLM.generate with the same prompts, real
+            engines of SmolLM2, in turns. Both live meanwhile: the idle one's CPU time is measured too.
+startup     from the start of a process to its first token, AsyncLLM by LLM, caches warm, in turns.
+
+Figures are medians of rounds. CPU times and ratios stand on a machine with other work, times of the clock do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fetch_models import MODELS, FetchError, default_dir, fetch
+from lib.machine import ROOT, describe_sources, versions
+
+RESULTS = ROOT / "benchmarks" / "results" / "seam.json"
+GOALS = {"front_cpu_us_per_token": 25.0, "ratio": 0.97, "more_seconds": 0.5}
+"""The front end's CPU time per token at 64 streams as fast as it goes, the throughput's ratio, the start's delay."""
+STREAMS = (1, 8, 64, 256)
+RATE = 50.0
+KV_BYTES = 1 << 30
+SMOLLM2_VOCAB = 49152
+
+
+def measure_cpu(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of `cpu`."""
+    from bench.seam_cpu import Run, measure_streams
+
+    rounds = 1 if args.quick else args.rounds
+    num_tokens = {1: 2000, 8: 2000, 64: 500, 256: 200}
+    saturated = [Run(n, 20 if args.quick else num_tokens[n], rounds) for n in STREAMS]
+    paced = [Run(n, 10 if args.quick else 250, rounds) for n in (1, 64)]
+    model = str(find_model(args))
+    return {"saturated": measure_streams(model, saturated, None), "paced": measure_streams(model, paced, RATE)}
+
+
+def measure_throughput(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of `throughput`."""
+    from bench import seam_engines as seam
+
+    engine = {"max_num_seqs": seam.NUM_STREAMS, "kv_cache_memory_bytes": KV_BYTES, "disable_log_stats": True}
+    with tempfile.TemporaryDirectory(prefix="bench-seam-") as scratch:
+        return seam.measure_throughput(
+            find_model(args),
+            rounds=2 if args.quick else args.rounds,
+            num_tokens=4 if args.quick else 128,
+            vocab_size=args.vocab_size,
+            engine=engine | args.engine,
+            scratch=Path(scratch),
+        )
+
+
+def measure_startup(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of `startup`."""
+    from bench import seam_engines as seam
+
+    with tempfile.TemporaryDirectory(prefix="bench-seam-") as scratch:
+        pairs = 1 if args.quick else args.rounds
+        engine = {"disable_log_stats": True} | args.engine
+        return seam.measure_startup(find_model(args), pairs=pairs, engine=engine, scratch=Path(scratch))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "cpu": measure_cpu,
+    "throughput": measure_throughput,
+    "startup": measure_startup,
+}
+
+
+def find_model(args: argparse.Namespace) -> Path:
+    """Return the model's path, SmolLM2's fetched if it is not there."""
+    return args.model or fetch(MODELS["smollm2"], default_dir())
+
+
+def verdicts(part: str, figures: dict[str, Any]) -> dict[str, bool]:
+    """Say which of the goals a part's figures reach."""
+    if part == "cpu":
+        cost = next(row for row in figures["saturated"] if row["streams"] == 64)["front_cpu_us_per_token"]
+        return {"front_cpu_us_per_token": cost <= GOALS["front_cpu_us_per_token"]}
+    if part == "throughput":
+        return {"ratio": figures["ratio"] >= GOALS["ratio"]}
+    return {"more_seconds": figures["more_seconds"] <= GOALS["more_seconds"]}
+
+
+def main() -> int:
+    """Measure, print and save; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "parts", nargs="+", choices=(*PARTS, "all"), metavar="PART", help="cpu, throughput, startup, all"
+    )
+    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--vocab-size", type=int, default=SMOLLM2_VOCAB, help="of the model (default: %(default)s)")
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more engine arguments")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
+    )
+    args = parser.parse_args()
+    out = args.json or (None if args.quick else RESULTS)
+    try:
+        for part in PARTS if "all" in args.parts else args.parts:
+            facts = describe_sources() | {
+                "versions": versions("jax", "msgspec", "pyzmq", "tokenizers") | {"python": platform.python_version()},
+                "model": find_model(args).name,
+            }
+            figures = PARTS[part](args)
+            found = facts | {"figures": figures, "goals_reached": verdicts(part, figures)}
+            print(json.dumps({part: found}, indent=1))
+            if out is not None:
+                kept = json.loads(out.read_text()) if out.is_file() else {}
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps(kept | {part: found}, indent=1) + "\n")
+    except (FetchError, OSError, RuntimeError) as error:
+        print(f"bench_seam: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

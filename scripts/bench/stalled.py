@@ -1,0 +1,203 @@
+"""Measure whether clients that do not read, or are gone, disturb the streams of others.
+
+    scripts/bench.py stalled                # a core without a model, at a fixed pace
+    scripts/bench.py stalled --served       # SmolLM2
+    Both write benchmarks/results/stalled.json; further flags are the server's.
+
+Well-behaved streams run in each round, beside them in turns: nobody; as many clients again that read; clients that have
+stopped to read (stalled); that read a few bytes a second (slow); and that are gone without a word, so that nothing is
+acknowledged any more (half_open: a filter on the client's socket drops all that comes). The figure is the 99th
+percentile of the time between tokens of the well-behaved streams: its median over the rounds, and the median of its
+ratios to the same round with nobody beside. With a model, `reading` is what the further requests themselves cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import platform
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from fetch_models import MODELS, FetchError, default_dir, fetch
+from lib.front_end import PROMPT_IDS, latencies, mock_server, serve_command
+from lib.machine import ROOT, describe_sources, versions
+from lib.servers import HOST, ServerError, Streamed, server_process, stream
+
+RESULTS = ROOT / "benchmarks" / "results" / "stalled.json"
+MOST_RATIO = 1.1
+KINDS = ("nobody", "reading", "stalled", "slow", "half_open")
+RATE = 50
+"""The tokens per second of each stream, where the core has no model."""
+NUM_STREAMS, NUM_OTHERS = 16, 16
+ROUND_SECONDS, LEAD_SECONDS = 10.0, 4.0
+"""How long streams are measured, and how long the others run before: what lies between them and the server fills up."""
+RECEIVE_BUFFER = 4096
+SLOW_BYTES, SLOW_SECONDS = 4, 1.0
+SO_ATTACH_FILTER = 26
+KV_BYTES = 1 << 30
+
+
+async def misbehave(kind: str, port: int, body: dict[str, Any], is_begun: asyncio.Event) -> None:
+    """Be a client of a kind until cancelled."""
+    data = json.dumps(body | {"stream": True}).encode()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        if kind != "reading":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        await loop.sock_connect(connection, (HOST, port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        await loop.sock_sendall(connection, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        answer = await loop.sock_recv(connection, 1024)
+        if b" 200 " not in answer.partition(b"\r\n")[0]:
+            raise ServerError(answer.decode(errors="replace"))
+        is_begun.set()
+        if kind == "half_open":
+            vanish(connection)
+        while kind == "reading":
+            if not await loop.sock_recv(connection, 1 << 16):
+                raise ServerError("a client that reads was cut off")
+        while kind == "slow":
+            await loop.sock_recv(connection, SLOW_BYTES)
+            await asyncio.sleep(SLOW_SECONDS)
+        await loop.create_future()
+
+
+def vanish(connection: socket.socket) -> None:
+    """Let the system drop all that comes for a socket, acknowledgements included, as if its machine were gone."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of the packet
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+
+
+@contextlib.asynccontextmanager
+async def others(kind: str, port: int, num: int, body: dict[str, Any], lead_seconds: float) -> AsyncIterator[None]:
+    """Have so many clients of a kind while a block runs, and `lead_seconds` before. Raises ServerError if one fails."""
+    if kind == "nobody":
+        yield
+        return
+    begun = [asyncio.Event() for _ in range(num)]
+    tasks = [asyncio.create_task(misbehave(kind, port, body | {"seed": 7 * i}, each)) for i, each in enumerate(begun)]
+    try:
+        starting = asyncio.gather(*(each.wait() for each in begun))
+        await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(lead_seconds if starting.done() else 0)
+        yield
+        for each in tasks:
+            if each.done():
+                each.result()
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def measure_round(kind: str, port: int, args: argparse.Namespace) -> list[Streamed]:
+    """Return the well-behaved streams of one round."""
+    body = {"prompt": PROMPT_IDS, "ignore_eos": True, "temperature": 0}
+    long = body | {"max_tokens": args.num_tokens * 100, "logprobs": 20}
+    async with others(kind, port, args.others, long, args.lead_seconds):
+        wanted = [body | {"max_tokens": args.num_tokens, "seed": 97 * i} for i in range(args.streams)]
+        return await asyncio.gather(*(stream(port, each) for each in wanted))
+
+
+def measure(run: Callable[[str], Coroutine[Any, Any, list[Streamed]]], rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each kind, of rounds in turns, each the other way round than the one before."""
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    for number in range(rounds):
+        for kind in KINDS[:: 1 if number % 2 == 0 else -1]:
+            found[kind].append(latencies([asyncio.run(run(kind))])["itl_ms"])
+            print(f"round {number + 1} of {rounds}, {kind}: {found[kind][-1]}", file=sys.stderr)
+    quiet = [each["p99"] for each in found["nobody"]]
+    rows = []
+    for kind, figures in found.items():
+        ratios = [each["p99"] / base for each, base in zip(figures, quiet, strict=True)]
+        rows.append(
+            {
+                "beside": kind,
+                "itl_ms": {name: statistics.median(each[name] for each in figures) for name in ("p50", "p99")},
+                "ratio": round(statistics.median(ratios), 3),
+                "ratios": [round(each, 3) for each in ratios],
+            }
+        )
+    return rows
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """Say of each kind of client that misbehaves whether others are served as if it were not there."""
+    return {row["beside"]: row["ratio"] <= MOST_RATIO for row in rows if row["beside"] in KINDS[2:]}
+
+
+def start(args: argparse.Namespace, model: Path, log: Path) -> Any:
+    """Start the server that is measured."""
+    flags = ["--max-num-seqs", str(args.streams + args.others), *args.flags]
+    if args.served:
+        return server_process(serve_command(model, *flags, "--kv-cache-memory-bytes", str(KV_BYTES)), log)
+    return mock_server(model, log, *flags, "--tokens-per-second", str(RATE), "--disable-log-stats")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one server; return what is known of it."""
+    model = args.model or fetch(MODELS["smollm2"], default_dir())
+    facts = describe_sources() | {
+        "versions": versions("jax", "uvicorn", "httptools", "uvloop") | {"python": platform.python_version()},
+        "model": model.name,
+        "streams": args.streams,
+        "others": args.others,
+        "tokens_of_a_stream": args.num_tokens,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-stalled-") as scratch,
+        start(args, model, Path(scratch) / "log.txt") as server,
+    ):
+        asyncio.run(measure_round("reading", server.port, args))
+        if args.served and not args.quick:
+            server.wait_idle()
+        rows = measure(lambda kind: measure_round(kind, server.port, args), args.rounds)
+    return facts | {"rows": rows, "most_ratio": MOST_RATIO, "goals_reached": verdicts(rows)}
+
+
+def main() -> int:
+    """Measure, print and save; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--served", action="store_true", help="measure a server with a model")
+    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--streams", type=int, default=NUM_STREAMS, help="default: %(default)s")
+    parser.add_argument("--others", type=int, default=NUM_OTHERS, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
+    )
+    args, args.flags = parser.parse_known_args()
+    args.num_tokens, args.lead_seconds = int(ROUND_SECONDS * RATE), LEAD_SECONDS
+    if args.served:
+        args.num_tokens = 64
+    if args.quick:
+        args.num_tokens, args.lead_seconds, args.rounds = 8, 0.2, 1
+        args.streams = args.others = 2
+    out = args.json or (None if args.quick else RESULTS)
+    try:
+        found = {"served" if args.served else "mock": run(args)}
+    except (FetchError, OSError, ServerError) as error:
+        print(f"bench_stalled: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found, indent=1))
+    if out is not None:
+        kept = json.loads(out.read_text()) if out.is_file() else {}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(kept | found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

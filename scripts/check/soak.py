@@ -1,0 +1,93 @@
+"""Load a server with mixed requests for a long time, and see that nothing is wrong, lost, mixed, kept or compiled.
+
+    scripts/check.py soak --minutes 30       # SmolLM2; writes benchmarks/results/soak_server.json
+
+`jaxllm serve` runs with a KV cache so small that requests are preempted. Each of a catalogue of random requests (chats
+and completions, n, seeds, log-probabilities of answers and prompts, grammars, echo, stop strings, long prompts, shared
+prefixes) is answered alone first. Then a crowd comes at once, and after it clients come at random: they read whole
+answers or streams, some slowly, some leave on the way, some ask for what cannot be done, some look at the other
+routes. Every answer is compared with that to the request alone, to the last digit. Every phase of load ends in rest,
+where nothing may run or wait, all KV blocks must be free, and what front end and core hold is counted. At the end
+SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is warm-up; the
+slope of the memory is that of the rest, with twice its standard error to either side: "?" says that so short a run
+cannot tell. The exit status is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fetch_models import MODELS, FetchError, default_dir, fetch
+from lib.front_end import serve_command
+from lib.machine import ROOT, describe_sources, versions
+from lib.servers import ServerError, server_process
+
+from check.soaking.report import report, show
+from check.soaking.requests import Lengths
+from check.soaking.server_soak import ServerSoak
+
+RESULTS = ROOT / "benchmarks" / "results" / "soak_server.json"
+LENGTHS = Lengths(words=40, long_words=400, max_tokens=48)
+FLAGS = (
+    *("--max-model-len", "768", "--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--max-logprobs", "5"),
+    *("--block-size", "16", "--num-gpu-blocks-override", "50", "--dtype", "bfloat16", "--batch-invariant"),
+)
+"""The KV cache has room for little more than one long request. Answers depend on nothing but the request."""
+DEV_MODE = {"JAXLLM_SERVER_DEV_MODE": "1"}
+"""So that the prefix cache can be emptied, which says whether all blocks are free."""
+
+
+def main() -> int:
+    """Run a soak; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of load (default: %(default)s)")
+    parser.add_argument(
+        "--phase-seconds", type=float, default=15.0, help="of load between rests (default: %(default)s)"
+    )
+    parser.add_argument("--clients", type=int, default=12, help="at once (default: %(default)s)")
+    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--quick", action="store_true", help="half a minute, which shows that all runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
+    )
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive this process
+    seconds, phase_seconds = (30.0, 5.0) if args.quick else (args.minutes * 60, args.phase_seconds)
+    out = args.json or (None if args.quick else RESULTS)
+    try:
+        model = args.model or fetch(MODELS["smollm2"], default_dir())
+        command = [*serve_command(model, *FLAGS), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
+        with (
+            tempfile.TemporaryDirectory(prefix="soak-") as scratch,
+            server_process(command, Path(scratch) / "server.txt", env=DEV_MODE) as server,
+        ):
+            soak = ServerSoak(server, args.seed, LENGTHS, num_clients=args.clients)
+            began = time.monotonic()
+            asyncio.run(soak.run(seconds, phase_seconds))
+            found: dict[str, Any] = report(soak, seconds)
+            found |= {"seconds": round(time.monotonic() - began, 1), "model": model.name, "flags": " ".join(FLAGS)}
+    except (FetchError, OSError, ServerError) as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("soak: interrupted", file=sys.stderr)
+        return 130
+    show(found)
+    if out is not None:
+        facts = describe_sources() | {"versions": versions("jax", "uvicorn", "httptools", "uvloop", "aiohttp")}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(facts | found, indent=1) + "\n")
+    return 1 if False in found["goals_reached"].values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

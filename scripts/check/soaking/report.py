@@ -1,0 +1,94 @@
+"""The record of a server's soak, and whether it reaches the goals."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from check.soaking.census import MIB, Census, Trend, trend
+from check.soaking.server_soak import NUM_DRAINED, ServerSoak
+
+MB_PER_HOUR = 1.0
+"""Memory may grow by less than this after warm-up."""
+SHORT_SECONDS = 600.0
+"""A shorter run has no warm-up worth the name: its memory is not judged."""
+
+
+def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
+    """Return the record of a run of so many seconds of load."""
+    names = list(soak.watch.pids)
+    trends = {name: trend(soak.rests(name)) for name in names}
+    return {
+        "outcomes": dict(sorted(soak.outcomes.items())),
+        "requests": sum(soak.outcomes.values()),
+        "preemptions": soak.num_preemptions,
+        "programs_compiled": [soak.num_compiled[0], soak.num_compiled[-1]],
+        "processes": {name: _process(soak.rests(name), soak.loaded.held[name], trends[name]) for name in names},
+        "not_free_at_rest": soak.left[:20],
+        "end": soak.end,
+        "violations": [each[:2000] for each in soak.violations[:20]],
+        "num_violations": len(soak.violations),
+        "goals_reached": _verdicts(soak, trends, seconds),
+    }
+
+
+def _process(rests: list[Census], loaded: list[Census], slope: Trend) -> dict[str, Any]:
+    found: dict[str, Any] = {"first": asdict(rests[0]), "last": asdict(rests[-1]), "rests": len(rests)}
+    found |= {f"{name}_at_rest": sorted({getattr(each, name) for each in rests}) for name in ("fds", "threads")}
+    found |= {"greatest_resident_mib": max((each.resident_mib for each in loaded), default=0.0)}
+    error = None if slope.error is None else round(_per_hour(slope.error), 2)
+    return found | {"mb_per_hour": round(_per_hour(slope.slope), 2), "standard_error": error}
+
+
+def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dict[str, bool | None]:
+    steady = {
+        f"{name} of the {process} constant at rest": len({getattr(each, name) for each in soak.rests(process)}) == 1
+        for process in trends
+        for name in ("fds", "threads")
+    }
+    memory = {
+        f"memory of the {process} grows by less than {MB_PER_HOUR:g} MB an hour": (
+            _is_flat(each) if seconds >= SHORT_SECONDS else None
+        )
+        for process, each in trends.items()
+    }
+    end = {"exit_status": 0, "streams_drained": NUM_DRAINED, "streams": NUM_DRAINED, "processes_left": 0}
+    return {
+        "no errors, and every answer as it was alone": not soak.violations,
+        "nothing runs or waits at rest, and all KV blocks are free": not soak.left,
+        "requests were preempted": soak.num_preemptions > 0,
+        "no program compiled after warm-up": len(set(soak.num_compiled)) == 1 if soak.compiles_ahead else None,
+        **steady,
+        **memory,
+        "SIGTERM drains the streams, exits with 0, and leaves no process": soak.end == end,
+    }
+
+
+def _is_flat(each: Trend) -> bool | None:
+    """Say whether a slope is less than allowed; None if twice its standard error leaves both open."""
+    if each.error is None:
+        return None
+    low, high = _per_hour(each.slope - 2 * each.error), _per_hour(each.slope + 2 * each.error)
+    return True if high < MB_PER_HOUR else False if low > MB_PER_HOUR else None
+
+
+def _per_hour(mib_per_minute: float) -> float:
+    return mib_per_minute * 60 * MIB / 1e6
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a record as a table."""
+    print(f"{found['requests']} requests, {found['preemptions']} preemptions in {found['seconds']:g} s")
+    for outcome, num in found["outcomes"].items():
+        print(f"    {outcome:32}{num:>8}")
+    for name, each in found["processes"].items():
+        first, last = each["first"], each["last"]
+        print(
+            f"{name:8}{first['resident_mib']:>10} to {last['resident_mib']} MiB at rest, at most "
+            f"{each['greatest_resident_mib']}; {each['mb_per_hour']} ± {each['standard_error']} MB an hour; "
+            f"{each['fds_at_rest']} fds, {each['threads_at_rest']} threads"
+        )
+    for violation in found["violations"] + found["not_free_at_rest"]:
+        print(f"!   {violation[:400]}")
+    for goal, is_reached in found["goals_reached"].items():
+        print(f"{'?' if is_reached is None else 'yes' if is_reached else 'NO':4} {goal}")

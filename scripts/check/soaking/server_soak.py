@@ -1,0 +1,247 @@
+"""Load a server at random in phases that end in rest, and note all that is not as it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from lib.servers import HOST, RefusedError, ServerError, ServerProcess, get
+
+from check.soaking.answers import Said, fetch, open_session, open_slow_session, read_stream, read_whole
+from check.soaking.census import Census
+from check.soaking.requests import BAD, COMPLETIONS, LOOKS, STEADY, Ask, Lengths, make_asks
+from check.soaking.watch import Watch
+
+NUM_ASKS = 60
+LOST_SECONDS = 120.0
+"""A client that has waited so long is lost."""
+CLOSE_SECONDS = 1.0
+"""The server has so long to close its side of connections."""
+LOOK_SECONDS = 5.0
+NUM_DRAINED = 4
+CROWD = 5
+"""So many times as many clients as usual come at once before the load."""
+DRAIN_SECONDS = 90.0
+MANNERS = ("whole", "stream", "slow", "leave", "cancel", "bad", "look")
+WEIGHTS = (30, 30, 6, 8, 8, 8, 10)
+
+
+class ServerSoak:
+    """A run: its server, its clients, and what was found."""
+
+    def __init__(
+        self,
+        server: ServerProcess,
+        seed: int,
+        lengths: Lengths,
+        *,
+        num_asks: int = NUM_ASKS,
+        num_clients: int = 12,
+        compiles_ahead: bool = True,
+    ) -> None:
+        """Load a server that has started. One that compiles nothing ahead (--enforce-eager) is never warm."""
+        self._server, self._url = server, f"http://{HOST}:{server.port}"
+        self._random, self._num_clients = random.Random(seed), num_clients
+        self._asks = make_asks(self._random, num_asks, lengths)
+        self._alone: dict[Ask, Said] = {}
+        self.compiles_ahead = compiles_ahead
+        self._looks: dict[str, bytes] = {}
+        """What the steady ones of LOOKS were answered first, by path and body."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession
+        self._slow: aiohttp.ClientSession
+        self.watch = Watch(server)
+        """Censuses at rest."""
+        self.loaded = Watch(server)
+        """Censuses under load."""
+        self.outcomes: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.left: list[str] = []
+        """What was not free, or not at rest, at the end of a phase."""
+        self.num_compiled: list[int] = []
+        """How many programs were compiled, when the engine said that it was warm and after every phase."""
+        self.num_preemptions = 0
+        self.end: dict[str, Any] = {}
+        """How the server ended."""
+
+    async def run(self, seconds: float, phase_seconds: float) -> None:
+        """Load the server for so many seconds, and end it. Raises ServerError if it does not become warm."""
+        if self.compiles_ahead:
+            await self.watch.warm()
+        await self._note_counts()
+        async with self._clients():
+            await self._answer_alone()
+            # Memory reaches its greatest use at once, not whenever chance brings many requests together.
+            await asyncio.gather(*(self._client() for _ in range(CROWD * self._num_clients)))
+        await self._rest()
+        self.watch.held = {name: [] for name in self.watch.pids}  # the first census is that of the first phase
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            looking = asyncio.create_task(self.loaded.look_every(LOOK_SECONDS))
+            async with self._clients():
+                await self._load(phase_seconds)
+            looking.cancel()
+            await self._rest()
+            self.watch.look()
+            self._tell(end - time.monotonic())
+        await self._end()
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[None]:
+        """Have clients while a block runs; their connections are closed with it."""
+        async with open_session(self._url) as self._session, open_slow_session(self._url) as self._slow:
+            yield
+
+    async def _answer_alone(self) -> None:
+        """Ask everything once, whole, and as a stream, which has to be the same."""
+        for ask in self._asks:
+            try:
+                alone = self._alone[ask] = await read_whole(self._session, ask)
+                if ask.may_stream and (streamed := await read_stream(self._session, ask)) != alone:
+                    self.violations.append(f"{ask} is {alone}, but streamed {streamed}")
+            except (ServerError, aiohttp.ClientError) as error:
+                self.violations.append(f"{ask}, alone: {error}")
+        self._asks = list(self._alone)
+        for path, body in LOOKS:
+            self._looks[repr((path, body))] = await fetch(self._session, path, body)
+
+    async def _load(self, seconds: float) -> None:
+        """Keep clients busy, and let the last ones end."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            while len(self._tasks) < self._num_clients:
+                task = asyncio.create_task(self._client())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(self._random.expovariate(20.0))
+        await asyncio.gather(*self._tasks)
+
+    async def _rest(self) -> None:
+        """Look whether anything is left once all clients have ended."""
+        left: dict[str, Any] = await self.watch.rest()
+        if num := json.loads(await get(self._server.port, "/load"))["server_load"]:
+            left["/load"] = num
+        async with open_session(self._url) as session:
+            if not json.loads(await fetch(session, "/reset_prefix_cache", {}))["success"]:
+                left["blocks"] = "in use"
+        if left:
+            self.left.append(str(left))
+        await self._note_counts()
+        await asyncio.sleep(CLOSE_SECONDS)
+
+    def _tell(self, seconds: float) -> None:
+        """Show how it goes, for those who wait."""
+        memory = ", ".join(f"{name} {held[-1].resident_mib:.0f} MiB" for name, held in self.watch.held.items())
+        num, wrong = sum(self.outcomes.values()), len(self.violations) + len(self.left)
+        print(f"soak: {num} requests, {wrong} wrong, {memory}, {max(0.0, seconds):.0f} s to go", file=sys.stderr)
+
+    async def _note_counts(self) -> None:
+        metrics = await self.watch.metrics()
+        self.num_compiled.append(int(metrics["vllm:programs_compiled_total"]))
+        self.num_preemptions = int(metrics["vllm:num_preemptions_total"])
+
+    async def _client(self) -> None:
+        manner = self._random.choices(MANNERS, WEIGHTS)[0]
+        try:
+            async with asyncio.timeout(LOST_SECONDS):
+                outcome = await self._act(manner)
+        except TimeoutError:
+            outcome = "lost"
+            self.violations.append(f"{manner}: nothing for {LOST_SECONDS:g} s")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+            outcome = "failed"
+            self.violations.append(f"{manner}: {type(error).__name__}: {error}")
+        self.outcomes[f"{manner}: {outcome}"] += 1
+
+    async def _act(self, manner: str) -> str:
+        """Be one client; return how it ended."""
+        if manner == "bad":
+            return await self._ask_for_what_cannot_be()
+        if manner == "look":
+            return await self._look_around()
+        ask = self._random.choice(self._asks)
+        # A salt of its own lets a request find no prefix of others in the cache, which must not show.
+        more: dict[str, Any] = {"cache_salt": str(self._random.random())} if self._random.random() < 0.3 else {}
+        if manner == "cancel":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._random.random()):
+                    return self._compared(ask, await read_whole(self._session, ask, **more))
+            return "cut"
+        if manner == "whole" or not ask.may_stream:
+            return self._compared(ask, await read_whole(self._session, ask, **more))
+        if manner == "leave":
+            got = await read_stream(self._session, ask, most=self._random.randint(1, 8), **more)
+            if got.is_beginning_of(self._alone[ask]):
+                return "cut"
+            return self._compared(ask, got)
+        if manner == "slow":
+            return self._compared(ask, await read_stream(self._slow, ask, pause=self._random.random() * 0.05, **more))
+        return self._compared(ask, await read_stream(self._session, ask, **more))
+
+    def _compared(self, ask: Ask, got: Said) -> str:
+        if got == self._alone[ask]:
+            return "equal"
+        self.violations.append(f"{ask} gave {got}, alone {self._alone[ask]}")
+        return "mixed"
+
+    async def _ask_for_what_cannot_be(self) -> str:
+        path, body, status = self._random.choice(BAD)
+        try:
+            await fetch(self._session, path, body)
+        except RefusedError as error:
+            if error.status == status:
+                return "refused"
+            self.violations.append(f"{path} {str(body)[:200]}: {error}")
+            return "refused otherwise"
+        self.violations.append(f"{path} {str(body)[:200]} was not refused")
+        return "taken"
+
+    async def _look_around(self) -> str:
+        path, body = self._random.choice(LOOKS)
+        got = await fetch(self._session, path, body)
+        if path in STEADY and got != self._looks[repr((path, body))]:
+            self.violations.append(f"{path} {body} is now {got[:500]}")
+            return "changed"
+        return "as before"
+
+    async def _end(self) -> None:
+        """Tell the server to end while streams run, and see that they are whole and nothing of it is left."""
+        pids = [Path("/proc", str(pid)) for pid in self.watch.pids.values()]
+        long = Ask(COMPLETIONS, {"prompt": "the sea", "max_tokens": 200, "ignore_eos": True, "seed": 1}, True)
+        async with self._clients():
+            streams = [asyncio.create_task(read_stream(self._session, long)) for _ in range(NUM_DRAINED)]
+            while not await self._has_taken(NUM_DRAINED) and not any(stream.done() for stream in streams):
+                await asyncio.sleep(0.01)
+            ending = asyncio.create_task(asyncio.to_thread(self._server.end, DRAIN_SECONDS))
+            got = await asyncio.gather(*streams, return_exceptions=True)
+        whole = [each for each in got if isinstance(each, Said) and each.usage and each.usage[1] == 200]
+        try:
+            status: int | None = await ending
+        except subprocess.TimeoutExpired:
+            status = None
+        self.end = {
+            "exit_status": status,
+            "streams_drained": len(whole),
+            "streams": NUM_DRAINED,
+            "processes_left": sum(each.exists() for each in pids),
+        }
+
+    async def _has_taken(self, num: int) -> bool:
+        """Return whether so many requests run or, for lack of room, wait."""
+        metrics = await self.watch.metrics()
+        return metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"] >= num
+
+    def rests(self, name: str) -> list[Census]:
+        """Return the censuses of a process at rest, without those of the first quarter."""
+        held = self.watch.held[name]
+        return held[len(held) // 4 :]

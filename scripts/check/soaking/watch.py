@@ -1,0 +1,70 @@
+"""Watch a server under load: what its two processes hold, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+from lib.servers import ServerError, ServerProcess, descendants, get
+from prometheus_client.parser import text_string_to_metric_families
+
+from check.soaking.census import Census, census_of
+
+REST_SECONDS = 10.0
+"""A server that nobody asks anything of has to be at rest within so many seconds."""
+WARM_SECONDS = 1800.0
+POLL_SECONDS = 0.05
+BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+"""The gauges that are 0 at rest."""
+
+
+class Watch:
+    """This counts what a server's front end and core hold."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        """Watch a server that has started. Raises ServerError unless its one child is the core."""
+        found = descendants(server.pid)
+        if len(found) != 1:
+            raise ServerError(f"a server has one core, and this one has {len(found)} children")
+        self._port = server.port
+        self.pids = {"front": server.pid, "core": found[0]}
+        self.held: dict[str, list[Census]] = {name: [] for name in self.pids}
+
+    def look(self) -> None:
+        """Take a census of each process."""
+        for name, pid in self.pids.items():
+            self.held[name].append(census_of(pid))
+
+    async def look_every(self, seconds: float) -> None:
+        """Take censuses until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(seconds)
+
+    async def warm(self, seconds: float = WARM_SECONDS) -> None:
+        """Wait until every program is compiled. Raises ServerError if that takes too long."""
+        deadline = time.monotonic() + seconds
+        while not (await self.metrics())["vllm:engine_is_warm"]:
+            if time.monotonic() > deadline:
+                raise ServerError(f"not all programs were compiled within {seconds:g} s")
+            await asyncio.sleep(1.0)
+
+    async def rest(self, seconds: float = REST_SECONDS) -> dict[str, float]:
+        """Wait until nothing runs, waits or holds a KV block; return what is still there, {} if nothing is."""
+        deadline = time.monotonic() + seconds
+        while True:
+            metrics = await self.metrics()
+            left = {name: metrics[name] for name in BUSY if metrics[name]}
+            if not left or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Return what /metrics shows by name, summed over labels; names that are not there are 0."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for family in text_string_to_metric_families((await get(self._port, "/metrics")).decode()):
+            for sample in family.samples:
+                totals[sample.name] += sample.value
+        return totals

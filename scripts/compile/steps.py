@@ -1,0 +1,340 @@
+"""Compile the whole step of real models for hardware that is not there, and check what the compiler made of it.
+
+For each model the plain decode step, the plain step of the largest bucket and the full one, or the largest step of one
+that pools, on one device or spread over several. Checked: the KV pool is updated in place, scratch does not grow with
+the pool, the program holds no copy of weights or pool, devices exchange two sums a layer, three where an MLP is beside
+experts, and what little the embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain
+decode step and the one that pools are one command buffer (CUDA graph). With LoRA adapters: that those of no layer are
+copied or widened either, and that the program that writes one into its slot does so in place. Run by
+scripts/compile_check.sh, which makes the environments.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402  libtpu reads the environment when it is loaded
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.execution.hardware import HARDWARE, find_topology
+
+for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
+    os.environ |= compiler_environment(compiled_for, dict(os.environ))
+
+import jax
+from jax.sharding import Mesh
+from jax.stages import Compiled
+from lib.shapes import MODELS, with_layers
+
+from compile.compiled_step import (
+    count_nodes,
+    count_thunks,
+    find_adapter_copies,
+    find_copies,
+    find_expert_copies,
+    find_host_predicates,
+    read_thunks,
+    shard_shape,
+)
+from jaxllm.check.hlo import count_collectives
+from jaxllm.config import EngineArgs
+from jaxllm.config.resolve_pooling import is_causal
+from jaxllm.engine.core.kv_cache_size import step_config
+from jaxllm.engine.core.model import make_model
+from jaxllm.execution import kv_pool
+from jaxllm.execution.buckets import pick_bucket
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.mesh import make_mesh
+from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.step import StepShape
+from jaxllm.loading.open import open_config
+from jaxllm.models import get_family
+from jaxllm.models.adapters import AdapterShape
+from jaxllm.models.model import Model
+from jaxllm.models.params import MESH_AXES, array_specs
+from jaxllm.sampling.shards import VocabShards
+
+STEPS = ("decode", "largest", "full")
+POOLED = "pooled"
+"""The only step of a model that pools: its largest."""
+SET_ADAPTER = Upkeep.SET_ADAPTER.value
+"""The program that writes an adapter into its slot."""
+# No power of two, so that no activation is as large as a weight.
+SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
+# A smaller pool would fit into VMEM, and some of them are brought there.
+BLOCKS = (1025, 2049)
+ENCODER_BLOCKS = (2049, 4097)
+"""The same for an encoder, whose pool is of one layer."""
+SPARE_SLOTS = 1.25
+"""The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
+SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
+GRAPHS_JAX = (0, 12)
+"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
+LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
+"""The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
+share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
+12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
+kernels need of a step, in 5 launches."""
+ADAPTER_NODES = 4
+"""The most launches more of a weight with adapters beside it: two matmuls, what lies between them, and a sum."""
+
+
+def main() -> int:
+    """Compile, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a TPU topology such as v6e:1x1, or a GPU such as h100")
+    parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--layers", type=int, help="compile fewer layers")
+    parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
+    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER), help="check only these")
+    parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
+    parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="whole experts on each device")
+    args = parser.parse_args()
+    mesh = find_target(args.target, args.tensor_parallel_size)
+    check = compile_all if args.start else partial(check_model, steps=args.steps)
+    make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
+    make = partial(make, deals_experts=args.enable_expert_parallel)
+    if args.adapters is not None:
+        make = partial(make, adapters=AdapterShape(*args.adapters))
+    for row in ({"model": model} | row for model in args.models for row in check(make(model))):
+        rows.append(row | {"target": args.target, "devices": mesh.size, "jax": jax.__version__})
+        print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(row["missed"] for row in rows))
+
+
+def find_target(name: str, num_devices: int) -> Mesh:
+    """Return the mesh of the target's first devices."""
+    hardware, count = find_topology(name)
+    devices = describe_devices(hardware, name, num_devices if hardware.platform == "gpu" else count)
+    if num_devices > len(devices):
+        raise SystemExit(f"{name} has {len(devices)} devices, not {num_devices}")
+    return make_mesh(devices[:num_devices])
+
+
+def compile_all(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
+    """Yield what each program of an engine takes to lower and to compile, in the order in which it compiles them."""
+    for key in compiler.programs():
+        _, seconds = timed_compile(compiler, key, BLOCKS[-1], compiler.options)
+        yield {"program": describe(key), **seconds, "missed": []}
+
+
+def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
+    programs = find_programs(compiler)
+    for title in steps or programs:
+        described = {"step": title, "attention": "+".join(attention_of(compiler))}
+        if states := states_of(compiler):
+            described["states"] = "+".join(states)
+        if room := compiler.model.adapter_shape:
+            described["adapters"] = f"{room.num_slots} of rank {room.rank}"
+        program = programs[title]
+        found = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
+        yield described | found
+
+
+def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
+    """Return a model's programs by the names of their steps."""
+    decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
+    upkeep: dict[str, ProgramKey] = {} if compiler.model.adapter_shape is None else {SET_ADAPTER: Upkeep.SET_ADAPTER}
+    if not compiler.config.generates:
+        return {POOLED: compiler.pool_shape(largest, by_token=False)} | upkeep
+    steps: dict[str, ProgramKey] = {
+        "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
+        "largest": compiler.step_shape(largest, is_full=False),
+        "full": compiler.step_shape(largest, is_full=True),
+    }
+    return steps | upkeep
+
+
+def attention_of(compiler: StepCompiler) -> list[str]:
+    """Return the implementations of attention, of which cache groups may have different ones."""
+    return list(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
+
+
+def states_of(compiler: StepCompiler) -> list[str]:
+    """Return the implementations of each group's ops of recurrent state: the convolution's, then the scan's."""
+    return [name for group in compiler.config.states for name in group.ops.implementations]
+
+
+def make_compiler(
+    name: str,
+    *,
+    mesh: Mesh,
+    num_layers: int | None,
+    is_quantized: bool,
+    deals_experts: bool = False,
+    adapters: AdapterShape | None = None,
+) -> StepCompiler:
+    """Return the compiler of a model's steps as an engine has it; its weights are bfloat16 or the checkpoint's own."""
+    hf = with_layers(MODELS[name], num_layers)
+    if not is_quantized:
+        hf = {key: value for key, value in hf.items() if key != "quantization_config"}
+    config = get_family(hf["architectures"][0]).read_config(hf)
+    context = min(CONTEXT, config.max_position_embeddings)
+    arguments = EngineArgs(
+        model=name,
+        dtype="bfloat16",
+        tensor_parallel_size=mesh.size,
+        enable_expert_parallel=deals_experts,
+        max_num_seqs=SEQS,
+        # Texts go through an encoder in one step.
+        max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
+        max_model_len=context,
+        block_size=BLOCK_SIZE,
+        enable_lora=adapters is not None,
+        max_loras=1 if adapters is None else adapters.num_slots,
+        max_lora_rank=1 if adapters is None else adapters.rank,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf))
+        engine = arguments.create_engine_config(devices=list(mesh.devices.flat), checkpoint=open_config(folder))
+    return StepCompiler(step_config(engine), make_model(engine), engine.mesh)
+
+
+def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:
+    """Compile with few blocks and with many, and for an encoder with as many as it has."""
+    temps, missed, row = [], [], {}
+    # The loops of plain XLA stay outside of command buffers.
+    has_kernels = {*attention_of(compiler), *states_of(compiler)} == {"gpu"}
+    # So do those over chunks of recurrent states, which a step of decodes alone has none of.
+    loops = bool(compiler.config.states) and not (isinstance(shape, StepShape) and shape.decodes_only)
+    layout, blocks = compiler.config.kv_layout, BLOCKS
+    if not any(group.causal for group in layout.groups):
+        blocks = (layout.most_wanted, *ENCODER_BLOCKS)
+    for num_blocks in blocks:
+        # Recurrent states have more slots at last, too, where there are any.
+        with patch.object(kv_pool, "SPARE_PART", SPARE_SLOTS if layout.states and temps else kv_pool.SPARE_PART):
+            memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
+            pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
+            copies = find_copies(hlo, compiler, num_blocks)
+        if memory.alias_size_in_bytes < pool_bytes:
+            missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
+        if copies:
+            missed.append(f"copies of weights or pool: {copies[:3]}")
+        if cuts := find_expert_copies(hlo, compiler):
+            missed.append(f"copies of a layer's experts: {cuts[:3]}")
+        if cuts := find_adapter_copies(hlo, compiler):
+            missed.append(f"copies of adapters: {cuts[:3]}")
+        temps.append(memory.temp_size_in_bytes)
+        collectives = {each.kind: each.count for each in count_collectives(hlo)}
+        row = {
+            **seconds,
+            "temp_mib": round(temps[-1] / 2**20, 1),
+            "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1),
+            "thunks": count_thunks(listing),
+            "nodes": count_nodes(listing),
+            "collectives": collectives,
+        }
+        if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
+            missed.append(f"the host is asked: {asking}")
+    if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
+        missed.append(f"scratch {temps[-2]} with {blocks[-2]} blocks, {temps[-1]} with {blocks[-1]}")
+    expected = expected_collectives(compiler, shape)  # XLA may make one of several
+    if any(count > expected.get(kind, 0) for kind, count in row["collectives"].items()):
+        missed.append(f"collectives should be {expected}")
+    is_plain_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
+    is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
+    if has_kernels and compiler.mesh.size == 1 and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
+        missed.append("not one command buffer")
+    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model):
+        missed.append(f"more launches than {most_nodes(compiler.model)}")
+    return row | {"missed": missed}
+
+
+def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
+    """Compile the program that writes an adapter into its slot, which should take no room but that adapter's own."""
+    memory, hlo, listing, seconds = compile_program(compiler, Upkeep.SET_ADAPTER, BLOCKS[0])
+    held = sum(map(device_bytes, jax.tree.leaves(compiler.adapters_spec())))
+    missed = []
+    if memory.alias_size_in_bytes < held:
+        missed.append(f"adapters of {held} bytes, aliased {memory.alias_size_in_bytes}")
+    if memory.temp_size_in_bytes > SLACK:
+        missed.append(f"scratch {memory.temp_size_in_bytes}")
+    if copies := find_copies(hlo, compiler, BLOCKS[0]):
+        missed.append(f"copies of adapters: {copies[:3]}")
+    sizes = {"temp_mib": memory.temp_size_in_bytes, "alias_mib": memory.alias_size_in_bytes, "adapters_mib": held}
+    mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
+    return seconds | mib | {"nodes": count_nodes(listing), "missed": missed}
+
+
+def most_nodes(model: Model) -> int:
+    """Return how many launches a plain decode step should need at most."""
+    more = (
+        layer.qk_norm * NORM_NODES
+        + bool(layer.latent) * LATENT_NODES
+        + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
+        for layer in model.config.layers
+    )
+    arrays = array_specs(model.param_specs())
+    adapted = sum(arrays[path].shape[0] if arrays[path].stacked else 1 for path in model.adapter_specs())
+    return len(model.config.layers) * LAYER_NODES + sum(more) + adapted * ADAPTER_NODES + OTHER_NODES
+
+
+def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
+    """Return how many collectives of each kind a step should need at most."""
+    vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MESH_AXES)
+    if vocab.num_devices == 1:
+        return {}
+    is_spread = vocab.vocab_size % vocab.num_devices == 0
+    # Attention and MLP, or experts, and what is beside those; and the embedding.
+    in_layers = sum(
+        layer.has_mixer + layer.has_mlp * (2 if layer.moe and layer.moe.shared_size else 1)
+        for layer in compiler.model.config.layers
+    )
+    expected = {"all-reduce": in_layers + is_spread}
+    if isinstance(shape, PoolShape):
+        return expected
+    if not shape.is_full and vocab.can_sample:
+        # The tiles' maxima and then their sums; and the logits of the tile where either leads.
+        expected |= {"all-gather": 2, "all-reduce": expected["all-reduce"] + 2}
+        return expected | ({"collective-permute": 1} if vocab.borrowed else {})
+    return expected | ({"all-gather": 1} if is_spread else {})
+
+
+def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
+    """Return the bytes that one device holds of an array."""
+    return math.prod(shard_shape(spec)) * spec.dtype.itemsize
+
+
+def compile_program(
+    compiler: StepCompiler, shape: ProgramKey, num_blocks: int
+) -> tuple[Any, str, str, dict[str, float]]:
+    """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
+    platform = compiler.config.platform
+    options = compiler.options
+    with tempfile.TemporaryDirectory() as folder:
+        if platform == "gpu":
+            options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled, seconds = timed_compile(compiler, shape, num_blocks, options)
+        listing = read_thunks(Path(folder)) if platform == "gpu" else ""
+        return compiled.memory_analysis(), compiled.as_text() or "", listing, seconds
+
+
+def timed_compile(
+    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any]
+) -> tuple[Compiled, dict[str, float]]:
+    """Return a program, and the seconds that lowering and compiling it took."""
+    start = time.monotonic()
+    lowered = compiler.lower(key, num_blocks)
+    lowered_at = time.monotonic()
+    compiled = lowered.compile(compiler_options=options)
+    return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

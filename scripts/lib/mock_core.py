@@ -1,0 +1,311 @@
+"""An engine core without a model: it emits the tokens of a text, at a chosen rate, to a real front end.
+
+Front ends are tested and measured with it, where a model would only cost time. The engine's arguments are resolved as
+a real core's are, so that tokenizer, vocabulary and limits are those of a real model; no weights are read. Each request
+gets the words of this repository's licence, from a place that its seed gives, until max_tokens or a stop token id.
+With `--replies FILE` some requests are answered with a text that is given for their prompts: FILE is a JSON list
+of {"prompt": a part of the prompt's text, "reply": the answer's text}, of which the first that fits counts.
+It runs behind a front end in a thread (`start_mock` for `RemoteCore.in_thread`), or in a process of its own
+(`start_mock_process`), where this file is the program that the front end starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
+from jaxllm.engine.core.core_process import serve
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.remote.remote_client import RemoteClient
+from jaxllm.engine.start import start_in_process
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    RequestError,
+    SchedulerStats,
+    TokenLogprobs,
+    split,
+)
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
+
+TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
+
+
+class _Stream:
+    """A stream is one sequence that gets its tokens."""
+
+    __slots__ = ("entered", "num_tokens", "place", "reply", "request", "scheduled", "stop_ids")
+
+    def __init__(self, request: EngineCoreRequest, reply: list[int] | None) -> None:
+        self.request = request
+        self.place = request.seed
+        self.reply = reply
+        """The tokens after which the answer ends; None for the text that all requests get."""
+        self.num_tokens = 0
+        self.stop_ids = frozenset(request.sampling_params.stop_token_ids or ())
+        self.entered = time.monotonic()
+        self.scheduled = 0.0
+
+
+class Replies:
+    """The answers that some prompts get."""
+
+    def __init__(self, path: str, tokenizer: Tokenizer) -> None:
+        """Read the file of `--replies`."""
+        self._tokenizer = tokenizer
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        texts = tokenizer.encode([each["reply"] for each in given], add_special_tokens=False)
+        ends = [tokenizer.eos_token_id or 0]  # what ends an output with "stop" is not shown
+        self._replies = [(each["prompt"], ids + ends) for each, ids in zip(given, texts, strict=True)]
+
+    def find(self, prompt_token_ids: list[int]) -> list[int] | None:
+        """Return the tokens of the answer to a prompt, if one is given."""
+        prompt = self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
+        return next((reply for part, reply in self._replies if part in prompt), None)
+
+
+class MockCore(HoldsAdapters):
+    """A core whose every step gives each running sequence one token; the first `max_num_seqs` sequences run."""
+
+    is_compiling = False
+    is_warm = True
+    num_compiled = 0
+
+    def __init__(
+        self,
+        tokens: list[int],
+        *,
+        max_num_seqs: int,
+        num_blocks: int,
+        tokens_per_second: float | None = None,
+        replies: Replies | None = None,
+    ) -> None:
+        """Give each stream so many tokens per second of what `tokens` repeats; None is as fast as steps can be made."""
+        self._adapters = AdapterStore(lambda request: request.lora_name, 64)
+        self._tokens = tokens
+        self._replies = replies
+        self._distinct = list(dict.fromkeys(self._tokens))
+        self._max_num_seqs, self._num_blocks = max_num_seqs, num_blocks
+        self._interval = 0.0 if tokens_per_second is None else 1.0 / tokens_per_second
+        self._next = 0.0
+        """The time.monotonic() before which the next step does not end."""
+        self._streams: dict[str, _Stream] = {}
+        self._reports: list[EngineCoreOutput] = []
+        self._num_steps = self._num_tokens = 0
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step has something to do or to report."""
+        return bool(self._streams or self._reports)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; one that asks for what only a model has ends with an error."""
+        sequences = split(request)
+        try:
+            self.check(request.sampling_params)
+        except VLLMValidationError as error:
+            for sequence in sequences:
+                self.fail(sequence.request_id, RequestError("invalid", str(error), error.parameter))
+            return
+        reply = self._replies and self._replies.find(request.prompt_token_ids)
+        self._streams.update((sequence.request_id, _Stream(sequence, reply)) for sequence in sequences)
+
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that need a model: scored prompts and structured outputs."""
+        del seconds
+        needs_grammar = () if self._replies else ("structured_outputs",)
+        for name in (*needs_grammar, "prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids"):
+            if getattr(params, name) is not None:
+                raise VLLMValidationError(f"{name} needs a model, which a mock core has not.", parameter=name)
+
+    def fail(self, sequence_id: str, error: RequestError) -> None:
+        """End a sequence with an error, whether or not the core has it."""
+        self._streams.pop(sequence_id, None)
+        self._reports.append(EngineCoreOutput(request_id=sequence_id, finish_reason="error", error=error))
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences; unknown ids are ignored."""
+        for each in sequence_ids:
+            if self._streams.pop(each, None) is not None:
+                self._reports.append(EngineCoreOutput(request_id=each, finish_reason="abort"))
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Do nothing: there are no blocks to keep."""
+
+    def step(self) -> EngineCoreOutputs:
+        """Wait for the time of the next tokens and return them."""
+        if self._interval:
+            now = time.monotonic()
+            # A core that was idle, or is too slow, does not catch up.
+            self._next = max(now, self._next + self._interval) if self._next > now - self._interval else now
+            time.sleep(self._next - now)
+        outputs, self._reports = self._reports, []
+        running = list(self._streams.values())[: self._max_num_seqs]
+        outputs += map(self._advance, running)
+        self._num_steps += 1
+        self._num_tokens += len(running)
+        return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic())
+
+    def stats(self) -> SchedulerStats:
+        """Return how many sequences run and wait; each one that runs is said to use one block."""
+        num_running = min(len(self._streams), self._max_num_seqs)
+        return SchedulerStats(
+            num_running_reqs=num_running,
+            num_waiting_reqs=len(self._streams) - num_running,
+            num_blocks=self._num_blocks,
+            num_blocks_in_use=num_running,
+            num_preemptions=0,
+            prefix_cache_requests=0,
+            prefix_cache_queries=0,
+            prefix_cache_hits=0,
+            num_steps=self._num_steps,
+            num_scheduled_tokens=self._num_tokens,
+        )
+
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        """Return 0: nothing is computed."""
+        del sequence_id
+        return 0
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Return what a core would that has nothing cached."""
+        return reset_running_requests or not self._streams
+
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Raise VLLMValidationError: there is no device to profile."""
+        del prefix, delay_iterations, max_iterations
+        raise VLLMValidationError("a mock core has no device to profile.", parameter="start_profile")
+
+    def stop_profile(self) -> None:
+        """Raise VLLMValidationError: no profile has been started."""
+        raise VLLMValidationError("a mock core has no device to profile.", parameter="stop_profile")
+
+    def shutdown(self) -> None:
+        """Forget all requests."""
+        self._streams.clear()
+
+    def drop(self) -> None:
+        """Do as `shutdown` does."""
+        self.shutdown()
+
+    def _advance(self, stream: _Stream) -> EngineCoreOutput:
+        request, num_before = stream.request, stream.num_tokens
+        if stream.reply is None:
+            token_id = self._tokens[(stream.place + num_before) % len(self._tokens)]
+        else:
+            token_id = stream.reply[num_before]
+        stream.num_tokens = num_before + 1
+        if num_before == 0:
+            stream.scheduled = time.monotonic()
+        reason = stop_reason = None
+        if token_id in stream.stop_ids:
+            reason, stop_reason = "stop", token_id
+        elif stream.reply is not None and stream.num_tokens == len(stream.reply):
+            reason = "stop"
+        elif stream.num_tokens == request.max_tokens:
+            reason = "length"
+        if reason is not None:
+            del self._streams[request.request_id]
+        num_logprobs = request.sampling_params.num_logprobs
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[token_id],
+            new_logprobs=None if num_logprobs is None else [self._logprobs(token_id, num_logprobs)],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            queued_ts=stream.entered,
+            scheduled_ts=stream.scheduled,
+        )
+
+    def _logprobs(self, token_id: int, num: int) -> TokenLogprobs:
+        """Make the token the most likely one, and the text's own tokens the next ones."""
+        others = [each for each in self._distinct if each != token_id]
+        top = [token_id, *others] if num < 0 else [token_id, *others][:num]
+        return TokenLogprobs([token_id, *top], [-0.5, *(-0.5 - i for i in range(len(top)))], 1)
+
+
+def start_mock(
+    engine_args: EngineArgs,
+    on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None,
+    *,
+    tokens_per_second: float | None = None,
+    replies: str | None = None,
+) -> tuple[MockCore, EngineReady]:
+    """Resolve engine arguments and return a core that reads no weights, with what a front end must know of it.
+
+    `replies` is the path of a file of answers.
+    """
+    from jaxllm.config.resolve import resolve
+    from jaxllm.config.vllm_config import vllm_config
+    from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+
+    config = resolve(engine_args)
+    tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)
+    on_tokenizer(tokenizer)
+    vocab_size = config.model_config.vocab_size
+    tokens = list(range(vocab_size)) if tokenizer is None else tokenizer.encode([TEXT.read_text(encoding="utf-8")])[0]
+    num_blocks = 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size)
+    core = MockCore(
+        [each % vocab_size for each in tokens],
+        max_num_seqs=config.max_num_seqs,
+        num_blocks=num_blocks,
+        tokens_per_second=tokens_per_second,
+        replies=None if replies is None or tokenizer is None else Replies(replies, tokenizer),
+    )
+    return core, EngineReady(
+        vllm_config=vllm_config(config, num_blocks=num_blocks, max_model_len=config.max_model_len),
+        stats=core.stats(),
+        generation_config={"eos_token_id": config.generation_config.get("eos_token_id")},
+        default_sampling_params=dict(config.default_sampling_params),
+        max_output_tokens=config.max_output_tokens,
+        chat_template=config.chat_template,
+        extra_args={},
+        has_validators=False,
+        has_logits_processors=False,
+        has_thinking_tokens=False,
+        num_weight_bytes=config.checkpoint.num_bytes,
+        weight_type=config.checkpoint.weight_type,
+    )
+
+
+def start_mock_process(
+    engine_args: EngineArgs,
+    *,
+    tokens_per_second: float | None = None,
+    replies: str | None = None,
+    asks_core: bool = False,
+) -> tuple[RemoteClient, FrontEnd]:
+    """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
+    rate = [] if tokens_per_second is None else ["--tokens-per-second", str(tokens_per_second)]
+    told = [] if replies is None else ["--replies", replies]
+    command = [sys.executable, str(Path(__file__).resolve()), *rate, *told]
+    return start_in_process(engine_args, asks_core=asks_core, command=command)
+
+
+def main() -> int:
+    """Run a mock core for the front end that has started this process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
+    parser.add_argument("--replies", help="JSON file of answers to some prompts")
+    args = parser.parse_args()
+    return serve(
+        lambda engine_args, on_tokenizer: start_mock(
+            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second, replies=args.replies
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Print what jaxllm needs at run time, NAME==VERSION of this environment, without some packages and what they need."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from importlib.metadata import requires, version
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def main() -> None:
+    """Print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without", nargs="*", default=[], metavar="PACKAGE")
+    args = parser.parse_args()
+    for name in sorted(needed(["jaxllm"]) - needed(args.without) - {"jaxllm"}):
+        print(f"{name}=={version(name)}")
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """Return the packages, and all that they need without extras."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            wanted = [Requirement(line) for line in requires(name) or ()]
+            waiting += [canonicalize_name(each.name) for each in wanted if is_wanted(each)]
+    return found
+
+
+def is_wanted(requirement: Requirement) -> bool:
+    """Say whether a requirement holds here, where no extra is asked for."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+if __name__ == "__main__":
+    main()
