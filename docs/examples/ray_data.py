@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Generate for a dataset of any size with Ray Data, and go on where the last run has ended.
+"""Generate for a dataset of any size with Ray Data, and resume where the last run ended.
 
     pip install 'jaxllm[ray]'
     python docs/examples/ray_data.py MODEL prompts.parquet answers --progress progress
 
-The rows of prompts.parquet, a file or a folder of them, have an `id` of their own and a `prompt`, and may have more.
-Those of answers, a folder of Parquet files, have an `answer` too. Rows are read, generated for and written a batch at a
-time, so the dataset may be larger than memory: Ray reads no further than the engines have come. Ids of written rows are
-kept in progress; the same command, started again after whatever has ended it, leaves them out. When all is written they
-are deleted.
+Each row of prompts.parquet, a file or a folder of files, has a unique `id` and a `prompt`, and may have other columns.
+The rows of answers, a folder of Parquet files, have an `answer` as well. Rows are read, generated for and written a
+batch at a time, so the dataset may be larger than memory: Ray reads only as far ahead as the engines need. The ids of
+written rows are kept in progress. If the command ends for any reason, the same command skips these rows when it is
+started again. The ids are deleted once all rows are written.
 
-It runs on this machine as it is. In a Ray cluster, with folders that all nodes have or s3:// addresses, `--workers` is
-the number of engines, and `--gpus` or `--tpus` the devices of each.
+By default it runs on this machine. In a Ray cluster, with folders that all nodes have or s3:// addresses, `--workers`
+is the number of engines, and `--gpus` or `--tpus` the devices of each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxllm import LLM, SamplingParams
 
 
 class Generate:
-    """An engine that takes one batch of rows after the other, in an actor of Ray."""
+    """An engine in a Ray actor that generates for one batch of rows at a time."""
 
     def __init__(self, model: str, num_devices: int, max_tokens: int) -> None:
         self._llm = LLM(model, tensor_parallel_size=num_devices, disable_log_stats=True)
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("model", help="hub id, folder, or .gguf file")
     parser.add_argument("prompts", help="Parquet: a file, or a folder of files")
     parser.add_argument("answers", help="folder")
-    parser.add_argument("--progress", required=True, help="folder for the ids of what is written")
+    parser.add_argument("--progress", required=True, help="folder for the ids of written rows")
     parser.add_argument("--workers", type=int, default=1, help="engines; default: 1")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of each engine; default: 0")
     parser.add_argument("--tpus", type=int, default=0, help="TPUs of each engine; default: 0")
@@ -55,13 +55,13 @@ def main() -> None:
     args = parser.parse_args()
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = CheckpointConfig(id_column="id", checkpoint_path=args.progress)
-    devices: dict[str, Any] = {"num_cpus": 0}  # a small machine would have none left to read and write with
+    devices: dict[str, Any] = {"num_cpus": 0}  # so that a small machine has CPUs left for reading and writing
     if args.gpus:
         devices["num_gpus"] = args.gpus
     elif args.tpus:
         devices["resources"] = {"TPU": args.tpus}
     rows = ray.data.read_parquet(args.prompts)
-    rows = rows.repartition(target_num_rows_per_block=args.batch)  # a block is written when all of it is done
+    rows = rows.repartition(target_num_rows_per_block=args.batch)  # a block is written when all its rows are done
     rows = rows.map_batches(
         Generate,
         fn_constructor_args=(args.model, max(1, args.gpus, args.tpus), args.max_tokens),
