@@ -4,12 +4,13 @@
 """
 
 from .config import HeadLayer, LayerSpec, ModelConfig, MoESpec, Pooling, QueryScaling, RopeConfig
-from .family import Family, Fused, Prefixes, TensorName
+from .family import Family
+from .inputs import TokenBatch
 from .loop import LayerLoop
 from .model import Model
+from .names import Fused, Prefixes, TensorName
 from .params import ParamSpec
 from .registry import get_family, register_model, supported_architectures
-from .tokens import TokenBatch
 
 __all__ = [
     "Family",

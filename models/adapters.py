@@ -18,8 +18,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.lora import LoraShape, Rows
 
-from .joined import Joined
-from .params import ArraySpec
+from .params import ArraySpec, Joined
 
 
 class AdapterShape(NamedTuple):

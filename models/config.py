@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from .features import DraftHead
 from .state_specs import StateSpec
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "relu2")
@@ -310,6 +309,30 @@ class LayerSpec:
     def rope_dim(self) -> int:
         """Return the numbers of a query or key that the RoPE table is for, which are its last."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
+
+
+class FeatureSpec(NamedTuple):
+    """The features that a draft head reads of each token."""
+
+    layers: tuple[int, ...]
+    """Numbers of layers: the features are the residual stream that goes into each of them, side by side in this order,
+    and the number of layers stands for the stream that comes out of the last. Empty for the hidden state after the
+    final norm."""
+    size: int
+    """How many numbers a token's features are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftHead:
+    """What sets a draft head apart from a model of its own."""
+
+    features: FeatureSpec
+    first_layer: int = 0
+    """The number that its first layer has in the checkpoint, where its layers come after those of its model."""
+    num_guessed_ids: int | None = None
+    """How many of the ids it can guess; None for all."""
+    norms_stream: bool = False
+    """Its residual stream begins with features after their norm, not before it."""
 
 
 @dataclass(frozen=True, kw_only=True)

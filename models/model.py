@@ -22,15 +22,14 @@ from pallas_kernels.paged_attention import AttentionBatch, Rope
 from pallas_kernels.weights import WeightFormat
 
 from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
-from .config import LayerSpec, ModelConfig
-from .family import Prefixes, TensorName
-from .features import FeatureSpec
-from .layer_inputs import SharedInputs, attention_inputs, with_row_ends
+from .config import FeatureSpec, LayerSpec, ModelConfig
+from .inputs import SharedInputs, TokenBatch, attention_inputs, with_row_ends
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.latent_attention import head_matmuls
 from .layers.moe import matmul_shapes
 from .loop import Cached, LayerBody, LayerLoop, Lent, pick, run_layers
+from .names import Prefixes, TensorName
 from .ops import Ops, bind
 from .params import Cut, ParamSpec, array_specs, cut_of, held_apart
 from .plan import LayerPlan
@@ -38,7 +37,6 @@ from .quantization import METHODS
 from .registry import get_family
 from .rope import query_scale, rope_table
 from .specs import Reading, declared, make_spec, stack, under
-from .tokens import TokenBatch
 
 Params = Mapping[str, Any]
 

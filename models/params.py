@@ -10,12 +10,11 @@ from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
-
-from .joined import Joined
 
 KV_HEADS = "kv_heads"
 """The logical axis along which heads may be repeated."""
@@ -219,6 +218,14 @@ def _order_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, width: int) -> Spec:
     lead = spec.num_lead
     shape, axes = (*spec.shape[:lead], width), (*spec.axes[:lead], None)
     return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **own)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Joined:
+    """Arrays [num_shards, rows, ...], which stand for one with all their rows, shard by shard."""
+
+    members: tuple[Any, ...]
 
 
 def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:

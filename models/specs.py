@@ -12,7 +12,7 @@ from flax import nnx
 
 from pallas_kernels.weights import WeightFormat
 
-from .family import TensorName
+from .names import TensorName
 from .params import HEAD_DIM, KV_HEADS, LEAD_AXES, Cut, HFIndex, ParamSpec, Segment, cut_of, outputs_of, split_axes
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.models.tokens import TokenBatch
+from jaxllm.models.inputs import TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 

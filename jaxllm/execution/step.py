@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxllm.models.inputs import TokenBatch
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES
-from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules, SamplingBatch
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor

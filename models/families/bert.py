@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import HeadLayer, ModelConfig, Pooling
-from ..family import Family, Prefixes, TensorName
+from ..family import Family
 from ..fields import read_float, read_int, require
 from ..layers import EncoderFrame, GPTLayer
+from ..names import Prefixes, TensorName
 from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
 from ..reading import read_decoder
 from .opt import own_heads

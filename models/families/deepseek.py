@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import LatentSpec, ModelConfig, MoESpec, RopeConfig
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
 from .glm4_moe import GLM4_MOE_NAMES
 

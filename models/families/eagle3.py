@@ -17,15 +17,15 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..config import LayerSpec, ModelConfig
-from ..family import Family, Prefixes, TensorName
-from ..features import DraftHead, FeatureSpec
+from ..config import DraftHead, FeatureSpec, LayerSpec, ModelConfig
+from ..family import Family
 from ..fields import read_bool, read_int, read_ints, read_mapping, require
+from ..inputs import TokenBatch
 from ..layers import Attention, DecoderLayer, Embedding, RMSNorm, declare, linear
 from ..layers.params import declare_merged
 from ..loop import Heads, LatentHeads
+from ..names import Prefixes, TensorName
 from ..reading import read_decoder
-from ..tokens import TokenBatch
 from .llama import LLAMA_NAMES
 
 EAGLE3_NAMES = {

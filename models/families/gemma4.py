@@ -15,12 +15,14 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig, MoESpec, RopeConfig
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_int, read_mapping, read_optional_float
+from ..inputs import TokenBatch
 from ..layers import ACTIVATIONS, Attention, Embedding, Frame, GatedMLP, RMSNorm, declare, linear
 from ..layers.moe import Choices, Experts, Router
 from ..layers.norm import unit_norm
 from ..loop import Heads
+from ..names import Fused, TensorName
 from ..plan import group_of
 from ..reading import (
     LAYER_TYPES,
@@ -32,7 +34,6 @@ from ..reading import (
     read_typed_rope,
     windows_of,
 )
-from ..tokens import TokenBatch
 from .gemma2 import GEMMA_NAMES
 
 GATE_UP = Fused(("gate", "up"))

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, MoESpec
-from ..family import Family, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
+from ..names import TensorName
 from ..reading import read_decoder, read_num_layers
 from .qwen_moe import MOE_NAMES
 

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, Fused, Prefixes, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
 from ..layers import GPTFrame, GPTLayer
+from ..names import Fused, Prefixes, TensorName
 from ..pooling import token_classification
 from ..reading import read_decoder, read_num_layers
 from .opt import own_heads

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, MoESpec
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_optional_int, require
 from ..layers.moe import SWIGLU_GAIN
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 

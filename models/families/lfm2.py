@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, MoESpec
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_ints
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers
 from ..state_specs import ConvSpec
 from .llama import LLAMA_NAMES

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, TensorName
+from ..family import Family
 from ..fields import read_bool
+from ..names import TensorName
 from ..reading import read_decoder
 
 LLAMA_NAMES = MappingProxyType(

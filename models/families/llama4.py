@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, MoESpec, QueryScaling
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_ints
+from ..names import Fused, TensorName
 from ..reading import (
     is_tied_wrapper,
     read_decoder,

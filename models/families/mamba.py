@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..family import Fused, TensorName
+from ..names import Fused, TensorName
 
 PARTS = ("gate", "x", "b", "c", "dt")
 CONVOLVED = ("x", "b", "c")

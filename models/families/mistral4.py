@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, QueryScaling
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_int, read_optional_float
+from ..names import Fused, TensorName
 from ..reading import read_rope_settings, read_trained_positions
 from .deepseek import (
     DEEPSEEK_NAMES,

@@ -12,10 +12,11 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import HEAD_ACTS, HeadLayer, LayerSpec, ModelConfig, Pooling
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..layers import Attention, EncoderFrame, GatedMLP, LayerNorm
 from ..loop import Heads
+from ..names import Fused, TensorName
 from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
 from ..reading import read_decoder, read_layer_types, read_num_layers, read_ropes_by_type, windows_of
 from .opt import own_heads

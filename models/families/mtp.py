@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..config import ModelConfig
-from ..family import Family, TensorName
-from ..features import DraftHead, FeatureSpec
+from ..config import DraftHead, FeatureSpec, ModelConfig
+from ..family import Family
 from ..fields import read_int
+from ..inputs import TokenBatch
 from ..layers import Frame, RMSNorm, declare, linear
-from ..tokens import TokenBatch
+from ..names import TensorName
 from .deepseek import DEEPSEEK_V3
 from .glm4_moe import GLM4_MOE
 from .glm4_moe_lite import GLM4_MOE_LITE

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig, MoESpec
-from ..family import DECODER_PREFIXES, Family, Prefixes, TensorName
+from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_optional_int, require
+from ..names import DECODER_PREFIXES, Prefixes, TensorName
 from ..reading import MAX_LAYERS, read_decoder, read_layer_types
 from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, TensorName
+from ..family import Family
 from ..fields import read_bool, read_optional_int
+from ..names import TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, read_ropes_by_type, windows_of
 from .llama import LLAMA_NAMES
 

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, Prefixes, TensorName
+from ..family import Family
 from ..fields import read_bool, read_int, require
 from ..layers import GPTFrame, GPTLayer
+from ..names import Prefixes, TensorName
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_optional_int, require
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings, read_rope_type
 from .llama import LLAMA_NAMES
 

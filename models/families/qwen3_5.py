@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, Fused, TensorName
+from ..family import Family
+from ..names import Fused, TensorName
 from ..reading import is_tied_wrapper, read_text_config
 from .llama import LLAMA_NAMES
 from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta_decoder, read_gated_moe

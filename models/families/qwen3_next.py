@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family, Fused, TensorName
+from ..family import Family
 from ..fields import read_int, require
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers
 from ..state_specs import DeltaSpec
 from .qwen_moe import QWEN2_MOE_NAMES, read_qwen_moe

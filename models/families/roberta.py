@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import HeadLayer, ModelConfig, Pooling
-from ..family import NO_PREFIXES, Prefixes
 from ..fields import read_int
+from ..names import NO_PREFIXES, Prefixes
 from ..pooling import read_num_labels
 from .bert import BERT, EMBEDDING, read_bert, token_classifier
 from .bert import DEFAULTS as BERT_DEFAULTS

@@ -6,14 +6,12 @@ Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are s
 from .attention import Attention
 from .decoder import DecoderLayer
 from .embedding import Embedding
-from .encoder import EncoderFrame
-from .frame import Frame
+from .frame import EncoderFrame, Frame
 from .gpt import GPTFrame, GPTLayer
 from .linear import ACTIVATIONS, linear
-from .mlp import GatedMLP
+from .mlp import GatedMLP, PlainMLP
 from .norm import LayerNorm, RMSNorm
 from .params import declare
-from .plain_mlp import PlainMLP
 
 __all__ = [
     "ACTIVATIONS",

@@ -13,10 +13,9 @@ from ..config import LayerSpec, ModelConfig
 from ..loop import Heads, LatentHeads
 from .attention import Attention
 from .latent_attention import LatentAttention
-from .mlp import GatedMLP
+from .mlp import GatedMLP, PlainMLP
 from .moe import MoE
 from .norm import RMSNorm
-from .plain_mlp import PlainMLP
 from .recurrent import StateInputs, make_recurrent
 
 

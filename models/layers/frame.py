@@ -1,4 +1,4 @@
-"""The parts around the layers of most decoders."""
+"""The parts around the layers: those of most decoders, and those of encoders."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import ModelConfig
-from ..tokens import TokenBatch
+from ..inputs import TokenBatch
 from .embedding import Embedding
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
+from .params import declare
 
 
 class Frame(nnx.Module):
@@ -33,3 +34,35 @@ class Frame(nnx.Module):
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
         return (self.embed if self.tied else self.lm_head).logits(hidden_sd)
+
+
+class EncoderFrame(nnx.Module):
+    """The parts around the layers: the normed sum of embeddings, and the last norm; there is no output head.
+
+    Tokens are embedded, and positions unless layers rotate by them, and token types if the model has some.
+    """
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d = cfg.hidden_size
+        self.embed, self.embed_norm = Embedding(cfg, dtype), LayerNorm(d, "embed", cfg, dtype)
+        self.position_offset = cfg.position_offset
+        self.has_positions, self.has_types = not cfg.ropes, cfg.num_token_types > 0
+        if self.has_positions:
+            rows = cfg.max_position_embeddings + cfg.position_offset
+            self.positions = declare((rows, d), ("positions", "embed"), dtype)
+        if self.has_types:
+            self.types = declare((cfg.num_token_types, d), ("types", "embed"), dtype)
+        self.final_norm = LayerNorm(d, "embed", cfg, dtype) if cfg.final_norm else None
+
+    def start(self, tokens: TokenBatch) -> Array:
+        """Return the stream [t, d] that goes into the first layer."""
+        x_td = self.embed.embed(tokens.token_ids_t, 1.0)
+        if self.has_types:
+            x_td = x_td + self.types[...][tokens.type_ids_t]
+        if self.has_positions:
+            x_td = x_td + self.positions[...][tokens.positions_t + self.position_offset]
+        return self.embed_norm(x_td)
+
+    def end(self, x_td: Array) -> Array:
+        """Return hidden states [t, d] of the stream that comes out of the last layer."""
+        return x_td if self.final_norm is None else self.final_norm(x_td)

@@ -9,14 +9,14 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
+from ..inputs import TokenBatch
 from ..loop import Heads
-from ..tokens import TokenBatch
 from .attention import Attention
 from .embedding import Embedding
 from .linear import linear
+from .mlp import PlainMLP
 from .norm import LayerNorm
 from .params import declare
-from .plain_mlp import PlainMLP
 
 
 class GPTLayer(nnx.Module):

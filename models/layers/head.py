@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention import AttentionBatch
 
 from ..config import HeadLayer, ModelConfig, Pooling
-from ..family import TensorName
+from ..names import TensorName
 from ..params import ParamSpec
 from .linear import ACTIVATIONS, linear
 from .norm import LayerNorm

@@ -18,9 +18,8 @@ from pallas_kernels.linear.xla import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from ..adapters import Adapted
-from ..joined import Joined
 from ..ops import LayerOf, held_by
-from ..params import cut_of
+from ..params import Joined, cut_of
 from .params import Part, split
 from .spread import multiply_spread
 

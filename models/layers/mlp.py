@@ -1,4 +1,4 @@
-"""The MLP of a dense layer."""
+"""The MLP of a dense layer, with a gate or without."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ class GatedMLP(nnx.Module):
             return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down, plus=plus_td)
         gate_tf, up_tf = split(linear(x_td, self.gate_up) + self.gate_up_bias[...][None], self.parts)
         return linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down, plus=plus_td) + self.down_bias[...][None]
+
+
+class PlainMLP(nnx.Module):
+    """The MLP down(act(up(x)))."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, f = cfg.hidden_size, spec.intermediate_size
+        self.up = declare((f, d), ("mlp", "embed"), dtype, 1)
+        self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
+        self.act = spec.hidden_act
+        self.up_bias = declare((f,), ("mlp",), dtype) if spec.mlp_bias else None
+        self.down_bias = declare((d,), ("embed",), dtype) if spec.mlp_bias else None
+
+    def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
+        up_tf = linear(x_td, self.up, bias=self.up_bias, act=self.act)
+        return linear(up_tf, self.down, plus=plus_td, bias=self.down_bias)

@@ -23,9 +23,8 @@ from ..config import LayerSpec, ModelConfig, MoESpec
 from ..ops import LayerOf, Ops
 from ..params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS
 from .linear import ACTIVATIONS, linear
-from .mlp import GatedMLP
+from .mlp import GatedMLP, PlainMLP
 from .params import Part, declare, declare_merged
-from .plain_mlp import PlainMLP
 
 SWIGLU_GAIN = 1.702
 """The factor on a gate inside the sigmoid of the clamped SwiGLU."""

@@ -1,4 +1,4 @@
-"""What all layers of a step share, and what each layer's attention takes of it."""
+"""The inputs of a step: its tokens, and what all its layers share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 
 from .config import LayerSpec, QueryScaling
 from .loop import LatentHeads
+
+
+class TokenBatch(NamedTuple):
+    """The tokens of a step, int32 [t] each.
+
+    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by. `type_ids_t`
+    tells the second text of a pair, 1, from the first. `adapter_slots_t` is the slot of each token's LoRA adapter, 0
+    for none.
+    """
+
+    token_ids_t: Array
+    positions_t: Array
+    rope_lengths_t: Array
+    type_ids_t: Array
+    adapter_slots_t: Array
 
 
 class SharedInputs(NamedTuple):
