@@ -39,6 +39,8 @@ class Family:
     layer: Callable[..., nnx.Module] = DecoderLayer
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
+    is_text_part: bool = False
+    """HF's names of this decoder without its output head are `*TextModel` and so on: `*Model` has other modalities."""
     prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES, NO_PREFIXES)
     """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
     marks: tuple[str, ...] = ("embed.table", "embed_norm.scale")

@@ -1,91 +1,21 @@
-"""The registry says which family serves which HF architecture. A new family is one file and one line here.
+"""The families of models by HF architecture: those in `families`, each declared in its own file, and users' own.
 
-A decoder's line is also that of the models that pool around it.
+A decoder's family also makes the families of the models that pool around it.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from difflib import SequenceMatcher
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 
+from . import families
 from .family import Family
 from .pooling import as_classifier, as_embedder, as_token_classifier
-
-# "module:attribute", imported on first use; modules of users go by their full names.
-BUILT_IN = MappingProxyType(
-    {
-        "LlamaForCausalLM": "llama:LLAMA",
-        "Llama4ForCausalLM": "llama4:LLAMA4",
-        "Llama4ForConditionalGeneration": "llama4:LLAMA4_MULTIMODAL",
-        "MistralForCausalLM": "mistral:MISTRAL",
-        "Mistral3ForConditionalGeneration": "mistral:MISTRAL3",
-        "MixtralForCausalLM": "mixtral:MIXTRAL",
-        "MiniMaxM2ForCausalLM": "minimax_m2:MINIMAX_M2",
-        "GptOssForCausalLM": "gpt_oss:GPT_OSS",
-        "Glm4MoeForCausalLM": "glm4_moe:GLM4_MOE",
-        "Glm4MoeLiteForCausalLM": "glm4_moe_lite:GLM4_MOE_LITE",
-        "DeepseekV2ForCausalLM": "deepseek:DEEPSEEK_V2",
-        "DeepseekV3ForCausalLM": "deepseek:DEEPSEEK_V3",
-        "Mistral4ForCausalLM": "mistral4:MISTRAL4",
-        "Qwen2MoeForCausalLM": "qwen_moe:QWEN2_MOE",
-        "Qwen3MoeForCausalLM": "qwen_moe:QWEN3_MOE",
-        "OPTForCausalLM": "opt:OPT",
-        "GPT2LMHeadModel": "gpt2:GPT2",
-        "GPT2ForTokenClassification": "gpt2:GPT2_TOKEN_CLASSIFIER",
-        "Ministral3ForCausalLM": "mistral:MINISTRAL3",
-        "Qwen3NextForCausalLM": "qwen3_next:QWEN3_NEXT",
-        "Qwen3_5ForCausalLM": "qwen3_5:QWEN3_5",
-        "Qwen3_5MoeForCausalLM": "qwen3_5:QWEN3_5_MOE",
-        "Qwen3_5ForConditionalGeneration": "qwen3_5:QWEN3_5_MULTIMODAL",
-        "Qwen3_5MoeForConditionalGeneration": "qwen3_5:QWEN3_5_MOE_MULTIMODAL",
-        "Lfm2ForCausalLM": "lfm2:LFM2",
-        "Lfm2MoeForCausalLM": "lfm2:LFM2_MOE",
-        "NemotronHForCausalLM": "nemotron_h:NEMOTRON_H",
-        "GraniteMoeHybridForCausalLM": "granite:GRANITE_HYBRID",
-        "Qwen2ForCausalLM": "qwen2:QWEN2",
-        "Qwen3ForCausalLM": "qwen3:QWEN3",
-        "Qwen2VLForConditionalGeneration": "qwen_vl:QWEN2_VL",
-        "Qwen2_5_VLForConditionalGeneration": "qwen_vl:QWEN2_5_VL",
-        "Qwen3VLForConditionalGeneration": "qwen_vl:QWEN3_VL",
-        "SmolLM3ForCausalLM": "smollm3:SMOLLM3",
-        "Phi3ForCausalLM": "phi3:PHI3",
-        "Olmo2ForCausalLM": "olmo:OLMO2",
-        "Olmo3ForCausalLM": "olmo:OLMO3",
-        "Gemma2ForCausalLM": "gemma2:GEMMA2",
-        "Gemma3ForCausalLM": "gemma3:GEMMA3",
-        "Gemma3ForConditionalGeneration": "gemma3:GEMMA3_MULTIMODAL",
-        "Gemma4ForCausalLM": "gemma4:GEMMA4",
-        "Gemma4ForConditionalGeneration": "gemma4:GEMMA4_MULTIMODAL",
-        "Gemma3TextModel": "gemma3:GEMMA3_EMBEDDER",
-        "Qwen2ForRewardModel": "qwen2:QWEN2_REWARD",
-        "Qwen2ForProcessRewardModel": "qwen2:QWEN2_PROCESS_REWARD",
-        "DeepSeekMTPModel": "mtp:DEEPSEEK_MTP",
-        "Glm4MoeMTPModel": "mtp:GLM4_MOE_MTP",
-        "Glm4MoeLiteMTPModel": "mtp:GLM4_MOE_LITE_MTP",
-        "LlamaForCausalLMEagle3": "eagle3:EAGLE3",
-        "BertModel": "bert:BERT",
-        "BertForMaskedLM": "bert:BERT",
-        "BertForSequenceClassification": "bert:BERT_CLASSIFIER",
-        "BertForTokenClassification": "bert:BERT_TOKEN_CLASSIFIER",
-        **{
-            f"{model}{head}": f"roberta:{family}"
-            for model in ("Roberta", "XLMRoberta", "Camembert")
-            for head, family in (
-                ("Model", "ROBERTA"),
-                ("ForMaskedLM", "ROBERTA"),
-                ("ForSequenceClassification", "ROBERTA_CLASSIFIER"),
-                ("ForTokenClassification", "ROBERTA_TOKEN_CLASSIFIER"),
-            )
-        },
-        "ModernBertModel": "modernbert:MODERNBERT",
-        "ModernBertForMaskedLM": "modernbert:MODERNBERT",
-        "ModernBertForSequenceClassification": "modernbert:MODERNBERT_CLASSIFIER",
-        "ModernBertForTokenClassification": "modernbert:MODERNBERT_TOKEN_CLASSIFIER",
-    }
-)
 
 POOLED = MappingProxyType(
     {
@@ -95,19 +25,7 @@ POOLED = MappingProxyType(
     }
 )
 """How to make a family of models that pool of a family of decoders, by the end of the architecture's name."""
-MTP_HEADS = MappingProxyType(
-    {
-        "DeepseekV3ForCausalLM": "DeepSeekMTPModel",
-        "Glm4MoeForCausalLM": "Glm4MoeMTPModel",
-        "Glm4MoeLiteForCausalLM": "Glm4MoeLiteMTPModel",
-    }
-)
-"""The draft head that checkpoints of an architecture may have after their last layer."""
-EAGLE3_HEAD = "LlamaForCausalLMEagle3"
 DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
-OTHER_STEMS = MappingProxyType({name: f"{name}Text" for name in ("Llama4", "Gemma3", "Gemma4")})
-"""What comes before the end of the names of what is made of a decoder, if it is not as in the decoder's own."""
-
 ALIKE = 0.6
 """The least similarity of two names, from 0 to 1, at which one is suggested for the other."""
 
@@ -115,9 +33,15 @@ ALIKE = 0.6
 class Registry:
     """The families by architecture: the built-in ones, and those that users add."""
 
-    def __init__(self, built_in: Mapping[str, str]) -> None:
-        self._built_in = built_in
+    def __init__(self) -> None:
         self._added: dict[str, Family | str] = {}
+
+    @cached_property
+    def _built_in(self) -> Mapping[str, Family]:
+        """Import the modules in `families`, and return what their `FAMILIES` declare."""
+        names = [f"{families.__name__}.{name}" for _, name, _ in pkgutil.iter_modules(families.__path__)]
+        modules = [import_module(name) for name in names]
+        return {name: family for module in modules for name, family in getattr(module, "FAMILIES", {}).items()}
 
     def get_family(self, architecture: str) -> Family:
         """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
@@ -138,8 +62,7 @@ class Registry:
                 f"architecture {architecture!r} is not supported{f'; nearest to it is {nearest}' if nearest else ''} "
                 f"(jaxllm.models.supported_architectures() lists all {len(known)}, jaxllm.register_model adds one)"
             )
-        module, attribute = self._built_in[architecture].split(":")
-        return getattr(import_module(f".families.{module}", __package__), attribute)
+        return self._built_in[architecture]
 
     def is_built_in(self, architecture: str) -> bool:
         """Say whether an architecture's family is ours, and no other was registered in its place."""
@@ -170,9 +93,9 @@ class Registry:
         """Return the decoder, and what to make of it, for each architecture that is nowhere but made of one."""
         known = {**self._built_in, **self._added}
         derived: dict[str, tuple[str, Callable[[Family], Family]]] = {}
-        for decoder in known:
+        for decoder, family in known.items():
             if match := DECODER.fullmatch(decoder):
-                stem = OTHER_STEMS.get(match[1], match[1])
+                stem = f"{match[1]}Text" if isinstance(family, Family) and family.is_text_part else match[1]
                 derived |= {stem + end: (decoder, make) for end, make in POOLED.items() if stem + end not in known}
         return derived
 
@@ -220,7 +143,7 @@ def _check(architecture: str, family: object) -> None:
         raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
 
 
-REGISTRY = Registry(BUILT_IN)
+REGISTRY = Registry()
 """The process's: users add a family before they make an engine, so no engine can own it."""
 
 ModelRegistry = REGISTRY

@@ -95,7 +95,8 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
 
 def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) -> dict[str, Any]:
     """Return what a draft head's config.json lacks: what it is, and what it must know of the model."""
-    from jaxllm.models.registry import EAGLE3_HEAD, MTP_HEADS
+    from jaxllm.models.families.eagle3 import EAGLE3_HEAD
+    from jaxllm.models.families.mtp import MTP_HEADS
 
     architecture = config.model_config.architecture
     match method:

@@ -118,3 +118,9 @@ BERT = Family(
 )
 BERT_CLASSIFIER = replace(BERT, config_from_hf=bert_classifier_config)
 BERT_TOKEN_CLASSIFIER = replace(BERT, config_from_hf=bert_token_classifier_config)
+FAMILIES = {
+    "BertModel": BERT,
+    "BertForMaskedLM": BERT,
+    "BertForSequenceClassification": BERT_CLASSIFIER,
+    "BertForTokenClassification": BERT_TOKEN_CLASSIFIER,
+}

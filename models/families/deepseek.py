@@ -164,3 +164,7 @@ DEEPSEEK_V3 = Family(
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),
 )
+FAMILIES = {
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+}

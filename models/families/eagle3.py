@@ -155,3 +155,5 @@ EAGLE3 = Family(
     # Which ids it can guess is said twice; and a head that can guess all may say that too.
     leaves_out=("t2d", "d2t"),
 )
+EAGLE3_HEAD = "LlamaForCausalLMEagle3"
+FAMILIES = {EAGLE3_HEAD: EAGLE3}

@@ -75,3 +75,4 @@ def read_gemma(
 
 
 GEMMA2 = Family(config_from_hf=gemma2_config, names=GEMMA_NAMES)
+FAMILIES = {"Gemma2ForCausalLM": GEMMA2}

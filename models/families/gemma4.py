@@ -273,7 +273,9 @@ class Gemma4Frame(Frame):
         return total_tlp.astype(x_td.dtype).swapaxes(0, 1)
 
 
-GEMMA4 = Family(config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame)
+GEMMA4 = Family(
+    config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame, is_text_part=True
+)
 GEMMA4_MULTIMODAL = Family(
     config_from_hf=gemma4_multimodal_config,
     names=GEMMA4_NAMES,
@@ -281,3 +283,7 @@ GEMMA4_MULTIMODAL = Family(
     frame=Gemma4Frame,
     is_wrapper=True,
 )
+FAMILIES = {
+    "Gemma4ForCausalLM": GEMMA4,
+    "Gemma4ForConditionalGeneration": GEMMA4_MULTIMODAL,
+}

@@ -73,3 +73,4 @@ GLM4_MOE = Family(
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),
 )
+FAMILIES = {"Glm4MoeForCausalLM": GLM4_MOE}

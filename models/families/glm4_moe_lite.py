@@ -51,3 +51,4 @@ GLM4_MOE_LITE = Family(
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),
 )
+FAMILIES = {"Glm4MoeLiteForCausalLM": GLM4_MOE_LITE}

@@ -101,3 +101,7 @@ GPT2 = Family(
     leaves_out=("*.attn.bias", "*.attn.masked_bias"),
 )
 GPT2_TOKEN_CLASSIFIER = replace(GPT2, config_from_hf=gpt2_token_classifier_config)
+FAMILIES = {
+    "GPT2LMHeadModel": GPT2,
+    "GPT2ForTokenClassification": GPT2_TOKEN_CLASSIFIER,
+}

@@ -89,3 +89,4 @@ def gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 GPT_OSS = Family(config_from_hf=gpt_oss_config, names=GPT_OSS_NAMES)
+FAMILIES = {"GptOssForCausalLM": GPT_OSS}

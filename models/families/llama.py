@@ -52,3 +52,4 @@ def llama_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 LLAMA = Family(config_from_hf=llama_config, names=LLAMA_NAMES)
+FAMILIES = {"LlamaForCausalLM": LLAMA}

@@ -82,3 +82,8 @@ MISTRAL3 = Family(
     names=LLAMA_NAMES,
     is_wrapper=True,
 )
+FAMILIES = {
+    "MistralForCausalLM": MISTRAL,
+    "Mistral3ForConditionalGeneration": MISTRAL3,
+    "Ministral3ForCausalLM": MINISTRAL3,
+}

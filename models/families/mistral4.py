@@ -71,3 +71,4 @@ def mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 MISTRAL4 = Family(config_from_hf=mistral4_config, names=MISTRAL4_NAMES)
+FAMILIES = {"Mistral4ForCausalLM": MISTRAL4}

@@ -48,3 +48,4 @@ def mixtral_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 MIXTRAL = Family(config_from_hf=mixtral_config, names=MIXTRAL_NAMES)
+FAMILIES = {"MixtralForCausalLM": MIXTRAL}

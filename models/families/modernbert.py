@@ -160,3 +160,9 @@ MODERNBERT = Family(
 )
 MODERNBERT_CLASSIFIER = replace(MODERNBERT, config_from_hf=modernbert_classifier_config)
 MODERNBERT_TOKEN_CLASSIFIER = replace(MODERNBERT, config_from_hf=modernbert_token_classifier_config)
+FAMILIES = {
+    "ModernBertModel": MODERNBERT,
+    "ModernBertForMaskedLM": MODERNBERT,
+    "ModernBertForSequenceClassification": MODERNBERT_CLASSIFIER,
+    "ModernBertForTokenClassification": MODERNBERT_TOKEN_CLASSIFIER,
+}

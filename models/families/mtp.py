@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -70,3 +71,16 @@ def mtp_of(family: Family, architecture: str) -> Family:
 DEEPSEEK_MTP = mtp_of(DEEPSEEK_V3, "DeepSeekMTPModel")
 GLM4_MOE_MTP = mtp_of(GLM4_MOE, "Glm4MoeMTPModel")
 GLM4_MOE_LITE_MTP = mtp_of(GLM4_MOE_LITE, "Glm4MoeLiteMTPModel")
+FAMILIES = {
+    "DeepSeekMTPModel": DEEPSEEK_MTP,
+    "Glm4MoeMTPModel": GLM4_MOE_MTP,
+    "Glm4MoeLiteMTPModel": GLM4_MOE_LITE_MTP,
+}
+MTP_HEADS = MappingProxyType(
+    {
+        "DeepseekV3ForCausalLM": "DeepSeekMTPModel",
+        "Glm4MoeForCausalLM": "Glm4MoeMTPModel",
+        "Glm4MoeLiteForCausalLM": "Glm4MoeLiteMTPModel",
+    }
+)
+"""The draft head that checkpoints of an architecture may have after their last layer."""

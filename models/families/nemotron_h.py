@@ -160,3 +160,4 @@ NEMOTRON_H = Family(
     prefixes=(Prefixes("backbone.", ""), DECODER_PREFIXES),
     leaves_out=("mtp.*",),
 )
+FAMILIES = {"NemotronHForCausalLM": NEMOTRON_H}

@@ -90,3 +90,4 @@ OPT = Family(
     prefixes=(Prefixes("model.decoder.", ""), Prefixes("decoder.", "")),
     leaves_out=("*decoder.version",),
 )
+FAMILIES = {"OPTForCausalLM": OPT}

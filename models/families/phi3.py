@@ -54,3 +54,4 @@ def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PHI3 = Family(config_from_hf=phi3_config, names=PHI3_NAMES)
+FAMILIES = {"Phi3ForCausalLM": PHI3}

@@ -85,3 +85,9 @@ QWEN3_5_MULTIMODAL = Family(
 QWEN3_5_MOE_MULTIMODAL = Family(
     config_from_hf=qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=OTHERS, **MOE_NAMES
 )
+FAMILIES = {
+    "Qwen3_5ForCausalLM": QWEN3_5,
+    "Qwen3_5MoeForCausalLM": QWEN3_5_MOE,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5_MULTIMODAL,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE_MULTIMODAL,
+}

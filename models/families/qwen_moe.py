@@ -99,3 +99,7 @@ def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 QWEN2_MOE = Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES)
 QWEN3_MOE = Family(config_from_hf=qwen3_moe_config, names=MOE_NAMES)
+FAMILIES = {
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+}

@@ -76,3 +76,8 @@ def with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
 QWEN2_VL = Family(config_from_hf=qwen2_vl_config, names=LLAMA_NAMES, is_wrapper=True)
 QWEN2_5_VL = Family(config_from_hf=qwen2_5_vl_config, names=LLAMA_NAMES, is_wrapper=True)
 QWEN3_VL = Family(config_from_hf=qwen3_vl_config, names=LLAMA_NAMES, is_wrapper=True)
+FAMILIES = {
+    "Qwen2VLForConditionalGeneration": QWEN2_VL,
+    "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
+    "Qwen3VLForConditionalGeneration": QWEN3_VL,
+}

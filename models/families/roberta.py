@@ -53,3 +53,13 @@ ROBERTA = replace(
 )
 ROBERTA_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_classifier_config)
 ROBERTA_TOKEN_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_token_classifier_config)
+FAMILIES = {
+    f"{model}{head}": family
+    for model in ("Roberta", "XLMRoberta", "Camembert")
+    for head, family in (
+        ("Model", ROBERTA),
+        ("ForMaskedLM", ROBERTA),
+        ("ForSequenceClassification", ROBERTA_CLASSIFIER),
+        ("ForTokenClassification", ROBERTA_TOKEN_CLASSIFIER),
+    )
+}

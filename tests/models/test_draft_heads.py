@@ -17,7 +17,8 @@ from jaxllm.loading.load import load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, get_family
 from jaxllm.models.config import DraftHead
-from jaxllm.models.registry import EAGLE3_HEAD, MTP_HEADS
+from jaxllm.models.families.eagle3 import EAGLE3_HEAD
+from jaxllm.models.families.mtp import MTP_HEADS
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
 from tests.models.running import attention_of, chunk_inputs, empty_pools
 

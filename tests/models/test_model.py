@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_architectures
+from jaxllm.models.families.mtp import MTP_HEADS
 from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
-from jaxllm.models.registry import MTP_HEADS
 from tests.models.dense import dense_attention
 from tests.models.running import attention_of, build_model, chunk_inputs, empty_pools
 from tests.models.tiny import CASES, read_hf_config, read_tensors

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from jaxllm.models import Family, get_family, register_model, registry, supported_architectures
+from jaxllm.models import Family, families, get_family, register_model, registry, supported_architectures
 from jaxllm.models.families.llama import LLAMA
 
 
@@ -46,6 +48,12 @@ def test_a_registered_family_can_be_the_nearest(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("architecture", supported_architectures())
 def test_every_registered_name_loads(architecture: str) -> None:
     assert isinstance(get_family(architecture), Family)
+
+
+def test_an_architecture_is_declared_once() -> None:
+    modules = [import_module(f"{families.__name__}.{name}") for _, name, _ in pkgutil.iter_modules(families.__path__)]
+    names = [name for module in modules for name in getattr(module, "FAMILIES", ())]
+    assert len(names) == len(set(names)) > 50
 
 
 def test_register_model_adds_and_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
