@@ -92,9 +92,12 @@ def test_commands_take_their_flags():
     for command in commands:
         parser.parse_args(shlex.split(command))
     for script, words in re.findall(r"`(scripts/[\w/]+\.(?:py|sh))([^`]*)`", text):
-        program = f"{script.removesuffix('.py')}/{words.split()[0] if words else ''}.py"
         files = [script, *(["scripts/benchmark.py"] if script.endswith("benchmark.sh") else [])]
-        source = "".join(read(file) for file in [*files, program] if (ROOT / file).is_file())
+        if (folder := ROOT / script.removesuffix(".py")).is_dir():
+            program = folder / words.split()[0]
+            files += [str(path.relative_to(ROOT)) for path in (program.with_suffix(".py"), program / "__main__.py")]
+            assert any((ROOT / file).is_file() for file in files[1:]), f"{script} {words}"
+        source = "".join(read(file) for file in files if (ROOT / file).is_file())
         for flag in re.findall(r"--[\w-]+", words):
             assert f'"{flag}"' in source, f"{script} {flag}"
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the README's chart, docs/images/speed.svg, from the figures that scripts/benchmark.py saved."""
 
 from __future__ import annotations
@@ -8,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarking.report import METRICS, OURS, medians, number
+from peers.report import METRICS, OURS, medians, number
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIGURES, CHART = ROOT / "benchmarks/results/comparison_bfloat16.json", ROOT / "docs/images/speed.svg"
 SHOWN = ("offline_output", "stream")
 CONTESTANTS = ("jaxllm", "vllm", "hf_static", "llamacpp")

@@ -1,10 +1,10 @@
-"""The README's chart is the one that scripts/draw_speed.py draws of the saved figures."""
+"""The README's chart is the one that scripts/make.py speed_chart draws of the saved figures."""
 
 from __future__ import annotations
 
 import json
 
-from draw_speed import CHART, FIGURES, draw
+from make.speed_chart import CHART, FIGURES, draw
 
 
 def test_the_chart_shows_the_saved_figures():
