@@ -1,26 +1,26 @@
-"""What ops of matmuls have in common that run what they can, and leave the rest to plain XLA."""
+"""The base of matmul ops: the choice of an implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from .implementations import Implementation, Implementations, load
 
 
 @dataclass(frozen=True)
 class MatmulOp:
-    """An op of matmuls in one implementation. What that cannot run is left to plain XLA."""
+    """A matmul op in one implementation."""
+
+    implementations: ClassVar[Implementations]
 
     implementation: str = "xla"
 
     @property
-    def _implementations(self) -> Mapping[str, Any]:
-        raise NotImplementedError
-
-    @property
-    def _entry(self) -> Any:
-        return self._implementations[self.implementation]
+    def _entry(self) -> Implementation:
+        return self.implementations[self.implementation]
 
     @property
     def platform(self) -> str | None:
@@ -28,14 +28,14 @@ class MatmulOp:
         return self._entry.platform
 
     def refusal(self, shape: Any) -> str | None:
-        """Say why a matmul is left to plain XLA, None if it is not."""
+        """Return why the implementation cannot run a matmul, None if it can."""
         return self._entry.refusal(shape)
 
     def prepare(self, shapes: Sequence[Any], folder: Path | None = None) -> None:
         """Compile and register what programs with these matmuls call, so that this process can load such programs.
 
-        Machine code is kept in `folder`, if given, for other processes.
+        Machine code is kept in `folder`, if it is not None, for other processes.
         """
         for shape in shapes:
-            if self.refusal(shape) is None:
-                self._entry.prepare(shape, folder)
+            if self._entry.prepare and self.refusal(shape) is None:
+                load(self._entry.prepare)(shape, folder)

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.implementations import GROUPED_MATMUL, choose, load
+from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
 from .groups import Grouping, Groups, capacity, group_rows
-from .implementations import IMPLEMENTATIONS, Implementation
 from .shape import ACTIVATIONS, MatmulShape
 
 __all__ = [
     "ACTIVATIONS",
-    "IMPLEMENTATIONS",
     "GroupedMatmul",
     "Grouping",
     "Groups",
@@ -33,31 +32,20 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class GroupedMatmul:
+class GroupedMatmul(MatmulOp):
     """The op in one implementation; make it with `pick`."""
 
-    implementation: str = "xla"
+    implementations = GROUPED_MATMUL
+
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
     architecture: str | None = None
     """The device's, as `pick` takes it."""
 
     @property
-    def _entry(self) -> Implementation:
-        return IMPLEMENTATIONS[self.implementation]
-
-    @property
     def row_alignment(self) -> int:
         """Return the number of which each group's first row is a multiple."""
-        return self._entry.row_alignment()
-
-    def prepare(self, shapes: Sequence[MatmulShape], folder: Path | None = None) -> None:
-        """Compile and register what programs with these matmuls call, so that this process can load such programs.
-
-        Machine code is kept in `folder`, if given, for other processes.
-        """
-        for shape in shapes:
-            self._entry.prepare(shape, folder)
+        return self._entry.row_alignment
 
     def __call__(
         self,
@@ -92,9 +80,9 @@ class GroupedMatmul:
         _, num_experts, num_outputs, num_inputs = weight.shape
         form = weight.format if isinstance(weight, Quantized) else None
         shape = MatmulShape(num_experts, num_outputs, num_inputs, x_ri.dtype, form, out_dtype, activation)
-        if reason := self._entry.refusal(shape):
+        if reason := self.refusal(shape):
             raise ValueError(f"grouped_matmul: {self.implementation!r} cannot run this: {reason}")
-        return self._entry.load(self.architecture)(
+        return load(self._entry.function)(
             x_ri,
             weight,
             layer,
@@ -127,21 +115,9 @@ def pick(
 ) -> tuple[GroupedMatmul, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernel if it is not.
 
-    One op runs all of a layer's matmuls, of these shapes, since they share their groups. `name` is one of
-    `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. `architecture` is as
+    One op runs all of a layer's matmuls, of these shapes, since they share their groups. `name` is a key of
+    `GROUPED_MATMUL`; a CPU runs the kernels of other platforms in their interpreters. `architecture` is as
     `paged_attention.pick` takes it. Raises ValueError for a name that does not exist, or that cannot run these shapes.
     """
-    if name not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"grouped matmul: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
-    own = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
-    entry = IMPLEMENTATIONS[name or own]
-    is_elsewhere = entry.platform not in (None, platform)
-    reason = None if is_elsewhere else entry.device_refusal(architecture)
-    reason = reason or next(filter(None, map(entry.refusal, shapes)), None)
-    if name is None:
-        return GroupedMatmul(own if reason is None else "xla", architecture=architecture), reason
-    if is_elsewhere and platform != "cpu":
-        raise ValueError(f"grouped matmul: {name!r} does not run on a {platform}")
-    if reason is not None:
-        raise ValueError(f"grouped matmul: {name!r} cannot run this model here: {reason}")
-    return GroupedMatmul(name, interpret=is_elsewhere, architecture=architecture), None
+    choice = choose(GROUPED_MATMUL, shapes, platform, name, architecture, "grouped matmul")
+    return GroupedMatmul(choice.implementation, choice.interpret, architecture), choice.reason

@@ -7,38 +7,28 @@ themselves, and a pool holds nothing else. `reference.py` defines what is correc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax import Array
 
+from pallas_kernels.implementations import LATENT_ATTENTION, load
 from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
-from pallas_kernels.paged_attention.implementations import Implementation
 from pallas_kernels.paged_attention.layout import to_pool_dtype
-from pallas_kernels.pool_op import choose
+from pallas_kernels.pool_op import pick_pool_op
 
-from .implementations import IMPLEMENTATIONS
 from .layout import LatentPool, LatentShape
 
-__all__ = ["IMPLEMENTATIONS", "LatentAttention", "LatentPool", "LatentShape", "pick"]
-
-NAME = "attention over latents"
+__all__ = ["LatentAttention", "LatentPool", "LatentShape", "pick"]
 
 
 @dataclass(frozen=True)
 class LatentAttention(PoolAttention):
     """The op for one shape in one implementation; make it with `pick`."""
 
+    name = "attention over latents"
+    implementations = LATENT_ATTENTION
+
     shape: LatentShape
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        return NAME
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     @property
     def cuts_pool(self) -> bool:
@@ -81,7 +71,7 @@ class LatentAttention(PoolAttention):
           ValueError: for arrays that are not of this shape.
         """
         self._check(q_tnh, latents_th, kv_pool, num_layers)
-        return self._entry.load(self.architecture)(
+        return load(self._entry.function)(
             q_tnh,
             to_pool_dtype(latents_th, self.shape.kv_dtype),
             kv_pool,
@@ -92,6 +82,7 @@ class LatentAttention(PoolAttention):
             latent_dim=self.shape.latent_dim,
             tiles=self.tiles,
             interpret=self.interpret,
+            **self._device,
         )
 
     def _check(self, q_tnh: Array, latents_th: Array, kv_pool: LatentPool, num_layers: int) -> None:
@@ -109,5 +100,4 @@ def pick(
     shape: LatentShape, platform: str, name: str | None = None, *, architecture: str | None = None
 ) -> tuple[LatentAttention, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`."""
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
-    return LatentAttention(shape, *choice[:2], architecture=architecture), choice.reason
+    return pick_pool_op(LatentAttention, shape, platform, name, architecture)

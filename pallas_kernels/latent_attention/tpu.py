@@ -12,17 +12,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
+from pallas_kernels.paged_attention.layout import FLOAT8
 from pallas_kernels.paged_attention.tpu import float8
 from pallas_kernels.paged_attention.tpu.options import Options, ring_length
 from pallas_kernels.paged_attention.tpu.step import attend_step
 
-from .layout import LatentPool, LatentShape, row_columns
+from .layout import LANES, LatentPool, LatentShape, row_columns
 
 KV_TILE = 512
 QUERY_ROWS = 2048
 """So many rows, tokens times heads, are a query tile, if that is not fewer tokens than the next."""
 LEAST_TOKENS = 32
 """A query tile has the rows of at least one 8-bit tile of the pool, as writing wants it."""
+MOST_HEAD_BYTES = 256
+"""The heads of a device times the bytes of a number: a query tile of more leaves too little of a TPU's fast memory."""
 
 
 def tpu_latent_attention(
@@ -69,6 +72,24 @@ def tpu_latent_attention(
         options=options,
     )
     return out_tknv[:, 0].astype(q_tnh.dtype), LatentPool(pool[:, 0])
+
+
+def tpu_refusal(shape: LatentShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.latent_dim % LANES:
+        return f"latents must have a multiple of {LANES} numbers, not {shape.latent_dim}"
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    most = MOST_HEAD_BYTES // jnp.dtype(shape.dtype).itemsize
+    if shape.num_heads > most:
+        return f"a device can have at most {most} heads in {jnp.dtype(shape.dtype).name}, not {shape.num_heads}"
+    if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
+        return f"the pool must be of the same dtype or float8, not {jnp.dtype(shape.kv_dtype).name}"
+    # A float8 tile has 32 rows.
+    block_sizes = (32, 64, 128) if shape.kv_dtype in FLOAT8 else (16, 32, 64, 128)
+    if shape.block_size not in block_sizes:
+        return f"block_size must be {', '.join(map(str, block_sizes))}, not {shape.block_size}"
+    return None
 
 
 def tpu_tiles(shape: LatentShape, architecture: str | None) -> Tiles:

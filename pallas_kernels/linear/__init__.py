@@ -5,33 +5,30 @@ It is the matmul of all dense layers and of the output head. `reference.py` defi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.implementations import LINEAR, load
 from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
 from .cpu.rounding import rounding_refusal
-from .implementations import IMPLEMENTATIONS, Implementation
 from .shape import ACTIVATIONS, LinearShape
 
-__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick", "rounding_refusal"]
+__all__ = ["ACTIVATIONS", "Linear", "LinearShape", "pick", "rounding_refusal"]
 
 
 @dataclass(frozen=True)
 class Linear(MatmulOp):
     """The op in one implementation. A matmul that the implementation cannot run is left to plain XLA."""
 
+    implementations = LINEAR
+
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     def __call__(
         self,
@@ -75,7 +72,7 @@ class Linear(MatmulOp):
             x_ti = x_ti.astype(dtype)
         shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
         name = "xla" if dtype != x_ti.dtype or self.refusal(shape) else self.implementation
-        return IMPLEMENTATIONS[name].load()(
+        return load(LINEAR[name].function)(
             x_ti,
             weight,
             layer,
@@ -94,6 +91,6 @@ def pick(platform: str, *, architecture: str | None = None) -> tuple[Linear, str
 
     `architecture` is a GPU's compute capability, such as "9.0".
     """
-    name = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
-    reason = IMPLEMENTATIONS[name].device_refusal(architecture)
+    name = next((key for key, entry in LINEAR.items() if entry.platform == platform), "xla")
+    reason = LINEAR[name].device_refusal(architecture)
     return Linear(name if reason is None else "xla"), reason

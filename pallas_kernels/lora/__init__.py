@@ -5,29 +5,27 @@ The matrices of several adapters lie side by side, in slots. `reference.py` defi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.implementations import LORA, load
 from pallas_kernels.matmul_op import MatmulOp
 
-from .implementations import IMPLEMENTATIONS, Implementation
 from .rows import Rows, sort_rows
 from .shape import LoraShape
 
-__all__ = ["IMPLEMENTATIONS", "Lora", "LoraShape", "Rows", "pick", "sort_rows"]
+__all__ = ["Lora", "LoraShape", "Rows", "pick", "sort_rows"]
 
 
 @dataclass(frozen=True)
 class Lora(MatmulOp):
     """The op in one implementation. Adapters that the implementation cannot take are left to plain XLA."""
 
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
+    implementations = LORA
 
     def __call__(
         self,
@@ -72,10 +70,10 @@ class Lora(MatmulOp):
             raise ValueError(f"lora: B {up_lco.shape} is not of {num_slots} slots and of parts {list(parts)}")
         shape = LoraShape(rank, x_ti.shape[1], tuple(parts), x_ti.dtype, out_dtype)
         name = "xla" if self.refusal(shape) or down_lci.dtype != x_ti.dtype else self.implementation
-        run = IMPLEMENTATIONS[name].load()
+        run = load(LORA[name].function)
         return run(x_ti, down_lci, up_lco, layer, rows, parts, num_slots, plus_to=plus_to, out_dtype=out_dtype)
 
 
 def pick(platform: str) -> Lora:
     """Return the op for a platform: "cpu", "tpu" or "gpu"."""
-    return Lora(next((name for name, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla"))
+    return Lora(next((key for key, entry in LORA.items() if entry.platform == platform), "xla"))

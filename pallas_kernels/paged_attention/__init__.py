@@ -5,22 +5,20 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
 
-from pallas_kernels.pool_op import choose
+from pallas_kernels.implementations import PAGED_ATTENTION, load
+from pallas_kernels.pool_op import pick_pool_op
 
-from .implementations import IMPLEMENTATIONS, Implementation
 from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, PairedPool, SplitPool, copy_blocks, to_pool_dtype
 from .op import PoolAttention
 from .rope import Rope, rotate
 from .tiles import Tiles
 
 __all__ = [
-    "IMPLEMENTATIONS",
     "NO_WINDOW",
     "AttentionBatch",
     "AttentionShape",
@@ -36,7 +34,6 @@ __all__ = [
     "pick",
 ]
 
-NAME = "paged attention"
 NO_WINDOW = 2**30
 """The window of global attention: longer than any sequence."""
 
@@ -45,16 +42,10 @@ NO_WINDOW = 2**30
 class PagedAttention(PoolAttention):
     """The op for one shape in one implementation; make it with `pick`."""
 
+    name = "paged attention"
+    implementations = PAGED_ATTENTION
+
     shape: AttentionShape
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        return NAME
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     @property
     def cuts_pool(self) -> bool:
@@ -111,7 +102,7 @@ class PagedAttention(PoolAttention):
             if rope is not None:
                 q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
             k_tkh, v_tkh = (to_pool_dtype(x, self.shape.kv_dtype) for x in (k_tkh, v_tkh))
-        return self._entry.load(self.architecture)(
+        return load(self._entry.function)(
             q_tnh,
             k_tkh,
             v_tkh,
@@ -125,6 +116,7 @@ class PagedAttention(PoolAttention):
             sinks_n=sinks_n,
             tiles=self.tiles,
             interpret=self.interpret,
+            **self._device,
             **fused,
         )
 
@@ -147,9 +139,9 @@ def pick(
 ) -> tuple[PagedAttention, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
 
-    `name` is one of `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. `architecture`
-    is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as "TPU v6 lite",
-    or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on this device.
+    `name` is a key of `PAGED_ATTENTION`; a CPU runs the kernels of other platforms in their interpreters.
+    `architecture` is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as
+    "TPU v6 lite", or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on
+    this device.
     """
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
-    return PagedAttention(shape, *choice[:2], architecture=architecture), choice.reason
+    return pick_pool_op(PagedAttention, shape, platform, name, architecture)

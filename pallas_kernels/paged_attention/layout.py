@@ -29,6 +29,21 @@ class AttentionShape(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
 
+def refuse_sizes(
+    shape: AttentionShape, head_dims: tuple[int, ...], dtypes: tuple[Any, ...], block_sizes: tuple[int, ...]
+) -> str | None:
+    """Return why a kernel for these sizes and dtypes cannot run a shape, or None if it can."""
+    if shape.head_dim not in head_dims:
+        return f"head_dim must be {', '.join(map(str, head_dims[:-1]))} or {head_dims[-1]}, not {shape.head_dim}"
+    if shape.dtype not in dtypes:
+        return f"dtype must be {' or '.join(jnp.dtype(x).name for x in dtypes)}, not {jnp.dtype(shape.dtype).name}"
+    if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
+        return f"the pool must be of the same dtype or float8, not {jnp.dtype(shape.kv_dtype).name}"
+    if shape.block_size not in block_sizes:
+        return f"block_size must be {', '.join(map(str, block_sizes))}, not {shape.block_size}"
+    return None
+
+
 class SplitPool(NamedTuple):
     """The pool of the XLA path has keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from pallas_kernels.implementations import load
 from pallas_kernels.pool_op import PoolOp
 
-from .tiles import Tiles
+from .tiles import XLA_TILES, Tiles
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,12 @@ class PoolAttention(PoolOp):
 
     @property
     def tiles(self) -> Tiles:
-        """How the host cuts chunks for it, and how it cuts its work."""
-        return self._entry.tiles(self.shape, self.architecture)
+        """Return how the host cuts chunks for it, and how it cuts its work."""
+        return load(self._entry.tiles)(self.shape, **self._device) if self._entry.tiles else XLA_TILES
+
+    @property
+    def _device(self) -> dict[str, Any]:
+        return {"architecture": self.architecture} if self._entry.takes_architecture else {}
 
     @property
     def row_alignment(self) -> int:

@@ -6,6 +6,6 @@ first of which is the layer's null slot, 0 of the batch: what is in it is never 
 """
 
 from .batch import StateBatch
-from .op import Implementation, StateOp, cpu_implementation
+from .op import StateOp
 
-__all__ = ["Implementation", "StateBatch", "StateOp", "cpu_implementation"]
+__all__ = ["StateBatch", "StateOp"]

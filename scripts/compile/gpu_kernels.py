@@ -29,7 +29,8 @@ from jax.sharding import NamedSharding
 
 from compile.gpu_compiler import find_device
 from compile.gpu_row import compile_row, report
-from pallas_kernels.paged_attention import IMPLEMENTATIONS, AttentionBatch, PagedAttention, Rope
+from pallas_kernels.implementations import PAGED_ATTENTION
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
@@ -118,7 +119,7 @@ def main() -> int:
     sharding = find_device()
     rows = []
     for name in args.cases:
-        if reason := IMPLEMENTATIONS["gpu"].refusal(CASES[name].shape()):
+        if reason := PAGED_ATTENTION["gpu"].refusal(CASES[name].shape()):
             print(f"{name} runs in plain XLA: {reason}", flush=True)
             continue
         for kernel in args.kernels:

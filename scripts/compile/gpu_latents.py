@@ -29,7 +29,8 @@ from jax.sharding import NamedSharding
 
 from compile.gpu_compiler import find_device
 from compile.gpu_row import compile_row, report
-from pallas_kernels.latent_attention import IMPLEMENTATIONS, LatentAttention
+from pallas_kernels.implementations import LATENT_ATTENTION
+from pallas_kernels.latent_attention import LatentAttention
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.paged_attention import AttentionBatch
 
@@ -52,7 +53,9 @@ def main() -> int:
     for name, share in itertools.product(args.cases, args.shares):
         num_heads, rest = divmod(CASES[name].num_heads, share)
         case = CASES[name]._replace(num_heads=num_heads)
-        reason = f"{share} devices cannot share out its heads" if rest else IMPLEMENTATIONS["gpu"].refusal(case.shape())
+        reason = (
+            f"{share} devices cannot share out its heads" if rest else LATENT_ATTENTION["gpu"].refusal(case.shape())
+        )
         if reason:
             print(f"{name} on {share} devices: {reason}", flush=True)
             continue

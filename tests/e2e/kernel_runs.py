@@ -16,6 +16,7 @@ import jax
 
 from jaxllm import SamplingParams
 from pallas_kernels import latent_attention, paged_attention
+from pallas_kernels.implementations import LATENT_ATTENTION, PAGED_ATTENTION, load
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 
 SETTINGS: dict[str, Any] = {
@@ -64,23 +65,21 @@ def count_calls(backend: str) -> Callable[[], int]:
     """Make the implementation count how often it runs on the device; return what reads the count."""
     calls: list[int] = []
 
-    def count(entry: Any) -> Any:
-        def load(architecture: str | None) -> Callable[..., Any]:
-            run = entry.load(architecture)
+    def load_counting(name: str) -> Callable[..., Any]:
+        function = load(name)
 
-            def counted(*arguments: Any, **settings: Any) -> Any:
-                out_tnh, pool = run(*arguments, **settings)
-                jax.debug.callback(lambda _: calls.append(1), out_tnh[0, 0, 0])
-                return out_tnh, pool
+        def counted(*arguments: Any, **settings: Any) -> Any:
+            out_tnh, pool = function(*arguments, **settings)
+            jax.debug.callback(lambda _: calls.append(1), out_tnh[0, 0, 0])
+            return out_tnh, pool
 
-            return counted
-
-        return entry._replace(load=load)
+        return counted if name in counted_functions else function
 
     ops: tuple[Any, ...] = (paged_attention, latent_attention)
+    tables = (PAGED_ATTENTION, LATENT_ATTENTION)
+    counted_functions = {table[backend].function for table in tables if backend in table}
     for op in ops:
-        own = {backend: count(op.IMPLEMENTATIONS[backend])} if backend in op.IMPLEMENTATIONS else {}
-        op.IMPLEMENTATIONS = dict(op.IMPLEMENTATIONS) | own
+        op.load = load_counting
 
     def read() -> int:
         jax.effects_barrier()

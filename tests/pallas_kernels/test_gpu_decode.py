@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.implementations import PAGED_ATTENTION
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool, Rope
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
-from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
@@ -147,7 +147,7 @@ def test_the_op_rotates_writes_decodes_and_prefills(chunks: list[tuple[int, int]
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
 def test_every_case_has_tiles_in_flight(kv_dtype: Any) -> None:
     for name, case in CASES.items():
-        if IMPLEMENTATIONS["gpu"].refusal(case.shape()):
+        if PAGED_ATTENTION["gpu"].refusal(case.shape()):
             continue
         config = decode_config(case.head_dim, jnp.dtype(kv_dtype), num_rows=64, num_kv_heads=case.num_kv_heads)
         in_flight = config.stages * config.tile * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize

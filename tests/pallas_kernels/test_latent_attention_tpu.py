@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.latent_attention import IMPLEMENTATIONS, LatentAttention, LatentPool, LatentShape, pick
+from pallas_kernels.implementations import LATENT_ATTENTION
+from pallas_kernels.latent_attention import LatentAttention, LatentPool, LatentShape, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.latent_attention.layout import row_columns
 from pallas_kernels.latent_attention.tpu import tpu_latent_attention, tpu_tiles
@@ -189,7 +190,7 @@ def test_tiles_of_real_models_fit(case: str, kv_dtype: Any, architecture: str | 
     for num_devices in (1, 2, 4):
         shape = CASES[case].shape(kv_dtype=kv_dtype)
         shape = shape._replace(num_heads=shape.num_heads // num_devices)
-        assert IMPLEMENTATIONS["tpu"].refusal(shape) is None
+        assert LATENT_ATTENTION["tpu"].refusal(shape) is None
         tiles = tpu_tiles(shape, architecture)
         assert tiles.decode * tiles.kv * row_columns(shape) * jnp.dtype(kv_dtype).itemsize <= 16 * 2**20
         assert tiles.query * shape.num_heads <= 4096

@@ -13,9 +13,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.implementations import PAGED_ATTENTION
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, SplitPool, Tiles
 from pallas_kernels.paged_attention.cases import CASES
-from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.tpu import float8, tpu_paged_attention, tpu_tiles
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 from tests.pallas_kernels.steps import (
@@ -291,7 +291,7 @@ def test_a_race_would_be_reported() -> None:
 @pytest.mark.parametrize("architecture", [None, "TPU v6 lite", "TPU7x"])
 def test_tiles_of_real_models_fit(case: str, kv_dtype: Any, architecture: str | None) -> None:
     shape = CASES[case].shape(kv_dtype=kv_dtype)
-    assert IMPLEMENTATIONS["tpu"].refusal(shape) is None
+    assert PAGED_ATTENTION["tpu"].refusal(shape) is None
     tiles = tpu_tiles(shape, architecture)
     tile_bytes = tiles.kv * shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(kv_dtype).itemsize
     assert tiles.decode * tile_bytes <= 16 * 2**20

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.native import uninitialized
 from pallas_kernels.native.compiling import register
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 
@@ -18,6 +17,16 @@ from .kernel import Kernel
 UNIT_LANES = 128
 """How many heads of rows of a chunk are a unit of work, if a row has no more: their sums are to stay in a core's cache.
 """
+
+
+def cpu_refusal(shape: LatentShape) -> str | None:
+    """Return why the kernel cannot run a shape, or None if it can."""
+    sizes = shape.latent_dim, shape.rope_dim, shape.block_size
+    if any(size % 16 for size in sizes):
+        return "latents, their rotated part and block_size must be multiples of 16, not {}, {} and {}".format(*sizes)
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    return None
 
 
 def cpu_tiles(shape: LatentShape) -> Tiles:
@@ -30,7 +39,6 @@ def cpu_prepare(shape: LatentShape, folder: Path | None = None) -> str:
 
     A program that another process compiled needs it when it is loaded.
     """
-    uninitialized.prepare(folder)
     sizes = "_".join(map(str, shape[:4]))
     name = f"latent_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
     return register(name, Kernel(shape, cpu_tiles(shape).query), folder)

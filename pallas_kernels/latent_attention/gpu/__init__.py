@@ -19,10 +19,10 @@ from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work
 
 from ..layout import LatentPool
 from .attend import Config, Work, attend, fill_smem
-from .sizes import TILE, divide_heads, gpu_tiles, refuse, split_rule
+from .sizes import TILE, divide_heads, gpu_tiles, split_rule
 from .write import write_latents
 
-__all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention", "refuse"]
+__all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention"]
 
 # Of thread blocks in the interpreter: idle ones take their time too.
 INTERPRETED_WORKERS = 2

@@ -75,7 +75,7 @@ def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
     )
 
 
-def refuse(shape: LatentShape) -> str | None:
+def refusal(shape: LatentShape) -> str | None:
     """Say why the kernels cannot run a shape, or None if they can."""
     if shape.latent_dim not in (256, 512) or shape.rope_dim != PART_COLUMNS:
         return f"latents must be of 256 or 512 numbers and 64 rotated ones, not {shape.latent_dim} and {shape.rope_dim}"

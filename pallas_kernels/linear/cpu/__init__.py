@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,6 +21,8 @@ __all__ = [
     "Kind",
     "arrays_of",
     "can_multiply",
+    "cpu_int8_linear",
+    "cpu_int8_prepare",
     "cpu_linear",
     "cpu_prepare",
     "cpu_refusal",
@@ -61,9 +64,7 @@ def cpu_refusal(shape: LinearShape) -> str | None:
         return reason
     size = (shape.num_outputs, shape.num_inputs)
     if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
-        from pallas_kernels.native.compiling import refuse
-
-        return refuse()
+        return None
     return (
         "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, and x float32 for "
         "those of 16 bits; "
@@ -74,6 +75,9 @@ def cpu_refusal(shape: LinearShape) -> str | None:
 def cpu_prepare(shape: LinearShape, folder: Path | None, *, rounds: bool = False) -> None:
     """Compile the kernel of a matmul, kept in a folder."""
     _prepare(_kind(shape, rounds=rounds), folder)
+
+
+cpu_int8_prepare = partial(cpu_prepare, rounds=True)
 
 
 def cpu_linear(
@@ -116,6 +120,9 @@ def cpu_linear(
     plus = jnp.zeros((0, n), out_dtype) if plus_to is None else pad(plus_to)
     bias = jnp.zeros(0, out_dtype) if bias_o is None else bias_o
     return call(pad(x_ti), codes, *numbers, plus, bias, *others)[0][:t]
+
+
+cpu_int8_linear = partial(cpu_linear, rounds=True)
 
 
 def arrays_of(weight: Array | Quantized) -> list[Array]:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.native import uninitialized
 from pallas_kernels.native.compiling import register
 
 from ..layout import AttentionBatch, AttentionShape, PairedPool, SplitPool
@@ -17,6 +16,15 @@ from ..tiles import Tiles
 from .kernel import Kernel
 
 QUERY_TILE = 64
+
+
+def cpu_refusal(shape: AttentionShape) -> str | None:
+    """Return why the kernel cannot run a shape, or None if it can."""
+    if shape.head_dim % 16 or shape.block_size % 16:
+        return f"head_dim and block_size must be multiples of 16, not {shape.head_dim} and {shape.block_size}"
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    return None
 
 
 def cpu_tiles(shape: AttentionShape) -> Tiles:
@@ -29,7 +37,6 @@ def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> str:
 
     A program that another process compiled needs it when it is loaded.
     """
-    uninitialized.prepare(folder)
     sizes = "_".join(map(str, shape[:4]))
     name = f"paged_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
     return register(name, Kernel(shape, QUERY_TILE), folder)

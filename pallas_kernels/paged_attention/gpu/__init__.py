@@ -11,16 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from ..layout import AttentionBatch, AttentionShape, FusedPool
+from ..layout import AttentionBatch, AttentionShape, FusedPool, refuse_sizes
 from ..rope import Rope
 from ..tiles import Tiles
 from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
 from .write import rotate_and_write
 
-__all__ = ["gpu_paged_attention", "gpu_tiles"]
+__all__ = ["gpu_paged_attention", "gpu_refusal", "gpu_tiles"]
+
+
+def gpu_refusal(shape: AttentionShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.head_dim > 256:
+        return (
+            f"head_dim must be 64, 128 or 256, not {shape.head_dim}, whose tiles do not fit in shared memory. "
+            "Plain XLA copies keys and values out of the pool before it multiplies, which moves three times their bytes"
+        )
+    if shape.group > 64:
+        return f"a kv head can serve at most 64 query heads, not {shape.group}"
+    return refuse_sizes(shape, (64, 128, 256), (jnp.bfloat16,), (16, 32, 64, 128))
 
 
 def gpu_tiles(shape: AttentionShape) -> Tiles:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ..layout import AttentionShape
+from ..layout import FLOAT8, AttentionShape, refuse_sizes
 from ..tiles import Tiles
 
 LANES = 128
@@ -84,6 +84,13 @@ def ceil_div(a: Any, b: int) -> Any:
 def hbm() -> pl.BlockSpec:
     """Return the spec of an operand that a kernel fetches by itself."""
     return pl.BlockSpec(memory_space=pl.ANY)
+
+
+def tpu_refusal(shape: AttentionShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    # A float8 tile has 32 rows.
+    block_sizes = (32, 64, 128) if shape.kv_dtype in FLOAT8 else (16, 32, 64, 128)
+    return refuse_sizes(shape, (64, 128, 256, 512), (jnp.bfloat16, jnp.float32), block_sizes)
 
 
 def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:

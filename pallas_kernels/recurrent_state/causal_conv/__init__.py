@@ -5,37 +5,28 @@ A state is a sequence's last inputs. `reference.py` defines what is correct.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jax import Array
 
-from pallas_kernels.pool_op import choose
-from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
+from pallas_kernels.implementations import CAUSAL_CONV
+from pallas_kernels.pool_op import pick_pool_op
+from pallas_kernels.recurrent_state import StateBatch, StateOp
 
-from .implementations import IMPLEMENTATIONS
 from .shape import ConvShape
 
-__all__ = ["IMPLEMENTATIONS", "CausalConv", "ConvShape", "pick"]
-
-NAME = "the causal convolution"
+__all__ = ["CausalConv", "ConvShape", "pick"]
 
 
 @dataclass(frozen=True)
 class CausalConv(StateOp):
     """The op for one shape in one implementation; make it with `pick`."""
 
+    name = "the causal convolution"
+    implementations = CAUSAL_CONV
+
     shape: ConvShape
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        return NAME
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     def __call__(
         self,
@@ -76,7 +67,7 @@ class CausalConv(StateOp):
             sizes["bias"] = bias_c, (shape.num_channels,), shape.dtype
         self._check(pool, num_layers, **sizes)
         if activation not in (None, "silu"):
-            raise ValueError(f"{NAME}: there is no activation {activation!r}, only silu")
+            raise ValueError(f"{self.name}: there is no activation {activation!r}, only silu")
         settings = {"bias_c": bias_c, "activation": activation}
         return self._run(x_tc, weight_kc, pool, batch, layer=layer, num_layers=num_layers, **settings)
 
@@ -85,5 +76,4 @@ def pick(
     shape: ConvShape, platform: str, name: str | None = None, *, architecture: str | None = None
 ) -> tuple[CausalConv, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernel; see `paged_attention.pick`."""
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
-    return CausalConv(shape, *choice[:2], architecture=architecture), choice.reason
+    return pick_pool_op(CausalConv, shape, platform, name, architecture)

@@ -19,10 +19,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_attention.gpu.common import LOG2_E, WARPGROUP_LANES, compiler_params, interpret_params
 from pallas_kernels.recurrent_state import StateBatch
 
+from .shape import ConvShape
 from .xla import xla_causal_conv
 
 LOAD_BYTES = 16
 """The most bytes that a thread loads at a time."""
+
+
+def gpu_refusal(shape: ConvShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.num_channels % 128:
+        return f"num_channels must be a multiple of 128, not {shape.num_channels}"
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    return None
 
 
 def gpu_causal_conv(

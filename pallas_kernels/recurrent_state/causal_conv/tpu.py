@@ -28,7 +28,7 @@ def tpu_pool_spec(shape: ConvShape, num_layers: int, num_slots: int) -> jax.Shap
     return jax.ShapeDtypeStruct((num_layers * num_slots, -(-rows // TILE_ROWS) * TILE_ROWS, LANES), shape.dtype)
 
 
-def tpu_refuse(shape: ConvShape) -> str | None:
+def tpu_refusal(shape: ConvShape) -> str | None:
     """Say why the kernels cannot run a shape, or None if they can."""
     if shape.num_channels % LANES:
         return f"num_channels must be a multiple of {LANES}, not {shape.num_channels}"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ..batch import StateBatch
+
+
+def refuse_dtype(dtype: Any) -> str | None:
+    """Return why the kernels cannot have inputs of a dtype, or None if they can."""
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(dtype).name}"
+    return None
 
 
 def call_kernel(

@@ -6,37 +6,28 @@ that towards the token's value, and reads what it holds for the token's query. `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.pool_op import choose
-from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
+from pallas_kernels.implementations import GATED_DELTA
+from pallas_kernels.pool_op import pick_pool_op
+from pallas_kernels.recurrent_state import StateBatch, StateOp
 
-from .implementations import IMPLEMENTATIONS
 from .shape import GatedDeltaShape
 
-__all__ = ["IMPLEMENTATIONS", "GatedDelta", "GatedDeltaShape", "pick"]
-
-NAME = "the gated delta rule"
+__all__ = ["GatedDelta", "GatedDeltaShape", "pick"]
 
 
 @dataclass(frozen=True)
 class GatedDelta(StateOp):
     """The op for one shape in one implementation; make it with `pick`."""
 
+    name = "the gated delta rule"
+    implementations = GATED_DELTA
+
     shape: GatedDeltaShape
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        return NAME
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     def __call__(
         self,
@@ -89,5 +80,4 @@ def pick(
     shape: GatedDeltaShape, platform: str, name: str | None = None, *, architecture: str | None = None
 ) -> tuple[GatedDelta, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernel; see `paged_attention.pick`."""
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
-    return GatedDelta(shape, *choice[:2], architecture=architecture), choice.reason
+    return pick_pool_op(GatedDelta, shape, platform, name, architecture)

@@ -27,6 +27,7 @@ from pallas_kernels.recurrent_state.gpu import (
     OF_ROWS,
     Place,
     load_vector,
+    refuse_state,
     side_by_side,
     spread,
     take_decodes,
@@ -37,9 +38,15 @@ from .chunks import Related, by_heads, relate, take_chunks
 from .gpu_solve import Relations, solve
 from .norm import norm
 from .reference import NORM_EPS
+from .shape import GatedDeltaShape
 
 MOST_KEYS = 128
 """The greatest length of a key in the kernels of tiles: longer ones do not fit in shared memory."""
+
+
+def gpu_refusal(shape: GatedDeltaShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    return refuse_state(shape.value_dim, shape.key_dim, ("value_dim", "key_dim"), shape.dtype)
 
 
 def gpu_gated_delta(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 
 class GatedDeltaShape(NamedTuple):
     """The shape that the op is compiled for, besides the batch. Its dtype is numpy's, so that equal shapes are one."""
@@ -27,3 +30,9 @@ class GatedDeltaShape(NamedTuple):
     def decay_dim(self) -> int:
         """Return how many decays a value head has."""
         return self.key_dim if self.has_key_decay else 1
+
+
+def pool_spec(shape: GatedDeltaShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a pool of `num_slots` slots per layer, the null slot counted."""
+    size = (num_layers * num_slots, shape.num_value_heads, shape.key_dim, shape.value_dim)
+    return jax.ShapeDtypeStruct(size, jnp.float32)

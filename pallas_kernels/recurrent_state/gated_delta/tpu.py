@@ -16,13 +16,21 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
-from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
+from pallas_kernels.recurrent_state.tpu import largest_divisor, refuse_state, take_decodes, take_tiles
 
 from .chunks import advance, prepare
 from .norm import normed
+from .shape import GatedDeltaShape
 
 AT_ONCE = 6
 """How many value heads go side by side, so that the products of some fill the waits of others."""
+
+
+def tpu_refusal(shape: GatedDeltaShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.key_dim % 128 or shape.value_dim % 128:
+        return f"key_dim and value_dim must be multiples of 128, not {shape.key_dim} and {shape.value_dim}"
+    return refuse_state(shape.num_value_heads * shape.key_dim * shape.value_dim * 4, shape.dtype)
 
 
 def tpu_gated_delta(

@@ -6,37 +6,28 @@ correct.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.pool_op import choose
-from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
+from pallas_kernels.implementations import STATE_SPACE
+from pallas_kernels.pool_op import pick_pool_op
+from pallas_kernels.recurrent_state import StateBatch, StateOp
 
-from .implementations import IMPLEMENTATIONS
 from .shape import StateSpaceShape
 
-__all__ = ["IMPLEMENTATIONS", "StateSpace", "StateSpaceShape", "pick"]
-
-NAME = "the scan of states"
+__all__ = ["StateSpace", "StateSpaceShape", "pick"]
 
 
 @dataclass(frozen=True)
 class StateSpace(StateOp):
     """The op for one shape in one implementation; make it with `pick`."""
 
+    name = "the scan of states"
+    implementations = STATE_SPACE
+
     shape: StateSpaceShape
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        return NAME
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        return IMPLEMENTATIONS
 
     def __call__(
         self,
@@ -90,5 +81,4 @@ def pick(
     shape: StateSpaceShape, platform: str, name: str | None = None, *, architecture: str | None = None
 ) -> tuple[StateSpace, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernel; see `paged_attention.pick`."""
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
-    return StateSpace(shape, *choice[:2], architecture=architecture), choice.reason
+    return pick_pool_op(StateSpace, shape, platform, name, architecture)

@@ -26,6 +26,7 @@ from pallas_kernels.recurrent_state.gpu import (
     PART,
     Place,
     load_vector,
+    refuse_state,
     side_by_side,
     spread,
     take_decodes,
@@ -33,6 +34,12 @@ from pallas_kernels.recurrent_state.gpu import (
 from pallas_kernels.recurrent_state.gpu_tiles import TILES_BYTES, Products, pass_states, stacked_halves
 
 from .chunks import scores_and_decays, take_chunks
+from .shape import StateSpaceShape
+
+
+def gpu_refusal(shape: StateSpaceShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    return refuse_state(shape.head_dim, shape.state_dim, ("head_dim", "state_dim"), shape.dtype)
 
 
 def gpu_state_space(

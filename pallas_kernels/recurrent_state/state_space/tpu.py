@@ -16,13 +16,21 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
-from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
+from pallas_kernels.recurrent_state.tpu import largest_divisor, refuse_state, take_decodes, take_tiles
 
 from .chunks import advance, prepare, take_chunks
+from .shape import StateSpaceShape
 
 LANES = 128
 AT_ONCE = 8
 """How many heads go side by side, so that the products of some fill the waits of others."""
+
+
+def tpu_refusal(shape: StateSpaceShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.head_dim % 8 or shape.state_dim % 128:
+        return f"head_dim must be a multiple of 8 and state_dim of 128, not {shape.head_dim} and {shape.state_dim}"
+    return refuse_state(shape.num_heads * shape.head_dim * shape.state_dim * 4, shape.dtype)
 
 
 def tpu_state_space(

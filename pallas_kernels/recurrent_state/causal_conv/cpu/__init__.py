@@ -11,10 +11,17 @@ from jax import Array
 
 from pallas_kernels.native.compiling import register
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.cpu.call import call_kernel
+from pallas_kernels.recurrent_state.cpu.call import call_kernel, refuse_dtype
 
 from ..shape import ConvShape
 from .kernel import Kernel
+
+
+def cpu_refusal(shape: ConvShape) -> str | None:
+    """Return why the kernel cannot run a shape, or None if it can."""
+    if shape.num_channels % 16:
+        return f"num_channels must be a multiple of 16, not {shape.num_channels}"
+    return refuse_dtype(shape.dtype)
 
 
 def cpu_prepare(shape: ConvShape, folder: Path | None = None) -> str:

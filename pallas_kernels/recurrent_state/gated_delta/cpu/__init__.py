@@ -10,10 +10,23 @@ from jax import Array
 
 from pallas_kernels.native.compiling import register
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.cpu.call import call_kernel
+from pallas_kernels.recurrent_state.cpu.call import call_kernel, refuse_dtype
+from pallas_kernels.recurrent_state.cpu.matrices import matrix_pool_spec
 
 from ..shape import GatedDeltaShape
 from .kernel import Kernel
+
+
+def cpu_refusal(shape: GatedDeltaShape) -> str | None:
+    """Return why the kernel cannot run a shape, or None if it can."""
+    if shape.key_dim % 16 or shape.value_dim % 16:
+        return f"key_dim and value_dim must be multiples of 16, not {shape.key_dim} and {shape.value_dim}"
+    return refuse_dtype(shape.dtype)
+
+
+def cpu_pool_spec(shape: GatedDeltaShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a pool as the kernel has it."""
+    return matrix_pool_spec(num_layers, num_slots, shape.num_value_heads, shape.key_dim, shape.value_dim)
 
 
 def cpu_prepare(shape: GatedDeltaShape, folder: Path | None = None) -> str:

@@ -10,10 +10,23 @@ from jax import Array
 
 from pallas_kernels.native.compiling import register
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.cpu.call import call_kernel
+from pallas_kernels.recurrent_state.cpu.call import call_kernel, refuse_dtype
+from pallas_kernels.recurrent_state.cpu.matrices import matrix_pool_spec
 
 from ..shape import StateSpaceShape
 from .kernel import Kernel
+
+
+def cpu_refusal(shape: StateSpaceShape) -> str | None:
+    """Return why the kernel cannot run a shape, or None if it can."""
+    if shape.head_dim % 16 or shape.state_dim % 16:
+        return f"head_dim and state_dim must be multiples of 16, not {shape.head_dim} and {shape.state_dim}"
+    return refuse_dtype(shape.dtype)
+
+
+def cpu_pool_spec(shape: StateSpaceShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a pool as the kernel has it."""
+    return matrix_pool_spec(num_layers, num_slots, shape.num_heads, shape.state_dim, shape.head_dim)
 
 
 def cpu_prepare(shape: StateSpaceShape, folder: Path | None = None) -> str:
