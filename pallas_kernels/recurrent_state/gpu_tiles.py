@@ -8,6 +8,7 @@ goes as an upper half and a lower one that sum up to it, and the product of two 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,130 +170,203 @@ def pass_states(
     return jax.freeze(pool_ref), read.reshape(num_tiles, TILE_ROWS, num_heads, value_dim)
 
 
+class _Marks(NamedTuple):
+    """What the host says about the tiles, in global memory: numbers [n] that are not 0 where something holds."""
+
+    begins: Any
+    """The tile begins a sequence, so that the state before it is zeros."""
+    is_loaded: Any
+    """The state before the tile is loaded from the pool, or is zeros. Otherwise it is in registers."""
+    is_kept: Any
+    """The state after the tile is stored in the pool."""
+    reads: Any
+    """The slot that the state is loaded from."""
+    writes: Any
+    """The slot that the state is stored in."""
+    copies: Any
+    """Another slot that the state is stored in, or 0."""
+
+
 def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
-    begins_n, loaded_n, kept_n, reads_n, writes_n, copies_n, pool, *operands, out = refs
+    pool, *operands, out = refs[len(_Marks._fields) :]
     part, head, run = (lax.axis_index(name) for name in ("part", "head", "run"))
     start, end = starts_r[run], starts_r[run + 1]
-    given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
+    products = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     values = pl.ds(pl.multiple_of(part * PART, PART), PART)
-    matrix, _ = smem.state
     key_head = lax.div(head, config.group)
-    # Slices of columns, so that an operation takes few registers besides the state's own.
-    width = min(matrix.shape[1], STATE_COLUMNS)
-    slices = [pl.ds(column, width) for column in range(0, matrix.shape[1], width)]
-    zeros = plgpu.layout_cast(jnp.zeros((matrix.shape[0], width), jnp.float32), MATRIX)
+    marks = _Marks(*refs[: len(_Marks._fields)])
+    _Run(config, marks, pool, products, out, smem, full, state_full, head, key_head, values, end).pass_from(start)
 
-    def in_pool(slot):
-        of_head = pool.at[slot, head]
-        return of_head.at[:, values] if config.axis else of_head.at[values]
 
-    sources = [
-        [(given.q, key_head, ()), *[(given.w, head, ())] * has_w],
-        [(given.u, head, (slice(None), values)), (given.scores, head, ())],
-        [(given.k, key_head, ())],
-    ]
+@dataclass(frozen=True)
+class _Run:
+    """The work of a thread block: a part of a head's state is passed along a run of tiles.
 
-    def prefetch(i, tile):
+    All but `config` are refs, and scalars of the kernel. A state is a list of slices of columns, so that an operation
+    takes few registers besides the state's own.
+    """
+
+    config: _Config
+    marks: _Marks
+    pool: Any
+    products: Products
+    out: Any
+    smem: _Smem
+    full: Sequence[Any]
+    state_full: Any
+    head: Any
+    key_head: Any
+    values: Any
+    """The slice of the head's values."""
+    end: Any
+    """One past the run's last tile."""
+
+    @property
+    def matrix(self) -> Any:
+        """Return the state's buffer in shared memory, as float32."""
+        return self.smem.state[0]
+
+    @property
+    def slices(self) -> list[Any]:
+        """Return the slices of columns that a state is cut into."""
+        width = min(self.matrix.shape[1], STATE_COLUMNS)
+        return [pl.ds(column, width) for column in range(0, self.matrix.shape[1], width)]
+
+    def pass_from(self, start: Any) -> None:
+        """Pass the state along the tiles from `start` to `end`."""
+        zeros = plgpu.layout_cast(jnp.zeros((self.matrix.shape[0], self.slices[0].size), jnp.float32), MATRIX)
+        for i, ring in enumerate(self.smem.rings):
+            for stage in range(ring[0].shape[0]):
+                self._prefetch(i, start + stage)
+        state: Any = [zeros] * len(self.slices)
+        lax.fori_loop(start, self.end, self._step, state)
+        plgpu.wait_smem_to_gmem(0)
+
+    def _prefetch(self, i: int, tile: Any) -> None:
         """Start to load a tile's inputs into the i-th of `rings`, if the run has such a tile."""
+        products: Any = self.products
+        sources = [
+            [(products.q, self.key_head, ()), *([] if products.w is None else [(products.w, self.head, ())])],
+            [(products.u, self.head, (slice(None), self.values)), (products.scores, self.head, ())],
+            [(products.k, self.key_head, ())],
+        ]
 
-        @pl.when(tile < end)
+        @pl.when(tile < self.end)
         def _():
-            stage = lax.rem(tile, smem.rings[i][0].shape[0])
-            for (source, of_head, columns), ring in zip(sources[i], smem.rings[i], strict=True):
-                plgpu.copy_gmem_to_smem(source.at[tile, of_head, *columns], ring.at[stage], full[i].at[stage])
+            stage = lax.rem(tile, self.smem.rings[i][0].shape[0])
+            for (source, head, columns), ring in zip(sources[i], self.smem.rings[i], strict=True):
+                plgpu.copy_gmem_to_smem(source.at[tile, head, *columns], ring.at[stage], self.full[i].at[stage])
 
-    def load_state(tile, state):
-        del state
-        goes_on = begins_n[tile] == 0
+    def _in_pool(self, slot: Any) -> Any:
+        matrix = self.pool.at[slot, self.head]
+        return matrix.at[:, self.values] if self.config.axis else matrix.at[self.values]
+
+    def _load_state(self, tile: Any) -> list[Array]:
+        """Return the state before a tile from the pool, or zeros where a sequence begins."""
+        goes_on = self.marks.begins[tile] == 0
 
         @pl.when(goes_on)
         def _():
-            plgpu.copy_gmem_to_smem(in_pool(reads_n[tile]), matrix, state_full)
-            plgpu.barrier_wait(state_full)
+            plgpu.copy_gmem_to_smem(self._in_pool(self.marks.reads[tile]), self.matrix, self.state_full)
+            plgpu.barrier_wait(self.state_full)
 
         @pl.when(jnp.logical_not(goes_on))
         def _():
-            for columns in slices:
-                matrix[:, columns] = zeros
+            for columns in self.slices:
+                shape = self.matrix.shape[0], columns.size
+                self.matrix[:, columns] = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), MATRIX)
 
-        state = [plgpu.load(matrix.at[:, columns], layout=MATRIX) for columns in slices]
+        state = [plgpu.load(self.matrix.at[:, columns], layout=MATRIX) for columns in self.slices]
         plgpu.commit_smem()  # its halves take its place
         return state
 
-    def step(tile, state):
+    def _step(self, tile: Any, state: list[Array]) -> list[Array]:
+        """Compute what a tile's tokens read, and return the state after them."""
+        smem = self.smem
         first, second, third = (lax.rem(tile, ring[0].shape[0]) for ring in smem.rings)  # the stages of rings
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
         tile, first, second, third, zero = lax.optimization_barrier((tile, first, second, third, jnp.int32(0)))
         halves, deltas = smem.state[1].at[zero], smem.deltas.at[zero]
-        q_factor, k_factor = (load_vector(x.at[tile, head], OF_ROWS) for x in (given.q_factor, given.k_factor))
-        is_vector = given.decay.shape[2] > 1
-        decay = load_vector(given.decay.at[tile, head], OF_ROWS) if is_vector else given.decay[tile, head, 0]
-        state = lax.cond(loaded_n[tile] > 0, partial(load_state, tile), lambda state: state, state)
-        for columns, sliced in zip(slices, state, strict=True):
+        factors: Any = self.products.q_factor, self.products.k_factor
+        q_factor, k_factor = (load_vector(x.at[tile, self.head], OF_ROWS) for x in factors)
+        decay = self._decay(tile)
+        state = lax.cond(self.marks.is_loaded[tile] > 0, lambda _: self._load_state(tile), lambda state: state, state)
+        for columns, sliced in zip(self.slices, state, strict=True):
             store_halves(halves.at[:, columns], sliced)
         plgpu.commit_smem()
-        states = [x if config.axis else x.T for x in halves_of(halves)]
+        states = [x if self.config.axis else x.T for x in halves_of(halves)]
 
-        def load_added():
-            return plgpu.load(smem.u.at[second], layout=MATRIX).astype(jnp.float32)
-
-        plgpu.barrier_wait(full[0].at[first])
+        plgpu.barrier_wait(self.full[0].at[first])
         queried = product(parts_of(smem.q.at[first]), states)
-        taken = None if given.w is None else product(parts_of(smem.w.at[first]), states)
-        plgpu.barrier_wait(full[1].at[second])
+        taken = None if smem.w is None else product(parts_of(smem.w.at[first]), states)
+        plgpu.barrier_wait(self.full[1].at[second])
         added, delta = [smem.u.at[second]], None
         if taken is not None:
-            delta = load_added() - taken
+            delta = self._load_added(second) - taken
             added = halves_of(deltas)
             store_halves(deltas, delta)
             plgpu.commit_smem()
-            prefetch(0, tile + smem.q.shape[0])
+            self._prefetch(0, tile + smem.q.shape[0])
         queried = queried * spread(q_factor, queried.shape, 0)
-        read = _add_product(queried, parts_of(smem.scores.at[second]), added, config.interpret)
+        read = _add_product(queried, parts_of(smem.scores.at[second]), added, self.config.interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem.read[...] = read.astype(smem.read.dtype)
         # Without w it is loaded only now: a wide state leaves few registers.
-        delta = load_added() if delta is None else delta
+        delta = self._load_added(second) if delta is None else delta
         store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
         if taken is None:
-            prefetch(0, tile + smem.q.shape[0])
-        prefetch(1, tile + smem.u.shape[0])
-        rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
-        value_dim = out.shape[1] // pool.shape[1]
-        out_columns = pl.ds(pl.multiple_of(head * value_dim + values.start, PART), PART)
-        plgpu.copy_smem_to_gmem(smem.read, out.at[rows, out_columns])
+            self._prefetch(0, tile + smem.q.shape[0])
+        self._prefetch(1, tile + smem.u.shape[0])
+        self._send_read(tile)
 
-        plgpu.barrier_wait(full[2].at[third])
-        keys, added = parts_of(smem.k.at[third]), halves_of(deltas)
-        lefts, rights = (keys, added) if config.axis else (added, keys)
-        lefts, before, state = [x.T for x in lefts], state, []
-        for columns, sliced in zip(slices, before, strict=True):
-            decayed = sliced * (spread(decay, sliced.shape, 0) if is_vector else decay)
-            state.append(_add_product(decayed, lefts, [x.at[:, columns] for x in rights], config.interpret))
+        plgpu.barrier_wait(self.full[2].at[third])
+        state = self._advance(state, decay, parts_of(smem.k.at[third]), halves_of(deltas))
         plgpu.commit_smem()  # all threads are done with the tile
-        prefetch(2, tile + smem.k.shape[0])
-
-        @pl.when(kept_n[tile] > 0)
-        def _():
-            for columns, sliced in zip(slices, state, strict=True):
-                matrix[:, columns] = sliced
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(matrix, in_pool(writes_n[tile]))
-
-            @pl.when(copies_n[tile] > 0)
-            def _():
-                plgpu.copy_smem_to_gmem(matrix, in_pool(copies_n[tile]))
-
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
+        self._prefetch(2, tile + smem.k.shape[0])
+        self._keep_state(tile, state)
         return state
 
-    for i, ring in enumerate(smem.rings):
-        for stage in range(ring[0].shape[0]):
-            prefetch(i, start + stage)
-    lax.fori_loop(start, end, step, [zeros] * len(slices))
-    plgpu.wait_smem_to_gmem(0)
+    def _decay(self, tile: Any) -> Array:
+        """Return the state's factor, or the vector of those of its rows."""
+        decay: Any = self.products.decay
+        has_vector = decay.shape[2] > 1
+        return load_vector(decay.at[tile, self.head], OF_ROWS) if has_vector else decay[tile, self.head, 0]
+
+    def _load_added(self, stage: Any) -> Array:
+        return plgpu.load(self.smem.u.at[stage], layout=MATRIX).astype(jnp.float32)
+
+    def _send_read(self, tile: Any) -> None:
+        """Start to store what a tile's tokens read."""
+        rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
+        value_dim = self.out.shape[1] // self.pool.shape[1]
+        columns = pl.ds(pl.multiple_of(self.head * value_dim + self.values.start, PART), PART)
+        plgpu.copy_smem_to_gmem(self.smem.read, self.out.at[rows, columns])
+
+    def _advance(self, state: list[Array], decay: Array, keys: list[Any], added: list[Any]) -> list[Array]:
+        """Return the state after a tile's tokens, which add `added` under their keys."""
+        lefts, rights = (keys, added) if self.config.axis else (added, keys)
+        lefts, after = [x.T for x in lefts], list[Array]()
+        for columns, sliced in zip(self.slices, state, strict=True):
+            decayed = sliced * (spread(decay, sliced.shape, 0) if decay.ndim else decay)
+            after.append(_add_product(decayed, lefts, [x.at[:, columns] for x in rights], self.config.interpret))
+        return after
+
+    def _keep_state(self, tile: Any, state: list[Array]) -> None:
+        """Store the state after a tile in its slots, if the host wants it."""
+
+        @pl.when(self.marks.is_kept[tile] > 0)
+        def _():
+            for columns, sliced in zip(self.slices, state, strict=True):
+                self.matrix[:, columns] = sliced
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(self.matrix, self._in_pool(self.marks.writes[tile]))
+
+            @pl.when(self.marks.copies[tile] > 0)
+            def _():
+                plgpu.copy_smem_to_gmem(self.matrix, self._in_pool(self.marks.copies[tile]))
+
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def store_halves(target: Any, value: Array) -> None:
