@@ -1,320 +1,275 @@
 #!/usr/bin/env python3
-"""Say whether what a slow check guards has changed since the check last passed.
+"""Run slow checks only when something that they depend on has changed since they passed.
 
-    scripts/guarded.py changed CHECK    exits with 0 if CHECK has to run, with 1 if it has passed on the same sources
-    scripts/guarded.py record CHECK     keeps in tests/guarded.json that CHECK passed on the sources as they are
+    scripts/guarded.py status                  print one line per check: its name, whether it has to run, and why
+    scripts/guarded.py changed CHECK           exit with 0 if CHECK has to run, with 1 if it has passed on these sources
+    scripts/guarded.py tests CHECK             print the files that have tests of CHECK
+    scripts/guarded.py files CHECK             print every file that CHECK depends on, with a file that needs it
+    scripts/guarded.py run CHECK -- COMMAND    run COMMAND; if it passes and no source changed meanwhile, record that
 
-`scripts/test.sh` runs a slow check only when it has to, and records it when it passes: commit tests/guarded.json with
-the change; `scripts/test.sh --all` runs every check. Python files count by syntax, without comments and docstrings.
+A check depends on its tests, on all that they import or start (scripts/source_graph.py), on the locked versions of the
+packages that these import, on Python's version and, unless its results are the same on all processors, on the
+processor's kind. tests/guarded.json has the digest of each check's sources when it last passed, by kind of machine:
+commit it with the change. `scripts/test.sh` runs the checks that have to run; `scripts/test.sh --all` runs every check.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import fcntl
 import hashlib
+import importlib.metadata
 import json
+import platform
 import re
+import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+from source_graph import SourceGraph
+
 ROOT = Path(__file__).resolve().parents[1]
+RECORD = "tests/guarded.json"
+PYTHON = "Python " + ".".join(map(str, sys.version_info[:2]))
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """What a check guards besides its tests: files by pattern, and packages by their version in requirements.lock."""
+class Check:
+    """A slow check: what it depends on besides the tests that have its mark and all that they need."""
 
-    sources: tuple[str, ...]
-    packages: tuple[str, ...]
+    programs: tuple[str, ...] = ()
+    """Programs that it runs instead of marked tests."""
+    leaves_out: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of paths that need not be watched, with the reason."""
+    any_processor: str | None = None
+    """The reason why results are the same on all processors, if they are."""
 
 
-KERNELS = (
-    "pallas_kernels/*.py",
-    "pallas_kernels/[!n]*/*.py",  # all but native, which is of CPUs alone
-    "pallas_kernels/recurrent_state/*_*/*.py",
-    "pallas_kernels/*/gpu/**/*.py",
-    "pallas_kernels/*/tpu/**/*.py",
-)
-"""Ops and their kernels of TPUs and GPUs, which are interpreted, without those of CPUs."""
+MODELS_ARE_CHECKED = "`models` and `families` hold models to HF's outputs; here any tokens do"
+KERNELS_ARE_CHECKED = "`kernels` and `cpu_kernels` hold kernels to their references; here any tokens do"
 
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
-    "kernels": Guarded(
-        sources=(*KERNELS, "scripts/lib/workloads.py"),
-        packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
+    "kernels": Check(
+        leaves_out=dict.fromkeys(("jaxllm/", "models/"), "workloads take only shapes from them"),
+        any_processor="an interpreter runs a TPU's or GPU's kernel: processors differ within the tests' tolerances",
     ),
-    # The same in the engine.
-    "engine_kernels": Guarded(
-        sources=(
-            *KERNELS,
-            "jaxllm/execution/options.py",
-            "jaxllm/execution/step.py",
-            "models/layers/*.py",
-            "models/loop.py",
-            "models/model.py",
-        ),
-        packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
-    ),
-    # Kernels of CPUs.
-    "cpu_kernels": Guarded(
-        sources=("jaxllm/loading/gguf*.py", "jaxllm/loading/mapped_file.py", "pallas_kernels/**/*.py"),
-        packages=("jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy"),
-    ),
-    # Models by themselves, against HF's outputs and attention over held keys and values.
-    "models": Guarded(
-        sources=(
-            "jaxllm/loading/**/*.py",
-            "models/**/*.py",
-            "pallas_kernels/**/*.py",
-            "tests/data/heads/**/*",
-            "tests/data/pooling/**/*",
-            "tests/data/quantized/**/*",
-            "tests/data/tiny/**/*",
-        ),
-        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors"),
-    ),
+    # The same in an engine, beside the kernels of CPUs.
+    "engine_kernels": Check(),
+    "cpu_kernels": Check(leaves_out={"models/families/": "tests take only activations from models"}),
+    # Models alone, against HF's outputs and attention over held keys and values.
+    "models": Check(),
     # Checkpoints as they are loaded: how much memory that takes, and what the formats' own tools wrote.
-    "loading": Guarded(
-        sources=(
-            "jaxllm/config/*.py",
-            "jaxllm/loading/**/*.py",
-            "models/**/*.py",
-            "pallas_kernels/**/*.py",
-            "tests/data/quantized/**/*",
-            "tests/data/tiny/**/*",
+    "loading": Check(),
+    # Tokens drawn from logits, and log-probabilities.
+    "sampling": Check(
+        leaves_out=dict.fromkeys(
+            ("jaxllm/loading/", "models/", "pallas_kernels/"), "tests make the logits: no model is loaded or runs"
         ),
-        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "transformers"),
-    ),
-    # What is drawn from logits, and the log-probabilities that are told.
-    "sampling": Guarded(
-        sources=("jaxllm/params/*.py", "jaxllm/sampling/*.py"),
-        packages=("jax", "jaxlib", "numpy"),
     ),
     # Malformed outputs by the ten thousand.
-    "parsers": Guarded(sources=("jaxllm/parsers/**/*.py",), packages=()),
+    "parsers": Check(any_processor="parsers are plain Python"),
+    # The programs of scripts/.
+    "scripts": Check(
+        leaves_out=dict.fromkeys(
+            ("jaxllm/", "models/", "pallas_kernels/"), "pyright holds scripts to the product's names and signatures"
+        ),
+        any_processor="figures that depend on the processor are made up in these tests",
+    ),
     # Whole servers, engines in processes of their own, and loads upon them.
-    "server": Guarded(
-        sources=(
-            "jaxllm/*.py",
-            "jaxllm/cli/**/*.py",
-            "jaxllm/config/*.py",
-            "jaxllm/constraints/**/*.py",
-            "jaxllm/engine/**/*.py",
-            "jaxllm/entrypoints/**/*.py",
-            "jaxllm/execution/*.py",
-            "jaxllm/params/*.py",
-            "jaxllm/parsers/**/*.py",
-            "jaxllm/scheduling/*.py",
-            "jaxllm/server/**/*",
-            "jaxllm/text/*.py",
-            "jaxllm/utils/*.py",
-            "scripts/lib/front_end.py",
-            "scripts/lib/servers.py",
-            "scripts/check/soaking/*.py",
-            "scripts/check/soak*.py",
-            "tests/data/adapters/**/*",
-            "tests/data/tiny/**/*",
-        ),
-        packages=(
-            "fastapi",
-            "grpcio",
-            "jax",
-            "jaxlib",
-            "msgspec",
-            "prometheus_client",
-            "pydantic",
-            "pyzmq",
-            "starlette",
-            "uvicorn",
-            "uvloop",
-        ),
-    ),
-    # What an engine makes of requests: parameters, grammars, drafts, adapters, company, preemption, aborts.
-    "engine": Guarded(
-        sources=(
-            "jaxllm/*.py",
-            "jaxllm/config/*.py",
-            "jaxllm/constraints/**/*.py",
-            "jaxllm/engine/**/*.py",
-            "jaxllm/execution/*.py",
-            "jaxllm/loading/**/*.py",
-            "jaxllm/lora/*.py",
-            "jaxllm/params/*.py",
-            "jaxllm/sampling/*.py",
-            "jaxllm/scheduling/*.py",
-            "jaxllm/speculation/*.py",
-            "jaxllm/text/*.py",
-            "jaxllm/utils/*.py",
-            "models/**/*.py",
-            "pallas_kernels/**/*.py",
-            "tests/data/adapters/**/*",
-            "tests/data/pooling/**/*",
-            "tests/data/schemas/**/*",
-            "tests/data/tiny/**/*",
-        ),
-        packages=("flax", "jax", "jaxlib", "llguidance", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),
-    ),
-    # More than SmolLM2 on one device: what the host does besides start-up and tokenizing is the same there.
-    "device": Guarded(
-        sources=(
-            "jaxllm/config/resolve.py",
-            "jaxllm/engine/core/kv_cache_size.py",
-            "jaxllm/engine/core/startup.py",
-            "jaxllm/engine/core/follower.py",
-            "jaxllm/engine/hosts/*.py",
-            "jaxllm/execution/*.py",
-            "jaxllm/loading/*.py",
-            "jaxllm/sampling/*.py",
-            "jaxllm/text/tokenizer*.py",
-            "models/*.py",
-            "models/families/deepseek.py",
-            "models/families/eagle3.py",
-            "models/families/gemma*.py",
-            "models/families/gpt_oss.py",
-            "models/families/llama.py",
-            "models/families/mtp.py",
-            "models/families/qwen_moe.py",
-            "models/layers/*.py",
-            "pallas_kernels/**/*.py",
-            "scripts/bench/step.py",
-            "tests/data/goldens/*.json",
-            "tests/data/heads/**/*",
-            "tests/data/tiny/**/*",
-        ),
-        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),
-    ),
-    # Every family in an engine, and draft heads: what is before and behind the engine is the same for all.
-    "families": Guarded(
-        sources=(
-            "jaxllm/config/resolve*.py",
-            "jaxllm/engine/core/*.py",
-            "jaxllm/execution/*.py",
-            "jaxllm/loading/*.py",
-            "jaxllm/sampling/*.py",
-            "jaxllm/scheduling/*.py",
-            "jaxllm/speculation/*.py",
-            "models/**/*.py",
-            "pallas_kernels/**/*.py",
-            "tests/data/configs/**/*",
-            "tests/data/heads/**/*",
-            "tests/data/tiny/**/*",
-        ),
-        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors"),
-    ),
-    "tpu_compiler": Guarded(
-        sources=(
-            "pallas_kernels/[!n]*/*.py",
-            "pallas_kernels/*/tpu/**/*.py",
-            "scripts/compile/tpu_grouped_matmul.py",
+    "server": Check(leaves_out={"models/": MODELS_ARE_CHECKED, "pallas_kernels/": KERNELS_ARE_CHECKED}),
+    # What an engine makes of requests: parameters, grammars, drafts, adapters, batches, preemption, aborts.
+    "engine": Check(),
+    # More than SmolLM2 on one device.
+    "device": Check(),
+    # Every family in an engine, and draft heads.
+    "families": Check(),
+    # Kernels of TPUs, compiled by libtpu.
+    "tpu_compiler": Check(
+        programs=(
+            "scripts/compile.py",
             "scripts/compile/tpu_kernels.py",
-            "scripts/compile/tpu_compiler.py",
-            "scripts/compile/tpu_listing.py",
+            "scripts/compile/tpu_grouped_matmul.py",
             "scripts/lib.sh",
         ),
-        packages=("jax", "jaxlib"),
+        any_processor="the compiler's target is a TPU",
     ),
-    "goldens_notice": Guarded(sources=("tests/data/tiny/**/*", "tests/data/pooling/**/*"), packages=()),
+    # Goldens of models notice every change of a model.
+    "goldens_notice": Check(
+        leaves_out=dict.fromkeys(
+            ("jaxllm/", "models/", "pallas_kernels/"), "the goldens are in question; `models` holds models to them"
+        ),
+        any_processor="changes are noticed by far more than rounding",
+    ),
 }
 
-
-def digest(check: str, root: Path = ROOT) -> str:
-    """Return the digest of the files that a check guards and of its packages' versions."""
-    total = hashlib.sha256()
-    for path in sorted(files(check, root)):
-        total.update(f"{path.relative_to(root).as_posix()}\n".encode() + content(path) + b"\n")
-    lock = (root / "requirements.lock").read_text()
-    for package in CHECKS[check].packages:
-        pin = re.search(rf"(?mi)^{re.escape(package)}==\S+$", lock)
-        if pin is None:
-            raise LookupError(f"requirements.lock does not pin {package}")
-        total.update(pin.group().encode() + b"\n")
-    return total.hexdigest()
+IMPORTED_AS = {
+    "google": ("protobuf", "googleapis-common-protos"),
+    "grpc": ("grpcio",),
+    "grpc_health": ("grpcio-health-checking",),
+    "grpc_reflection": ("grpcio-reflection",),
+    "opentelemetry": ("opentelemetry-sdk", "opentelemetry-exporter-otlp"),
+    "yaml": ("pyyaml",),
+    "zmq": ("pyzmq",),
+}
+"""Packages whose modules have other names."""
 
 
-def files(check: str, root: Path = ROOT) -> set[Path]:
-    """Return the files that a check guards: those of its tests, and its sources."""
-    found = files_of_tests(check, root)
-    for pattern in CHECKS[check].sources:
-        sources = {path for path in root.glob(pattern) if path.is_file() and "__pycache__" not in path.parts}
-        if not sources:
-            raise FileNotFoundError(f"{pattern} matches no file under {root}")
-        found |= sources
-    return found
+class Guard:
+    """The checks of a source tree, its files as they are now, and the checks' records."""
+
+    def __init__(self, root: Path = ROOT, checks: Mapping[str, Check] | None = None) -> None:
+        self.root = root
+        self.checks = CHECKS if checks is None else checks
+        self.graph = SourceGraph(root)
+
+    def tests(self, check: str) -> list[str]:
+        """Return the files of tests that have a check's mark, sorted."""
+        return sorted(path for path in self._test_files if check in self.graph.facts(path).marks)
+
+    @property
+    def _test_files(self) -> Iterator[str]:
+        return (path for path in self.graph.files if path.startswith("tests/") and path.endswith(".py"))
+
+    def files(self, check: str) -> dict[str, str | None]:
+        """Return every file that a check depends on, each with a file that needs it. Raises if one is missing."""
+        tests = self.tests(check)
+        starts = {*tests, *self.checks[check].programs, *self._conftests(tests)}
+        if missing := starts - self.graph.files:
+            raise FileNotFoundError(f"{check} starts with {sorted(missing)}, which are no files: mend CHECKS")
+        if not starts:
+            raise LookupError(f"no test has the mark {check}: mark one, or remove it from CHECKS")
+        left_out = tuple(self.checks[check].leaves_out)
+        return self.graph.closure(sorted(starts), lambda path: path.startswith(left_out))
+
+    def _conftests(self, tests: list[str]) -> set[str]:
+        folders = {str(folder) for test in tests for folder in Path(test).parents}
+        return {f"{folder}/conftest.py" for folder in folders} & self.graph.files
+
+    def digest(self, check: str) -> str:
+        """Return the digest of a check's files and of its packages' versions."""
+        files = self.files(check)
+        total = hashlib.sha256()
+        for path in sorted(files):
+            total.update(f"{path} {self.graph.facts(path).digest}\n".encode())
+        tops = {name.partition(".")[0] for path in files for name in self.graph.facts(path).names}
+        for pin in sorted(pins((self.root / "requirements.lock").read_text(), tops)):
+            total.update(f"{pin}\n".encode())
+        return total.hexdigest()
+
+    def machine(self, check: str) -> str:
+        """Return the kind of machine for which a check's passing holds."""
+        return PYTHON if self.checks[check].any_processor else f"{processor()}, {PYTHON}"
+
+    def why_run(self, check: str) -> str | None:
+        """Return why a check has to run, or None if it has passed on these sources and this kind of machine."""
+        records, machine = self._read().get(check, {}), self.machine(check)
+        if machine not in records:
+            return f"has never passed on {machine}"
+        return (
+            None if records[machine] == self.digest(check) else f"its sources have changed since it passed on {machine}"
+        )
+
+    def record(self, check: str, digest: str) -> None:
+        """Keep that a check passed on the sources with a digest."""
+        path = self.root / RECORD
+        with path.open("a+") as file:  # other checks may pass at the same time
+            fcntl.flock(file, fcntl.LOCK_EX)
+            records = self._read()
+            records.setdefault(check, {})[self.machine(check)] = digest
+            kept = {name: records[name] for name in records if name in self.checks}
+            path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        path = self.root / RECORD
+        text = path.read_text() if path.exists() else ""
+        return json.loads(text) if text else {}
 
 
-def files_of_tests(check: str, root: Path) -> set[Path]:
-    """Return the files of the tests that are marked with a check's name, and all files of tests that they need."""
-    mark = re.compile(rf"\bpytest\.mark\.{check}\b")
-    found: set[Path] = set()
-    waiting = [path for path in root.glob("tests/**/*.py") if mark.search(path.read_text())]
+def pins(lock: str, modules: set[str]) -> set[str]:
+    """Return the lines of a lock file for packages with these modules, and for the packages that those require."""
+    lines = {name_of(line): line for line in lock.splitlines() if re.match(r"[\w.-]+==", line)}
+    waiting = {name for module in modules for name in IMPORTED_AS.get(module, (name_of(module),))}
+    needed: set[str] = set()
     while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            modules = (root.joinpath(*name.split(".")).with_suffix(".py") for name in named_modules(path))
-            conftests = (folder / "conftest.py" for folder in path.relative_to(root).parents[:-1])
-            waiting += [each for each in (*modules, *(root / each for each in conftests)) if each.is_file()]
-    return found
+        name = waiting.pop()
+        if name in lines and name not in needed:
+            needed.add(name)
+            waiting |= requirements(name)
+    return {lines[name] for name in needed}
 
 
-def named_modules(path: Path) -> set[str]:
-    """Return the modules of tests that a file imports or names in a string, as it does to run them as programs."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.Import(names=imported):
-                names |= {each.name for each in imported}
-            case ast.ImportFrom(module=str(module), names=imported):
-                names |= {module, *(f"{module}.{each.name}" for each in imported)}
-            case ast.Constant(value=str(text)):
-                names.add(text)
-    return {name for name in names if re.fullmatch(r"tests(\.\w+)+", name)}
+@cache
+def requirements(package: str) -> frozenset[str]:
+    """Return the packages that an installed package requires, without extras."""
+    try:
+        lines = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset()
+    return frozenset(name_of(line) for line in lines if "extra ==" not in line)
 
 
-def content(path: Path) -> bytes:
-    """Return a file's bytes; of a Python file its syntax tree, without docstrings and comments."""
-    if path.suffix != ".py":
-        return path.read_bytes()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [each for each in node.body if not is_string(each)]
-    return ast.dump(tree).encode()
+def name_of(line: str) -> str:
+    """Return the normalized name of the package that a requirement begins with."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*\w", line).group()).lower()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def is_string(node: ast.stmt) -> bool:
-    """Say whether a statement is a string by itself: a docstring of a module, class, function or attribute."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+@cache
+def processor() -> str:
+    """Return the kind of this processor, as far as kernels of CPUs and XLA's code for them depend on it."""
+    sys.path.insert(0, str(ROOT))
+    from pallas_kernels.native.processor import current
+
+    kind = current()
+    features = ["bf16"] * kind.has_bfloat16_dot + ["int8"] * kind.has_int8_dot
+    return " ".join([platform.machine(), kind.name, *features])
 
 
-def read_record(root: Path = ROOT) -> dict[str, str]:
-    """Return each check's digest when it last passed."""
-    path = root / "tests" / "guarded.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def has_changed(check: str, root: Path = ROOT) -> bool:
-    """Say whether a check has to run."""
-    return read_record(root).get(check) != digest(check, root)
-
-
-def record(check: str, root: Path = ROOT) -> None:
-    """Keep that a check passed on the sources as they are."""
-    passed = read_record(root) | {check: digest(check, root)}
-    (root / "tests" / "guarded.json").write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
+def run(check: str, command: Sequence[str], root: Path = ROOT, checks: Mapping[str, Check] | None = None) -> int:
+    """Run a check's command and return its exit status; record that it passed if the sources stayed the same."""
+    guard = Guard(root, checks)
+    before = guard.digest(check)
+    guard.graph.save()
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        return status
+    after = Guard(root, checks)
+    if after.digest(check) != before:
+        print(f"{check} passed, but its sources changed while it ran: not recorded, run it again", file=sys.stderr)
+        return 1
+    after.record(check, before)
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["changed", "record"])
-    parser.add_argument("check", choices=sorted(CHECKS))
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("status")
+    for action in ("changed", "tests", "files", "run"):
+        actions.add_parser(action).add_argument("check", choices=sorted(CHECKS))
+    actions.choices["run"].add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    if arguments.action == "record":
-        record(arguments.check)
-        return 0
-    return 0 if has_changed(arguments.check) else 1
+    if arguments.action == "run":
+        return run(arguments.check, arguments.command)
+    guard = Guard()
+    status = 0
+    match arguments.action:
+        case "status":
+            for check in CHECKS:
+                why = guard.why_run(check)
+                print(f"{check}\t{'run' if why else 'passed'}\t{why or 'has passed on the same sources'}")
+        case "changed":
+            status = 0 if guard.why_run(arguments.check) else 1
+        case "tests":
+            print("\n".join(guard.tests(arguments.check)))
+        case "files":
+            for path, needed_by in sorted(guard.files(arguments.check).items()):
+                print(path if needed_by is None else f"{path}  needed by {needed_by}")
+    guard.graph.save()
+    return status
 
 
 if __name__ == "__main__":

@@ -10,16 +10,12 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 from fetch_models import MODELS, default_dir, is_present
 from hypothesis.database import DirectoryBasedExampleDatabase
-
-from tests.quick import QUICK_COMPILE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
@@ -83,24 +79,6 @@ def minilm_path() -> str:
     if not is_present(model, MODEL_DIR):
         pytest.fail(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py minilm")
     return str(MODEL_DIR / model.name)
-
-
-@pytest.fixture(scope="module")
-def quick_compile() -> Iterator[None]:
-    """Let the engines that a module starts in its own process compile in half the time, to slower code.
-
-    It is for tests of tiny models, most of whose time is compiling, that look at neither speed nor the last bits.
-    """
-    from jaxllm.execution import compiler
-
-    options = compiler.compiler_options
-
-    def quick_options(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**(options(*args, **kwargs) or {}), **QUICK_COMPILE}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "compiler_options", quick_options)
-        yield
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

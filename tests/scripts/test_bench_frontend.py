@@ -16,6 +16,8 @@ from peers import servers as peer_servers
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.scripts
+
 
 def test_streams_of_a_server_without_a_model(tmp_path: Path) -> None:
     flags = ("--tokenizer", save_tokenizer(tmp_path), "--tokens-per-second", "100", "--max-model-len", "64")

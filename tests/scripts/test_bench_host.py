@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import jax
+import pytest
 from bench.host import Replay, Stopwatch
 
 from jaxllm.execution.model_runner import RunningStep
 from tests.execution.support import make_runner
 from tests.execution.test_host_work import make_plan
+
+pytestmark = pytest.mark.scripts
 
 
 def test_a_replayed_step_gives_what_was_recorded() -> None:

@@ -16,6 +16,8 @@ from peers.worker import Answer, Worker
 
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.scripts
+
 
 def test_streams_through_a_process_bring_every_token() -> None:
     runs = [Run(1, 5, rounds=1), Run(4, 5, rounds=2)]

@@ -16,6 +16,8 @@ from lib.servers import Streamed
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.scripts
+
 
 def test_all_of_it_runs(tmp_path: Path, repository: Path) -> None:
     out = tmp_path / "stalled.json"

@@ -22,6 +22,8 @@ import jaxllm
 from tests.models.tiny import folder
 from tests.scripts.fake_process import FakeProcess
 
+pytestmark = pytest.mark.scripts
+
 SHAPES = {
     "vocab_size": 1000, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
     "intermediate_size": 96,

@@ -23,6 +23,8 @@ from tokenizers.processors import TemplateProcessing
 from tests.models.tiny import folder
 from tests.scripts.fake_process import FakeProcess
 
+pytestmark = pytest.mark.scripts
+
 WORDS = ("apple", "pear", "plum", "##ing", "é", "x", "42")
 
 

@@ -22,6 +22,8 @@ from pallas_kernels.native import processor
 from tests.models.tiny import folder
 from tests.scripts.fake_process import FakeProcess
 
+pytestmark = pytest.mark.scripts
+
 VOCAB = 1000
 
 

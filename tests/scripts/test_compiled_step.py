@@ -15,6 +15,8 @@ from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from tests.models.running import build_model
 
+pytestmark = pytest.mark.scripts
+
 NUM_SLOTS, RANK = 3, 5
 COLUMNS = NUM_SLOTS * RANK
 """Those of a weight of one parameter."""

@@ -13,7 +13,10 @@ from lib.device_time import Operation, busy_seconds, microseconds_by_name, read_
 from lib.evidence import Evidence
 from lib.machine import describe_device
 
-pytestmark = pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
+pytestmark = [
+    pytest.mark.scripts,
+    pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning"),
+]
 
 
 def read(path: Path) -> dict[str, object]:

@@ -13,6 +13,8 @@ import fetch_models
 import pytest
 from fetch_models import MODELS, FetchError, ModelFile, fetch, is_present, show_progress
 
+pytestmark = pytest.mark.scripts
+
 DATA = b"GGUF and so on" * 1000
 MODEL = ModelFile(
     name="m.gguf",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.scripts
+
 SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
 TOO_OLD = "#!/bin/sh\nexit 1\n"
 WITHOUT_VENV = '#!/bin/sh\ncase "$2" in *find_spec*) echo "no $0";; *) echo 3.12;; esac\n'

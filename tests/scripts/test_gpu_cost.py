@@ -7,6 +7,8 @@ from compile.gpu_cost import cost, cost_sheet, occupancy
 from compile.ptx import Kernel, Loop
 from lib.sheet import print_sheet
 
+pytestmark = pytest.mark.scripts
+
 # 128 positions of K and V with h = 128 in bfloat16; 2 warpgroups that multiply 64 rows with them.
 TILE = 2 * 128 * 128 * 2
 PRODUCER, DECODE = Loop(TILE, 0, 0), Loop(0, 4 * 64 * 64 * 128, 34 * 128)

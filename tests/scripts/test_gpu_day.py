@@ -18,6 +18,8 @@ from check import goldens as check_goldens
 from check import kernels as check_kernels
 from make import packages
 
+pytestmark = pytest.mark.scripts
+
 SCRIPTS = ("gpu_check.sh", "lib/stages.sh", "lib.sh")
 PARTS = ("a.gguf.part0", "a.gguf.part1")
 

@@ -21,6 +21,8 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams, Structured
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.scripts
+
 RATE = 200.0
 
 

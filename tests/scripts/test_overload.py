@@ -13,6 +13,8 @@ from lib.front_end import mock_server
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.scripts
+
 PLAN = Plan(4, 8, capacity_seconds=1.0, seconds=2.0, prompt_words=(2, 4), max_tokens=(4, 12))
 
 

@@ -34,6 +34,7 @@ def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
     assert REST not in [parts[name] for name in matmuls if name in parts]
 
 
+@pytest.mark.scripts
 def test_only_matmuls_count_as_matmuls() -> None:
     path = "jit(run_step)/while/body/cond/branch_3_fun/jit(finish)/finish/"
     assert part_of(path + "ti,oi->to/dot_general") == "layers' matmuls"

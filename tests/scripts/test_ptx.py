@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from compile.ptx import Kernel, Loop, read_kernels
 
+pytestmark = pytest.mark.scripts
+
 WGMMA = (
     "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
     "{%r8,%r9}, %rd4, %rd5, p, 1, 1, 0, 0; }"

@@ -8,6 +8,8 @@ from lib.shapes import HUB_IDS, MODELS, with_layers
 from jaxllm.models import get_family
 from jaxllm.models.config import ModelConfig
 
+pytestmark = pytest.mark.scripts
+
 
 def read(name: str, num_layers: int | None = None) -> ModelConfig:
     hf = with_layers(MODELS[name], num_layers)
