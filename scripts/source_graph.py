@@ -88,7 +88,7 @@ class _Reader:
         self.marks: set[str] = set()
 
     def read(self, tree: ast.Module) -> None:
-        tables = self._read_lazy(tree)
+        tables, searched = self._read_lazy(tree), set[str]()
         waiting: list[ast.AST] = [tree]
         while waiting:
             node = waiting.pop()
@@ -102,6 +102,8 @@ class _Reader:
                 case ast.ImportFrom(module=module, names=imported, level=level):
                     base = self._absolute("." * level + (module or ""))
                     self.names |= {f"{base}.{alias.name}" for alias in imported}
+                case ast.Attribute(value=ast.Name(id=package), attr="__path__"):
+                    searched.add(package)
                 case ast.Attribute(value=ast.Attribute(value=ast.Name(id="pytest"), attr="mark"), attr=mark):
                     self.marks.add(mark)
                 case ast.Call(func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"), args=args):
@@ -115,6 +117,7 @@ class _Reader:
                 case ast.Constant(value=str(text)):
                     self._read_string(text)
             waiting += ast.iter_child_nodes(node)
+        self.packages |= {name for name in self.names if name.rpartition(".")[2] in searched}
 
     def _remove_docstrings(self, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Remove strings that are statements; where they are published, the first of a class or function stays."""
@@ -142,8 +145,10 @@ class _Reader:
         return tables
 
     def _read_import_call(self, args: list[ast.expr]) -> None:
-        """Take the package of `import_module(f"package.{module}")`."""
+        """Take the package of `import_module(f"package.{module}")`, or a module that is named outright."""
         match args:
+            case [ast.Constant(value=str(module)), *_]:
+                self.names.add(self._absolute(module))
             case [ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]), *_]:
                 self.packages.add(self._absolute(start.removesuffix(".")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import re
@@ -30,8 +31,11 @@ SOURCES = {
     "jaxllm/server/routes.py": '"""Routes."""\n\n\ndef route():\n    """Answer."""\n',
     "jaxllm/server/page/index.html": "<html>",
     "models/__init__.py": 'def run(name):\n    import_module(f".families.{name}", __package__)\n',
+    "models/plugins.py": "import pkgutil\nfrom . import plugged\n\npkgutil.iter_modules(plugged.__path__)\n",
+    "models/plugged/__init__.py": "",
+    "models/plugged/plugin.py": "pass\n",
     "models/families/__init__.py": "",
-    "models/families/small.py": "pass\n",
+    "models/families/small.py": "from .. import plugins\n",
     "models/families/large.py": "pass\n",
     "pallas_kernels/__init__.py": "",
     "pallas_kernels/linear/__init__.py": 'KERNELS = "cpu.kernel:multiply", "pallas_kernels.gpu:multiply"\n',
@@ -73,7 +77,13 @@ DATA = Path(__file__).parents[1] / "data" / "tiny" / name
 }
 NEEDED = [
     *("jaxllm/__init__", "jaxllm/llm", "jaxllm/limits", "jaxllm/cli/__init__", "jaxllm/cli/__main__"),
-    *("jaxllm/server/routes", "models/__init__", "models/families/small", "pallas_kernels/linear/__init__"),
+    *(
+        "jaxllm/server/routes",
+        "models/__init__",
+        "models/families/small",
+        "models/plugged/plugin",
+        "pallas_kernels/linear/__init__",
+    ),
     *("pallas_kernels/linear/cpu/kernel", "pallas_kernels/gpu", "scripts/serve", "scripts/helper", "scripts/started"),
     *("tests/conftest", "tests/folder/conftest", "tests/folder/test_a", "tests/folder/helper", "tests/folder/program"),
 ]
@@ -283,6 +293,31 @@ def test_a_mark_in_any_folder_is_found(root: Path):
     (root / "tests/deep/er").mkdir(parents=True)
     (root / "tests/deep/er/test_b.py").write_text("import pytest\n\n@pytest.mark.check\ndef test(): ...\n")
     assert guard(root).tests("check") == ["tests/deep/er/test_b.py", "tests/folder/test_a.py"]
+
+
+UNDERSTOOD = {
+    "_MODULES[name]",  # the table of a module with `__getattr__`
+    "families.__path__",
+    'f"{families.__name__}.{name}"',
+    "f'jaxllm.parsers.tools.{module}'",
+    # Modules of users or of other packages.
+    *("EXPORTERS[traces_protocol()]", "module", "module_name", "name", "self._name", "words[0]", "words[1]"),
+    "Path(plugin_path).stem",
+}
+"""Arguments of functions that import a module by a computed name: scripts/source_graph.py finds these modules."""
+
+
+def test_modules_that_are_imported_by_computed_names_are_found(repository: Path, guard_of_repository: Guard):
+    functions = "import_module|iter_modules|walk_packages|__import__|run_module|run_path|spec_from_file_location"
+    for path in guard_of_repository.graph.files:
+        if path.startswith(("jaxllm/", "models/", "pallas_kernels/")) and path.endswith(".py"):
+            text = (repository / path).read_text()
+            if re.search(rf"\b({functions})\(", text):
+                calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args]
+                for call in calls:
+                    if re.fullmatch(rf"([\w.]+\.)?({functions})", ast.unparse(call.func)):
+                        argument = ast.unparse(call.args[0])
+                        assert isinstance(call.args[0], ast.Constant) or argument in UNDERSTOOD, f"{path}: {argument}"
 
 
 @pytest.mark.parametrize(
