@@ -1,1 +1,1 @@
-"""Attention and related kernels for TPU, GPU and CPU. Stands alone: imports jax and numpy only."""
+"""Kernels for CPU, GPU and TPU: attention, matmuls and recurrent states. Imports nothing of `jaxllm` or `models`."""

@@ -13,13 +13,14 @@ class Implementation(NamedTuple):
     """One way to run an op.
 
     Functions are named "module:function", with the module's name below `pallas_kernels`, and imported when they are
-    first used: kernels of other platforms cost nothing.
+    first used, so that kernels of other platforms cost nothing.
     """
 
     platform: str | None
     """The platform where it runs, or None for all. A CPU runs kernels of other platforms in their interpreters."""
     function: str
-    """It takes what the op's `__call__` takes, checked, and what the op adds, such as `interpret`."""
+    """The function that runs the op. It takes what the op's `__call__` takes, checked, and what the op adds, such as
+    `interpret`."""
     refuses: str | None = None
     """A function of a shape that returns why the implementation cannot run it, or None if it can."""
     prepare: str | None = None
@@ -190,7 +191,7 @@ class Choice(NamedTuple):
     implementation: str
     interpret: bool
     reason: str | None
-    """Why it is not the platform's own kernels, if it is not, and nobody named it."""
+    """Why it is not the platform's own kernels; None if it is, or if the caller named it."""
 
 
 def choose(

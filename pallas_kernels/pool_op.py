@@ -25,7 +25,7 @@ class PoolOp:
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
     architecture: str | None = None
-    """The device's, as `pick` takes it. TPU kernels run on all TPUs, and use what a kind of TPU has."""
+    """The device's architecture, as `pick` takes it. TPU kernels run on all TPUs, and use what a kind of TPU has."""
 
     @property
     def _entry(self) -> Implementation:

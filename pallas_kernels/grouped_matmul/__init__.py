@@ -44,7 +44,7 @@ class GroupedMatmul(MatmulOp):
 
     @property
     def row_alignment(self) -> int:
-        """Return the number of which each group's first row is a multiple."""
+        """Return the number that each group's first row is a multiple of."""
         return self._entry.row_alignment
 
     def __call__(
@@ -57,7 +57,7 @@ class GroupedMatmul(MatmulOp):
         activation: str | None = None,
         out_dtype: DTypeLike | None = None,
     ) -> Array:
-        """Multiply each group's rows by its expert's weights of one layer, transposed, added up in float32.
+        """Multiply each group's rows by its expert's transposed weights of one layer, summed in float32.
 
         Args:
           x_ri: rows in groups; rows of no group may hold anything.

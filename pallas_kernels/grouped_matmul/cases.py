@@ -12,7 +12,7 @@ from .shape import MatmulShape
 
 
 class Case(NamedTuple):
-    """One model's experts: how many, how many of them a token chooses, and the sizes of their MLPs."""
+    """One model's experts: their number, the number that a token chooses, and the sizes of their MLPs."""
 
     num_experts: int
     num_choices: int

@@ -1,4 +1,4 @@
-"""Rows are sorted by the expert that multiplies them: each expert has a group of rows side by side."""
+"""Sort rows by the expert that multiplies them: each expert has a group of rows side by side."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from jax import Array, lax
 
 
 class Groups(NamedTuple):
-    """Where each expert's rows are, in the experts' order; each group's first row is a multiple of the alignment."""
+    """The rows of each expert, in the experts' order; each group's first row is a multiple of the alignment."""
 
     starts_e: Array
     """The first row of each expert, int32."""
     counts_e: Array
-    """How many rows each expert has, int32; 0 for one that no token chose."""
+    """The number of rows of each expert, int32; 0 for an expert that no token chose."""
 
 
 class Grouping(NamedTuple):
@@ -30,7 +30,7 @@ class Grouping(NamedTuple):
 
 
 def capacity(num_choices: int, num_experts: int, alignment: int) -> int:
-    """Return the number of rows, a multiple of the alignment, in which any grouping of `num_choices` choices fits."""
+    """Return a number of rows, a multiple of the alignment, that fits any grouping of `num_choices` choices."""
     rows = num_choices + min(num_experts, num_choices) * (alignment - 1)
     return -(-rows // alignment) * alignment
 
@@ -38,7 +38,7 @@ def capacity(num_choices: int, num_experts: int, alignment: int) -> int:
 def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: Array | int) -> Grouping:
     """Sort the choices [t, j] of tokens by expert, in their order within each.
 
-    Tokens from `num_tokens` on are padding: their choices belong to no group, nor do those of experts that are not from
+    Tokens from `num_tokens` on are padding: their choices belong to no group, and neither do choices of experts outside
     0 to `num_experts` - 1. There are `capacity(t * j, num_experts, alignment)` rows.
     """
     t, j = experts_tj.shape
@@ -53,7 +53,8 @@ def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: 
     places_n = jnp.argsort(order_n, stable=False)
     shifts_e = starts_e - firsts_e
     rows_n = places_n + shifts_e[jnp.minimum(experts_n, num_experts - 1)]
-    # The rows from one multiple of the alignment to the next are of the last expert whose group begins there or before.
+    # The rows from one multiple of the alignment to the next belong to the last expert whose group begins at or before
+    # it.
     slab_starts = jnp.arange(0, num_rows, alignment)
     slab_experts = (slab_starts[:, None] >= starts_e).sum(axis=1) - 1
     experts_r = jnp.repeat(slab_experts, alignment)
@@ -61,6 +62,6 @@ def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: 
     tokens_r = order_n[jnp.clip(places_r, 0, n - 1)] // j
     rows_tj = jnp.clip(rows_n, 0, num_rows - 1).reshape(t, j)
     rows = (each.astype(jnp.int32) for each in (tokens_r, experts_r, rows_tj))
-    # Else a GPU works a row's token out anew for each number that it gathers of the row.
+    # Otherwise a GPU computes a row's token anew for each number that it gathers of the row.
     rows = lax.optimization_barrier(tuple(rows))
     return Grouping(Groups(starts_e, counts_e), *rows)

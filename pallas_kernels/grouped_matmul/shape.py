@@ -1,4 +1,4 @@
-"""What an implementation must know about a matmul before it is traced."""
+"""The facts about a matmul that an implementation needs before it is traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MatmulShape(NamedTuple):
 
     num_experts: int
     num_outputs: int
-    """The rows of an expert's weights: with an activation, twice the number of columns of the result."""
+    """The rows of an expert's weights: with an activation, twice the columns of the result."""
     num_inputs: int
     dtype: DTypeLike
     """The dtype of x."""
@@ -33,5 +33,5 @@ class MatmulShape(NamedTuple):
 
     @property
     def num_columns(self) -> int:
-        """Return how many columns the result has."""
+        """Return the number of columns of the result."""
         return self.num_outputs // 2 if self.activation else self.num_outputs

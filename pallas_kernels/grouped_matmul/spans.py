@@ -14,16 +14,16 @@ class Spans(NamedTuple):
     """The spans, in the order of the experts; int32 arrays, whose entries after the last span may hold anything."""
 
     total: Array
-    """How many spans there are, a scalar."""
+    """The number of spans, a scalar."""
     experts_n: Array
     rows_n: Array
-    """The first row of each."""
+    """The first row of each span."""
     counts_n: Array
-    """How many rows each has."""
+    """The number of rows of each span."""
     places_n: Array
-    """The place of each among its expert's spans."""
+    """The index of each span among its expert's spans."""
     siblings_n: Array
-    """How many spans the expert of each has."""
+    """The number of spans of the expert of each span."""
 
 
 def cut(groups: Groups, num_rows: int, alignment: int, most: int) -> Spans:

@@ -23,7 +23,7 @@ MIN_TILE, MAX_TILE = 8, 64
 DIMENSIONS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
 )
-"""x [r, i] times w [e, o, i]: groups are of r, by e."""
+"""The dimensions of x [r, i] times w [e, o, i]: rows r are grouped by expert e."""
 
 
 def xla_grouped_matmul(
@@ -68,14 +68,14 @@ def _multiply_tiles(
         w_oi, scales_o = _numbers(weight, lambda part: part[layer, expert])
         product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_oi)
         found_to = finish(product_to, scales_o, activation, out_dtype)
-        # Rows beyond the group's end are overwritten by the next group's tiles, or belong to none.
+        # Rows beyond the group's end are overwritten by the next group's tiles, or belong to no group.
         return lax.dynamic_update_slice_in_dim(out_ro, found_to, row, 0)
 
     return lax.fori_loop(0, ends_e[-1], body, jnp.zeros((num_rows + tile, num_columns), out_dtype))[:num_rows]
 
 
 def _tile(num_rows: int, num_experts: int) -> int:
-    """Return how many rows are multiplied at a time: about as many as an expert has."""
+    """Return the number of rows that are multiplied at a time: about as many as an expert has."""
     tile = MIN_TILE
     while tile < MAX_TILE and 2 * tile * num_experts <= num_rows:
         tile *= 2
@@ -104,7 +104,7 @@ def _multiply_at_once(
 
 
 def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple[Array, Array | None]:
-    """Return what is taken of the weights, widened, and the scales of sums if they are scaled."""
+    """Return the selected weights, widened, and the scales of sums if sums are scaled."""
     if not isinstance(weight, Quantized):
         return take(weight), None
     held = weight.map(take)
@@ -112,7 +112,7 @@ def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple
 
 
 def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:
-    """Multiply in x's dtype, to which weights are rounded, to float32."""
+    """Multiply in x's dtype, to which weights are rounded, and return float32."""
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return multiply(x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
 

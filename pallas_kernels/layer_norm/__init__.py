@@ -1,4 +1,4 @@
-"""Norm of mean and variance on a CPU, a row at a time."""
+"""Norm of mean and variance on a CPU, one row at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layer_norm(
 ) -> Array:
     """Return (x - mean(x)) / sqrt(var(x) + eps) * scale[layer] + bias[layer] by rows, in float32, in x's dtype.
 
-    `can_norm` must hold. Only the first `num_rows` rows are normed, if given; others become 0.
+    `can_norm` must hold. Only the first `num_rows` rows are normed, or all if None; others become 0.
     """
     dtype, d = jnp.dtype(x_td.dtype), x_td.shape[1]
     call = jax.ffi.ffi_call(prepare(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))

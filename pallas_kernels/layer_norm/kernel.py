@@ -1,4 +1,4 @@
-"""The kernel in LLVM IR: a row is read three times, for its mean, its variance and the result, mostly from the first
+"""The kernel in LLVM IR: it reads a row three times, for its mean, its variance and the result, mostly from the first
 cache."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pallas_kernels.rms_norm import kernel as rms_norm
 
 
 class Kernel(rms_norm.Kernel):
-    """Goes through rows as a root-mean-square norm does, with a bias in place of the offset of scales."""
+    """Norms rows as the root-mean-square norm does, with a bias in place of the offset of scales."""
 
     def _operands(self, e: Emitter, buffers: Any, dims: Any) -> rms_norm.Operands:
         x, scale, layer, num_rows, eps, bias, y = (e.load(buffers, POINTER, index) for index in range(7))

@@ -1,4 +1,4 @@
-"""Rows times the transpose of a layer's weights, as they are held: in the numbers of a checkpoint, or in fewer bits.
+"""Rows times the transpose of a layer's weights, which stay in the checkpoint's dtype or quantized.
 
 It is the matmul of all dense layers and of the output head. `reference.py` defines what is correct.
 """
@@ -23,7 +23,7 @@ __all__ = ["ACTIVATIONS", "Linear", "LinearShape", "pick", "rounding_refusal"]
 
 @dataclass(frozen=True)
 class Linear(MatmulOp):
-    """The op in one implementation. A matmul that the implementation cannot run is left to plain XLA."""
+    """The op in one implementation. A matmul that the implementation cannot run is run in plain XLA."""
 
     implementations = LINEAR
 
@@ -43,7 +43,7 @@ class Linear(MatmulOp):
         plus_to: Array | None = None,
         bias_o: Array | None = None,
     ) -> Array:
-        """Return x @ w[layer].T, added up in float32, [t, o].
+        """Return x @ w[layer].T [t, o], summed in float32.
 
         Args:
           x_ti: rows, bfloat16 or float32.
@@ -52,11 +52,11 @@ class Linear(MatmulOp):
             they had been widened to x's dtype; those with one scale for each output scale the sums instead.
           layer: index of the layer, may be traced.
           out_dtype: the result's dtype, x's if None.
-          num_rows: how many rows of x count; what others give may be anything but NaN. All, if None.
-          activation: one of `ACTIVATIONS`. If gated, the result is that of the first half of the columns times the
-            second half, [t, o / 2]; if not, that of all columns, of what is added too.
-          plus_to, bias_o: what is added, of the result's dtype. Where the result is gated there is no bias, and only
-            plain XLA and the CPU's kernel add: [t, o], to both halves before the activation.
+          num_rows: the number of rows of x that count; results of other rows may be anything but NaN. None: all.
+          activation: one of `ACTIVATIONS`. If gated, the result is the activation of the first half of the columns
+            times the second half, [t, o / 2]; if not, the activation of all columns, after the additions.
+          plus_to, bias_o: arrays to add, of the result's dtype. A gated result has no bias, and only plain XLA and the
+            CPU's kernel add to it: [t, o], to both halves before the activation.
 
         Raises:
           ValueError: for arrays that do not fit each other.

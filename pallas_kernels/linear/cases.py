@@ -18,7 +18,7 @@ FORMATS: dict[str, WeightFormat] = {
     "int8": WeightFormat(8, scale_dtype="float32"),
     "fp8": WeightFormat(8, values="e4m3", scale_dtype="float32"),
 }
-"""The formats by the names of who makes them; "gptq" has no zeros, "int8" and "fp8" have a scale for each output."""
+"""The formats, named by their makers; "gptq" has no zeros, "int8" and "fp8" have a scale for each output."""
 
 RARE: dict[str, WeightFormat] = {
     "q5_0": WeightFormat(5, 32, offset=16),
@@ -32,5 +32,5 @@ RARE: dict[str, WeightFormat] = {
     "mxfp8": WeightFormat(8, 32, values="e4m3", scale_dtype="bfloat16"),
     "nf4": WeightFormat(4, 64, values="nf4", scale_dtype="float32"),
 }
-"""Formats that are compiled, but have no tests of their own in the interpreters; those that a platform's kernels refuse
-may be widened there. Codes of 2 bits are held as those of 3 are on a TPU or GPU. nvfp4's rows have 4,096 numbers."""
+"""Formats that are compiled but not tested in the interpreters; formats that a platform's kernels refuse may be widened
+there. A TPU or GPU holds codes of 2 bits as it holds those of 3 bits. nvfp4's rows have 4,096 numbers."""

@@ -1,4 +1,4 @@
-"""The reference is a product in float64: slow, and the definition of correct."""
+"""The reference: a product in float64, slow, which defines what is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an implementation must know about a matmul before it is traced."""
+"""The facts about a matmul that an implementation needs before it is traced."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ class LinearShape(NamedTuple):
     """The sizes and dtypes of one of a model's matmuls."""
 
     num_outputs: int
-    """The rows of the weights: with a gated activation, twice the number of columns of the result."""
+    """The rows of the weights: with a gated activation, twice the columns of the result."""
     num_inputs: int
     dtype: DTypeLike
     """The dtype of x."""
     out_dtype: DTypeLike
     format: WeightFormat | None = None
-    """How the weights are held; None for weights of x's dtype."""
+    """The format of the weights; None for weights of x's dtype."""
     activation: str | None = None
     is_gated: bool = True
-    """An activation is that of the first half of the columns, which multiplies the second; False: that of all."""
+    """True: the activation of the first half of the columns multiplies the second half. False: all columns are
+    activated."""
 
     @property
     def num_columns(self) -> int:
-        """Return how many columns the result has."""
+        """Return the number of columns of the result."""
         return self.num_outputs // 2 if self.activation and self.is_gated else self.num_outputs

@@ -58,12 +58,12 @@ def xla_linear(
 def multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
     """Return the float32 product [t, o] of bfloat16 rows and float32 weights, as exact as if both were float32.
 
-    A weight is the sum of three bfloat16 numbers, whose products with x are exact. A matrix unit multiplies by them at
-    once; GPUs and TPUs multiply in float32 many times slower.
+    A weight is the sum of three bfloat16 numbers, and their products with x are exact. A matrix unit multiplies by them
+    directly; GPUs and TPUs multiply in float32 many times slower.
     """
     parts, rest_oi = [], w_oi
     for _ in range(3):
-        # XLA would leave out that a number is converted and back.
+        # XLA would remove a conversion back and forth.
         part_oi = lax.reduce_precision(rest_oi, exponent_bits=8, mantissa_bits=7)
         parts.append(part_oi.astype(jnp.bfloat16))
         rest_oi = rest_oi - part_oi
@@ -74,7 +74,7 @@ def multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
 def finish(
     out_to: Array, activation: str | None, plus_to: Array | None, bias_o: Array | None, *, is_gated: bool
 ) -> Array:
-    """Return what `Linear` makes of a product."""
+    """Return the result of `Linear` from a product."""
     if plus_to is not None:
         out_to = plus_to + out_to
     if bias_o is not None:

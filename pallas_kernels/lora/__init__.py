@@ -1,4 +1,4 @@
-"""LoRA: to each row of a matmul's result, what the row's own adapter adds: the product of two thin matrices, B A x.
+"""LoRA: add to each row of a matmul's result the product B A x with the row's own adapter.
 
 The matrices of several adapters lie side by side, in slots. `reference.py` defines what is correct.
 """
@@ -23,7 +23,7 @@ __all__ = ["Lora", "LoraShape", "Rows", "pick", "sort_rows"]
 
 @dataclass(frozen=True)
 class Lora(MatmulOp):
-    """The op in one implementation. Adapters that the implementation cannot take are left to plain XLA."""
+    """The op in one implementation. Adapters that the implementation cannot take run in plain XLA."""
 
     implementations = LORA
 
@@ -40,22 +40,22 @@ class Lora(MatmulOp):
         plus_to: Array | None = None,
         out_dtype: DTypeLike | None = None,
     ) -> Array:
-        """Return plus + B A x for each row, with the A and B of its own slot; a row of slot 0 stays as it is, [t, o].
+        """Return plus + B A x [t, o] for each row, with the A and B of its own slot; a row of slot 0 is unchanged.
 
         A x is added up in float32 and rounded to x's dtype; B times that is added up in float32. No row depends on the
         others.
 
         Args:
           x_ti: rows, bfloat16 or float32.
-          down_lci: A of all layers, of x's dtype. Of a layer the rows of the first slot come first, and of a slot
-            those of the first part of the outputs: `rank` for each part.
-          up_lco: B of all layers, transposed, in the same order. What is not of a part's own outputs is zero, and may
+          down_lci: A of all layers, of x's dtype. The rows of a layer are ordered by slot, then by part of the outputs,
+            with `rank` rows for each part.
+          up_lco: B of all layers, transposed, in the same order. Entries outside a part's own outputs are zero, and may
             or may not be multiplied.
           layer: index of the layer, may be traced.
           rows: the slot of each row, as `sort_rows` makes it.
-          parts: how many outputs each part has. They are the outputs in order.
-          num_slots: how many slots there are.
-          plus_to: what is added to; zeros if None.
+          parts: the number of outputs of each part, in order.
+          num_slots: the number of slots.
+          plus_to: the array that is added to; zeros if None.
           out_dtype: the result's dtype, that of `plus_to` or of x if None.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """The weights of one of a model's layers: the inputs of each, and how many outputs each of its parts has."""
+    """The weights of one of a model's layers: the inputs of each, and the outputs of each of its parts."""
 
     qkv: tuple[int, tuple[int, ...]]
     o: tuple[int, tuple[int, ...]]

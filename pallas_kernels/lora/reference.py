@@ -1,4 +1,4 @@
-"""The reference is a loop over rows: slow, and the definition of correct."""
+"""The reference: a loop over rows, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reference_lora(
     *,
     plus_to: np.ndarray | None = None,
 ) -> np.ndarray:
-    """See `Lora`; takes one layer's numbers, returns float64, and rounds what is in between to x's dtype alone."""
+    """See `Lora`; takes one layer's arrays, returns float64, and rounds only A x, to x's dtype."""
     num_outputs = up_co.shape[1]
     out_to = np.zeros((len(x_ti), num_outputs)) if plus_to is None else np.asarray(plus_to, np.float64)
     rank = len(down_ci) // num_slots // len(parts)

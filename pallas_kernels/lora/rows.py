@@ -1,4 +1,4 @@
-"""The rows of a step by the slots of their adapters, sorted once for all matmuls of the step."""
+"""The rows of a step, sorted by the slots of their adapters, once for all matmuls of the step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from jax import Array
 
 
 class Rows(NamedTuple):
-    """The slot of each row, 0 for none, and the rows in the order of their slots, those with an adapter first."""
+    """The slot of each row, 0 for none, and the rows sorted by slot, those with an adapter first."""
 
     slots_t: Array
-    """The slot of each row, as the rows lie."""
+    """The slot of each row, in the order of the rows."""
     order_t: Array
-    """Row numbers in order: those of the last slot first, rows of no slot last, those of one slot in their own."""
+    """The numbers of the rows, sorted by slot from the last to the first; rows without a slot come last."""
     sorted_t: Array
     """The slots in that order."""
     num_adapted: Array
-    """How many rows have an adapter."""
+    """The number of rows that have an adapter."""
 
 
 def sort_rows(slots_t: Array) -> Rows:

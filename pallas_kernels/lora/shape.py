@@ -1,4 +1,4 @@
-"""What an implementation must know about adapters before they are traced."""
+"""The facts about adapters that an implementation needs before it is traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LoraShape(NamedTuple):
     rank: int
     num_inputs: int
     parts: tuple[int, ...]
-    """How many outputs each part has."""
+    """The number of outputs of each part."""
     dtype: DTypeLike
     """The dtype of x, A and B."""
     out_dtype: DTypeLike

@@ -1,6 +1,6 @@
-"""What adapters add, in plain XLA: two matmuls for all slots, with zeros between for what is not the row's own.
+"""LoRA in plain XLA: two matmuls for all slots, with zeros between for the slots that are not the row's own.
 
-Zeros add nothing: what a row gets does not depend on which adapters other rows have.
+Zeros add nothing, so a row's result does not depend on the adapters of other rows.
 """
 
 from __future__ import annotations

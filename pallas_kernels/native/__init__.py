@@ -1,6 +1,6 @@
-"""Kernels for a CPU, written as LLVM IR and compiled when first wanted, for the processor at hand.
+"""Kernels for a CPU, written as LLVM IR and compiled for the present processor when they are first needed.
 
-Pallas has no way to a CPU's machine code, so this stands in its place there: `emitter.py` writes loops and vectors,
-`handler.py` makes what XLA calls out of a kernel and spreads it over XLA's threads, `compiling.py` turns it into code,
-`objects.py` keeps that on disk.
+Pallas cannot produce a CPU's machine code. Here `emitter.py` writes loops and vectors, `handler.py` wraps a kernel in
+the function that XLA calls and spreads its work over XLA's threads, `compiling.py` compiles it, and `objects.py` keeps
+the machine code on disk.
 """

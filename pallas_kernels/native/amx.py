@@ -8,17 +8,18 @@ from typing import Any
 from .emitter import CACHE_LINE, I8, I16, VOID, Emitter
 
 SIDE = 16
-"""How many rows a register holds, of 64 bytes each; and as many columns of sums."""
+"""The number of rows of a register, of 64 bytes each; and the number of columns of sums."""
 STEP = 32
-"""How many bfloat16 of a row are multiplied at a time."""
+"""The number of bfloat16 of a row that are multiplied at a time."""
 MATRIX_BYTES = SIDE * CACHE_LINE
 NUM_REGISTERS = 8
 CONFIG_BYTES, WIDTHS_AT, HEIGHTS_AT = 64, 16, 48
-"""How many bytes say what registers are, and from which on they say how many bytes a row has, and how many rows."""
+"""The size of the configuration in bytes, and the offsets of the registers' row lengths (in bytes) and of their numbers
+of rows."""
 
 
 def configure(e: Emitter, sizes: Sequence[tuple[Any, Any]]) -> None:
-    """Tell the processor how many rows, and bytes of each, the registers have."""
+    """Configure the registers: the number of rows of each, and the bytes of a row."""
     config = e.array(I8, CONFIG_BYTES)
     e.clear(config, CONFIG_BYTES)
     e.store(I8(1), config, 0)
@@ -29,27 +30,27 @@ def configure(e: Emitter, sizes: Sequence[tuple[Any, Any]]) -> None:
 
 
 def release(e: Emitter) -> None:
-    """Let the registers go, so that the system need not keep them."""
+    """Release the registers, so that the system need not save them."""
     e.call_named("llvm.x86.tilerelease", result=VOID)
 
 
 def clear(e: Emitter, register: int) -> None:
-    """Let a register hold zeros."""
+    """Set a register to zeros."""
     _call(e, "tilezero", register)
 
 
 def load(e: Emitter, register: int, base: Any, stride: Any) -> None:
-    """Load rows that are so many bytes behind each other."""
+    """Load rows that lie `stride` bytes apart."""
     _call(e, "tileloadd64", register, base, e.i64(stride))
 
 
 def store(e: Emitter, register: int, base: Any, stride: Any) -> None:
-    """Store rows so many bytes behind each other."""
+    """Store rows `stride` bytes apart."""
     _call(e, "tilestored64", register, base, e.i64(stride))
 
 
 def multiply(e: Emitter, sums: int, rows: int, pairs: int) -> None:
-    """Add the products of rows of bfloat16 and of columns, whose numbers lie in pairs: a row has one of each column."""
+    """Add the products of rows of bfloat16 and of columns that lie in pairs: a row has one pair of each column."""
     _call(e, "tdpbf16ps", sums, I8(rows), I8(pairs))
 
 

@@ -1,4 +1,4 @@
-"""LLVM IR becomes a function that XLA can call."""
+"""Compile LLVM IR and register the result with XLA."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Kernel(Protocol):
 
 
 def refuse() -> str | None:
-    """Return why no kernel can run in this process, None if they can."""
+    """Return why no kernel can run in this process, or None if they can."""
     if processor.current().name == "plain":
         return "the processor has neither AVX2 and FMA nor NEON, or JAXLLM_CPU says so"
     return refuse_interface()
 
 
 def register(name: str, kernel: Kernel, folder: Path | None) -> str:
-    """Make a kernel known to XLA, and return XLA's name for it, which ends with the instruction set.
+    """Register a kernel with XLA and return XLA's name for it, which ends with the instruction set.
 
-    `name` must say all else that it depends on besides its code and the processor. Its machine code is kept in
-    `folder`, if there is one. A name that is known stays what it is.
+    `name` must identify everything that the kernel depends on besides its code and the processor. Its machine code is
+    kept in `folder`, if that is not None. A name that is already registered keeps its kernel.
     """
     name = f"{name}_{processor.current().name}"
     with _lock:  # or two threads would each make a registry
@@ -51,7 +51,8 @@ def register(name: str, kernel: Kernel, folder: Path | None) -> str:
 
 
 class _Registry:
-    """The kernels that XLA knows in this process, and their code, which stays as long as XLA's programs may call it."""
+    """The kernels that XLA knows in this process, and their machine code, which lives as long as XLA's programs may
+    call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,21 +84,21 @@ _registry = functools.cache(_Registry)
 
 
 def num_registers() -> int:
-    """Return how many vectors of 512 bits the processor's registers hold: shorter ones in several parts each."""
+    """Return the number of 512-bit vectors that the processor's registers hold; shorter registers hold parts of one."""
     own = processor.current()
     return own.num_registers * own.register_bytes // 64
 
 
 def compile_for(target: Processor, module: ir.Module) -> bytes:
-    """Return a processor's machine code, as an object file."""
+    """Compile a module for a processor and return an object file."""
     machine = make_machine(target)
     parsed = llvm.parse_assembly(str(module))
     parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
     parsed.verify()
     passes = llvm.create_new_module_pass_manager()
-    # Kernels are vectorized and unrolled as they are written. What is left takes a fifth of the usual passes' time.
+    # Kernels are written vectorized and unrolled. These passes take a fifth of the usual passes' time.
     for add in (
-        passes.add_always_inliner_pass,  # what a kernel says is one function
+        passes.add_always_inliner_pass,  # a kernel becomes one function
         passes.add_sroa_pass,  # variables become registers
         passes.add_instruction_combine_pass,
         passes.add_simplify_cfg_pass,
@@ -121,7 +122,7 @@ def make_machine(target: Processor) -> llvm.TargetMachine:
 
 
 def _digest(name: str, kernel: Kernel) -> str:
-    """Return what a kernel's code is found by on disk."""
+    """Return the name of a kernel's file on disk, which changes with its code, LLVM and the processor."""
     facts = [name, llvmlite.__version__, str(processor.current()), str(num_cores())]
     written_in = [sys.modules[each.__module__].__file__ for each in type(kernel).__mro__ if each is not object]
     folders = {Path(__file__).parent, *(Path(file).parent for file in written_in if file)}

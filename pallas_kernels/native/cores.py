@@ -1,4 +1,4 @@
-"""How many cores this process may use: those that it may run on, and no more than its control group's quota buys."""
+"""The number of cores that this process may use, by its affinity and by the quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from pathlib import Path
 
 @functools.cache
 def num_cores() -> int:
-    """Return how many cores this process may use, at least 1."""
+    """Return the number of cores that this process may use, at least 1."""
     allowed = num_allowed()
     return max(1, min(allowed, math.ceil(quota(Path("/")) or allowed)))
 
 
 def num_allowed() -> int:
-    """Return how many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota(root: Path) -> float | None:
-    """Return how many cores' time this process's control groups grant it on the system under `root`, None for any."""
+    """Return the number of cores that this process's control groups grant it, on the system under `root`; None for no
+    limit."""
     return min(_quotas(root), default=None)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quota of each group that has one, in the second version of control groups or the first."""
+    """Yield the quota of each group that has one, in version 2 of control groups or version 1."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -36,7 +37,7 @@ def _quotas(root: Path) -> Iterator[float]:
         for mount in ("", "cpu", "cpu,cpuacct") if controllers else ("", "unified"):
             base = root / "sys/fs/cgroup" / mount
             inner = Path(path.lstrip("/"))
-            # In a container a path may be the host's, of which only the mount's own root is to be seen.
+            # In a container a path may be the host's, while only the mount's own root is visible.
             for group in dict.fromkeys(base / part for part in (inner, *inner.parents)):
                 if controllers:
                     numbers = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]

@@ -15,7 +15,7 @@ NULL = ir.Constant(POINTER, None)
 
 
 class _BFloat(ir.Type):
-    """The type bfloat, which llvmlite lacks."""
+    """The type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -29,15 +29,15 @@ class _BFloat(ir.Type):
 
 BF16 = _BFloat()
 LANES = 16
-"""How many float32 a vector of 512 bits holds. A processor with shorter registers takes several for each."""
+"""The number of float32 in a vector of 512 bits. A processor with shorter registers takes several for each."""
 CACHE_LINE = 64
-"""How many bytes a processor reads from memory at once."""
+"""The number of bytes that a processor reads from memory at once."""
 LOG2_E = 1.4426950408889634
 # exp(x) = 2**n * exp(r), r = x - n * ln 2 in [-ln 2 / 2, ln 2 / 2]: ln 2 in two parts, Cephes' polynomial for exp(r).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 EXP_LEAST = -87.3
-"""Below this number exp is as good as 0, and is 0 here."""
+"""Below this number exp is set to 0."""
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
@@ -46,7 +46,7 @@ def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
 
 
 class Variable:
-    """A place on the stack; LLVM keeps it in a register where it can."""
+    """A variable on the stack; LLVM keeps it in a register where it can."""
 
     def __init__(self, emitter: Emitter, kind: ir.Type) -> None:
         self.emitter, self.kind = emitter, kind
@@ -63,14 +63,14 @@ class Variable:
 
 
 class Emitter:
-    """Appends to one function. `ir` is llvmlite's builder, for what is not here."""
+    """Appends instructions to one function. `ir` is llvmlite's builder, for instructions without a method here."""
 
     def __init__(self, function: ir.Function) -> None:
         self.function, self.module = function, function.module
         self.ir: Any = ir.IRBuilder(function.append_basic_block())
 
     def i64(self, value: Any) -> Any:
-        """Return a constant, or an integer of another width as 64 bits."""
+        """Return a constant, or an integer of another width, as 64 bits."""
         if isinstance(value, int):
             return I64(value)
         return value if value.type == I64 else self.ir.sext(value, I64)
@@ -116,7 +116,7 @@ class Emitter:
         with self.ir.goto_entry_block():
             place = self.ir.alloca(ir.ArrayType(element, size))
             place.align = 64
-        place.type = POINTER  # to whatever is stored there
+        place.type = POINTER  # to any type that is stored
         return place
 
     @contextmanager
@@ -136,7 +136,7 @@ class Emitter:
         self.ir.position_at_end(after)
 
     def at(self, base: Any, element: ir.Type, *index: Any) -> Any:
-        """Return the address of an element; the index is a sum."""
+        """Return the address of an element; the index is the sum of the given ones."""
         return self.ir.gep(base, [self.sum(0, *index)], source_etype=element)
 
     def load(self, base: Any, element: ir.Type, *index: Any) -> Any:
@@ -160,7 +160,7 @@ class Emitter:
         self.ir.store(value, self.at(base, value.type.element, *index), align=1)
 
     def clear(self, base: Any, num_bytes: Any) -> None:
-        """Make memory zeros, which is 0 in every dtype."""
+        """Fill memory with zero bytes, which are 0 in every dtype."""
         self.call_named("llvm.memset.p0.i64", base, I8(0), self.i64(num_bytes), I1(0), result=VOID)
 
     def constant(self, value: float, like: Any) -> Any:
@@ -177,17 +177,18 @@ class Emitter:
         return self.ir.shuffle_vector(first, first, ir.Constant(vector(I32, lanes), [0] * lanes))
 
     def prefetch(self, base: Any, element: ir.Type, *index: Any, cache: int = 2) -> None:
-        """Begin to read the cache line of an element, which need not exist, into the first or the second cache."""
+        """Begin to read the cache line of an element into the first or the second cache. The element need not exist."""
         how = I32(0), I32(4 - cache), I32(1)  # to read, how near, data
         self.call_named("llvm.prefetch.p0", self.at(base, element, *index), *how, result=VOID)
 
     def shuffle(self, a: Any, b: Any, lanes: Iterable[int]) -> Any:
-        """Return a vector of lanes of two, which are numbered one after the other."""
+        """Return a vector of selected lanes of two vectors, whose lanes are numbered one after the other."""
         lanes = list(lanes)
         return self.ir.shuffle_vector(a, b, ir.Constant(vector(I32, len(lanes)), lanes))
 
     def join(self, vectors: Sequence[Any]) -> Any:
-        """Return the vector of some vectors' lanes, one vector after the other; there are 1, 2, 4 or more of them."""
+        """Return one vector with the lanes of all vectors in order; there must be 1, 2, 4 or another power of two of
+        them."""
         vectors = list(vectors)
         while len(vectors) > 1:
             lanes = range(2 * vectors[0].type.count)
@@ -195,7 +196,8 @@ class Emitter:
         return vectors[0]
 
     def transpose(self, rows: Sequence[Any]) -> list[Any]:
-        """Return the columns of matrices that lie side by side in vectors of 16: each has as many as there are rows."""
+        """Return the columns of matrices that lie side by side in vectors of 16. Each column has one number of every
+        row."""
         rows = list(rows)
         size = len(rows) // 2
         while size:
@@ -209,12 +211,12 @@ class Emitter:
         return rows
 
     def load_columns(self, rows: Sequence[Any], count: int) -> list[Any]:
-        """Return the first columns, as many as `count`, of a matrix of 32-bit integers: 16 rows that are anywhere."""
+        """Return the first `count` columns of a matrix of 32-bit integers with 16 rows, which may lie anywhere."""
         loaded = [self.load_vector(row, I32, 0, lanes=count) for row in rows]
         return self.transpose([self.join(loaded[first::count]) for first in range(count)])
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call an intrinsic that is overloaded for the type of its first argument, and returns that."""
+        """Call an intrinsic that is overloaded for the type of its first argument, and returns that type."""
         kind = arguments[0].type
         suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
         return self.call_named(f"llvm.{name}.{suffix}", *arguments)
@@ -244,7 +246,7 @@ class Emitter:
         return self.ir.select(self.ir.fcmp_ordered(">", a, b), a, b)
 
     def exp(self, x: Any) -> Any:
-        """Return exp of float32 at most 88, to 2 units in the last place."""
+        """Return exp of float32 numbers of at most 88, to 2 units in the last place."""
         kind = x.type
         ints = ir.VectorType(I32, kind.count) if isinstance(kind, ir.VectorType) else I32
         is_tiny = self.ir.fcmp_ordered("<", x, self.constant(EXP_LEAST, x))
@@ -273,7 +275,7 @@ class Emitter:
 
 
 def add_function(module: ir.Module, name: str, result: ir.Type, *arguments: ir.Type) -> tuple[Emitter, Sequence[Any]]:
-    """Begin a function that only its module calls; return what writes it, and its arguments."""
+    """Begin a function that only its module calls; return its emitter and its arguments."""
     function = ir.Function(module, ir.FunctionType(result, arguments), name)
     function.linkage = "internal"
     return Emitter(function), function.args

@@ -5,14 +5,13 @@ A kernel is two functions of the addresses of its buffers and of their dimension
     i64 prepare(ptr buffers, ptr dims)          does what must come first; returns how many units of work there are
     void run(ptr buffers, ptr dims, i64 unit)   does one; units may run at the same time, in any order
 
-and, where something is left to do when all units are done, a third, which the calling thread calls:
+and optionally a third, which the calling thread calls after all units are done:
 
     void finish(ptr buffers, ptr dims)
 
-Buffer i, of arguments and then of results, is at buffers[i], its dimensions (int64) at dims[i].
-`prepare` may leave an address for `run` and `finish` in the place behind the last buffer's.
-The units are taken one by one by the calling thread and by those of XLA's pool that have nothing else to do, so that no
-thread waits for one that has not begun.
+Buffer i, of arguments and then of results, is at buffers[i], its dimensions (int64) at dims[i]. `prepare` may leave an
+address for `run` and `finish` in the entry behind the last buffer's. The calling thread and idle threads of XLA's pool
+take the units one by one, so that no thread waits for one that has not begun.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from . import processor
 from .emitter import I32, I64, NULL, POINTER, VOID, Emitter
 
 MAX_BUFFERS = 25
-"""How many addresses there is room for: those of a call's buffers, and the one that `prepare` leaves."""
+"""The number of addresses that there is room for: those of a call's buffers, and the one that `prepare` leaves."""
 VERSION = (0, 1)
 """The interface's version; nothing newer is used."""
 MAX_PAUSES = 2048
-"""How often a thread looks whether the others are done before it offers its core: for 50 to 100 us."""
+"""How often a thread checks whether the others are done before it offers its core: for 50 to 100 us."""
 METADATA = 1
 """The type of the extension by which XLA asks for the version."""
 
@@ -53,7 +52,7 @@ class Fields:
 
 
 class Job:
-    """Byte offsets in what threads share of one call; freed by the last that leaves."""
+    """Byte offsets in the memory that threads share during a call; the last thread that leaves frees it."""
 
     NEXT, COUNT, DONE, USERS, BUFFERS, DIMS, SIZE = 0, 8, 64, 128, 136, 144, 192
 
@@ -138,10 +137,10 @@ def add_handler(
 
 
 def wait(e: Emitter, count: Any, wanted: Any) -> None:
-    """Wait until a count in memory, of what other threads have taken and done, is what is wanted: about as long as one
-    of them takes.
+    """Wait until a count in memory, of units that other threads have taken or done, reaches `wanted`: about as long as
+    one unit takes.
 
-    A thread that was put to sleep with its share may need this very core: after a while the core is offered.
+    A thread that was put to sleep with its unit may need this very core, so after a while the core is offered.
     """
     turns = e.variable(I64, I64(0))
     test, pause, after = (e.function.append_basic_block() for _ in range(3))
@@ -173,7 +172,7 @@ def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:
     unit = e.ir.atomic_rmw("add", e.at(job, byte, Job.NEXT), I64(1), "monotonic")
     e.ir.cbranch(e.ir.icmp_signed("<", unit, units), work, after)
     e.ir.position_at_end(work)
-    # Only now: a task that begins when all units are taken may outlive the call.
+    # Only now: a task that begins after all units are taken may outlive the call.
     buffers, dims = (e.ir.load(e.at(job, byte, offset), typ=POINTER) for offset in (Job.BUFFERS, Job.DIMS))
     e.ir.call(run, [buffers, dims, unit])
     e.ir.atomic_rmw("add", e.at(job, byte, Job.DONE), I64(1), "release")
@@ -191,6 +190,6 @@ def _leave(e: Emitter, module: ir.Module, job: Any) -> None:
 
 
 def libc(module: ir.Module, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
-    """Return a function of C's library, which the module declares once."""
+    """Return a function of C's library, declared once in the module."""
     found = module.globals.get(name)
     return found if found is not None else ir.Function(module, ir.FunctionType(result, arguments), name)

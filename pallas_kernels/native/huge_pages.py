@@ -1,6 +1,7 @@
-"""A CPU's large arrays in pages of 2 MiB, as far as Linux has them.
+"""Put a CPU's large arrays into pages of 2 MiB, where Linux has them.
 
-Of the usual 4 KiB a processor knows the places of too few: who reads gigabytes waits for places more than for memory.
+A processor caches the addresses of only a few of the usual 4 KiB pages, so reading gigabytes waits for addresses more
+than for memory.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from jax import Array
 
 PAGE_BYTES = 2 << 20
 LEAST_PAGES = 8
-"""How many pages each part of an array must fill, as memory is taken by whole pages where a part is begun."""
+"""The number of pages that each part of an array must fill, since a whole page is taken as soon as a part is begun."""
 MADV_HUGEPAGE = 14
-"""What Linux' `madvise` is told."""
+"""The advice that is passed to Linux' `madvise`."""
 
 
 def use_huge_pages(array: Array, num_parts: int) -> None:
     """Ask for pages of 2 MiB for an array that nobody has written to, if each of its parts fills several.
 
-    It is no error where the system has none.
+    A system without them is no error.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""XLA's foreign function interface must be the one whose structs `handler.py` knows."""
+"""Check that XLA's foreign function interface has the structs that `handler.py` knows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Frame(ctypes.Structure):
 
 
 class _Probe:
-    """A handler that XLA asks for its version, as it asks every handler that is registered."""
+    """A handler that XLA asks for its version, as it asks every registered handler."""
 
     def __init__(self) -> None:
         self.version: tuple[int, int] | None = None
@@ -60,7 +60,7 @@ class _Probe:
 
 @functools.cache
 def refuse_interface() -> str | None:
-    """Return why XLA cannot call the kernels, None if it can."""
+    """Return why XLA cannot call the kernels, or None if it can."""
     jax.devices("cpu")  # until then XLA asks no handler for anything
     probe = _probe()
     try:
@@ -72,7 +72,8 @@ def refuse_interface() -> str | None:
 
 
 def refuse_version(version: tuple[int, int] | None) -> str | None:
-    """Return why a version is none whose structs are known: they grow at their ends until the major number changes."""
+    """Return why a version's structs are not known, or None. Structs only grow at their ends until the major version
+    changes."""
     if version is not None and version[0] == VERSION[0] and version >= VERSION:
         return None
     found = "none" if version is None else _text(version)

@@ -1,4 +1,4 @@
-"""Formats say how numbers lie in memory, as integers, and what they are in float32."""
+"""Number formats: how stored numbers become float32, and how float32 is rounded to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Format(NamedTuple):
     storage: ir.Type
     num_bytes: int
     widen: Callable[[Emitter, Any], Any]
-    """A function that turns stored numbers, one or a vector, into float32."""
+    """A function that widens stored numbers, one or a vector, to float32."""
     narrow: Callable[[Emitter, Any], Any] | None
     """A function that rounds float32 to stored numbers; None for dtypes that kernels only read."""
 
@@ -44,8 +44,8 @@ def _widen_e5m2(e: Emitter, x: Any) -> Any:
 
 
 def _widen_e4m3(e: Emitter, x: Any) -> Any:
-    # As exponent and mantissa of a float16, which unlike float32 keeps its denormals here, it is 2**-8 times as large.
-    # There is no NaN in a pool.
+    # With the exponent and mantissa of a float16, which unlike float32 keeps its denormals here, the number is 2**-8
+    # times as large. A pool holds no NaN.
     x = e.ir.zext(x, _like(x, I16))
     sign = e.ir.shl(e.ir.and_(x, e.constant(0x80, x)), e.constant(8, x))
     rest = e.ir.shl(e.ir.and_(x, e.constant(0x7F, x)), e.constant(7, x))

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk. The folder holds code that is run as it is: it must be nobody else's."""
+"""Compiled kernels on disk. Their code is executed as it is, so the folder must belong to this user or root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHECKSUM_BYTES = 4
 
 
 def load(path: Path) -> bytes | None:
-    """Return an object file that was kept whole, by this user or root, else None."""
+    """Load an object file; None unless it is complete and was written by this user or root."""
     try:
         with path.open("rb") as file:
             is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
@@ -24,7 +24,7 @@ def load(path: Path) -> bytes | None:
 
 
 def save(path: Path, code: bytes) -> None:
-    """Keep an object file; one that cannot be kept is compiled again."""
+    """Save an object file. If that fails, the kernel is compiled again next time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete_on_close=False) as file:

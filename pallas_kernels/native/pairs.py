@@ -1,4 +1,5 @@
-"""Vectors of pairs of bfloat16 in 32 bits, as they lie in memory, with instructions for them or without."""
+"""Vectors of pairs of bfloat16 in 32 bits, as they lie in memory, and products of them with or without instructions for
+it."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
 
 
 def narrow(e: Emitter, early: Any, late: Any) -> Any:
-    """Round two vectors of float32, of which the first comes first, by the instruction for it."""
+    """Round two vectors of float32 to one of bfloat16 with the processor's instruction; `early` comes first."""
     found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
     return e.ir.bitcast(found, PAIRS)
 
 
 def narrow_half(e: Emitter, numbers: Any) -> Any:
-    """Round a vector of float32 by the instruction for it."""
+    """Round a vector of float32 to bfloat16 with the processor's instruction."""
     found = e.call_named("llvm.x86.avx512bf16.cvtneps2bf16.512", numbers, result=vector(BF16, LANES))
     return e.ir.bitcast(found, vector(I16, LANES))
 

@@ -1,7 +1,7 @@
-"""What the processor can do, and which of its instruction sets the kernels are compiled for.
+"""The processor's features, and the instruction set that kernels are compiled for.
 
-Kernels are written once, in vectors of 16 float32, which LLVM cuts into registers; they ask here only how many
-registers there are, and whether there is an instruction that they cannot do without.
+Kernels are written once, in vectors of 16 float32, which LLVM divides into registers. They ask only for the number of
+registers and for instructions that they cannot do without.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LESSER: Mapping[SetName, tuple[SetName, ...]] = {
 MICROARCHITECTURES = {"avx2": "x86-64-v3", "plain": "x86-64"}
 """LLVM's processors that have a lesser set and nothing else."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
-"""Linux' call by which a process asks for the registers of AMX, what it asks, and the state's number."""
+"""Linux' call by which a process requests AMX registers, its request code, and the number of the state."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Processor:
     """A processor, as far as kernels depend on it."""
 
     name: SetName
-    """The instruction set, which has that of each lesser one; there are no kernels for a plain one."""
+    """The instruction set, which includes each lesser one; there are no kernels for a plain one."""
     triple: str
     cpu: str
     features: str
-    """LLVM's names of machine, processor and what it has or lacks."""
+    """LLVM's names of the machine and the processor, and of the features that it has or lacks."""
     num_registers: int
-    """How many vector registers it has."""
+    """The number of its vector registers."""
     register_bytes: int
     has_bfloat16_dot: bool
-    """Whether one instruction adds products of pairs of bfloat16: `vdpbf16ps`, or AArch64's `bfdot`."""
+    """True if one instruction adds products of pairs of bfloat16: `vdpbf16ps`, or AArch64's `bfdot`."""
     has_int8_dot: bool
-    """Whether one instruction adds products of four int8 each: `vpdpbusd`, or AArch64's `usdot`."""
+    """True if one instruction adds products of four int8 each: `vpdpbusd`, or AArch64's `usdot`."""
 
     @property
     def has_avx512(self) -> bool:
@@ -60,7 +60,7 @@ class Processor:
 
     @property
     def has_matrix_unit(self) -> bool:
-        """Say whether one instruction multiplies matrices of bfloat16."""
+        """Return whether one instruction multiplies matrices of bfloat16."""
         return self.name == "amx"
 
     @property
@@ -74,9 +74,9 @@ class Processor:
 
 @functools.cache
 def current() -> Processor:
-    """Return this processor, with the instruction set that JAXLLM_CPU names, or else its best.
+    """Return this processor, with the instruction set that JAXLLM_CPU names, or otherwise its best.
 
-    Raises ValueError for a set that it lacks.
+    Raises ValueError for a set that the processor lacks.
     """
     return restricted(host(), os.environ.get(SETTING) or None)
 
@@ -89,14 +89,14 @@ def host() -> Processor:
     triple, cpu, features = llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
     if platform.machine().lower() in ("aarch64", "arm64"):
         return aarch64(triple, cpu, _aarch64_features())
-    # Else LLVM halves 512-bit vectors on those of Intel's processors that once clocked lower for them.
+    # Otherwise LLVM halves 512-bit vectors on Intel processors that once lowered their clock for them.
     features = {**features, "prefer-256-bit": False}
     has_amx = all(features.get(name) for name in AMX) and _may_use_amx()
     return x86(triple, cpu, features if has_amx else _without_amx(features))
 
 
 def x86(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
-    """Return a processor with these features, by LLVM's names; a plain one for any that is no x86-64."""
+    """Return a processor with these features, by LLVM's names; a plain one for anything that is not x86-64."""
 
     def has(*names: str) -> bool:
         return all(features.get(name) for name in names)
@@ -117,9 +117,9 @@ def aarch64(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
 
 
 def restricted(processor: Processor, name: str | None) -> Processor:
-    """Return a processor as if it had no more than an instruction set; None leaves it as it is.
+    """Return a processor restricted to an instruction set; None leaves it unchanged.
 
-    Raises ValueError for an unknown set, and for one that it lacks.
+    Raises ValueError for an unknown set, and for one that the processor lacks.
     """
     if name in (None, processor.name):
         return processor
@@ -146,14 +146,16 @@ def _without_amx(features: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _may_use_amx() -> bool:
-    """Ask the system, which saves those large registers only for processes that asked; say whether it allows it."""
+    """Request AMX registers from the system, which saves them only for processes that asked; return whether it allows
+    it."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 def _aarch64_features() -> dict[str, bool]:
-    """Ask the system, as LLVM does not know of all: Linux by the words of /proc/cpuinfo, macOS by its own."""
+    """Return the processor's features as the system reports them, since LLVM does not know all: Linux by /proc/cpuinfo,
+    macOS by sysctl."""
     names = ("bf16", "i8mm")
     if sys.platform == "darwin":
         return {name: _sysctl(f"hw.optional.arm.FEAT_{name.upper()}") for name in names}
@@ -161,7 +163,7 @@ def _aarch64_features() -> dict[str, bool]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return {}
-    # Cores of several kinds may differ: what one lacks must not be used.
+    # Cores of several kinds may differ: a feature that one lacks must not be used.
     kinds = [set(line.split()) for line in text.splitlines() if line.startswith("Features")]
     return {name: bool(kinds) and all(name in kind for kind in kinds) for name in names}
 

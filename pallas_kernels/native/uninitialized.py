@@ -1,4 +1,4 @@
-"""Make arrays whose memory nobody has written: what is never used takes no time, and no memory either."""
+"""Make arrays whose memory is not initialized: unused parts take no time and no memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .handler import add_handler
 
 
 class Kernel:
-    """Writes a function that does nothing."""
+    """Writes a kernel that does nothing."""
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         module = ir.Module()
         prepare, _ = add_function(module, "prepare", I64, POINTER, POINTER)
         prepare.ir.ret(I64(0))
@@ -28,7 +28,7 @@ class Kernel:
 
 
 def uninitialized(specs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """Return arrays of these shapes and dtypes that hold anything, on a CPU."""
+    """Return arrays of these shapes and dtypes with arbitrary contents, on a CPU."""
     return list(jax.ffi.ffi_call(prepare(), [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs])())
 
 

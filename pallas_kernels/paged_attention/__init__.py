@@ -49,12 +49,12 @@ class PagedAttention(PoolAttention):
 
     @property
     def cuts_pool(self) -> bool:
-        """Say that devices have a part of the pool each: their kv heads, axis 1 of every layout."""
+        """Return True: each device has a part of the pool, its own kv heads, which are axis 1 of every layout."""
         return True
 
     @property
     def is_invariant(self) -> bool:
-        """Say that on a CPU a row has the same bits whatever is beside it: see the tests."""
+        """Return True: on a CPU a row has the same bits whatever is beside it, which the tests check."""
         return True
 
     def __call__(
@@ -79,16 +79,16 @@ class PagedAttention(PoolAttention):
           q_tnh: queries of all tokens of the step.
           k_tkh, v_tkh: keys and values of the same tokens; for a float8 pool they are clipped to its range.
           kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token lives, and how far it sees: up to itself, or up to `row_ends_t`. Of what its step
-            writes it may see all.
+          batch: the position of every token, and how far it sees: up to itself, or up to `row_ends_t`. It may see
+            tokens that this step writes.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
-          window: a token attends to itself and the `window - 1` tokens before it, besides those after it that it sees;
+          window: a token attends to itself, the `window - 1` tokens before it, and the later ones that it sees;
             `NO_WINDOW` for all. May be traced.
           scale: factor on the scores, before `soft_cap`.
-          rope: how q and k are rotated; None if they are already, or are not to be.
+          rope: how q and k are rotated; None if they need no rotation.
           soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-          sinks_n: one more score per head, which takes part in the softmax and has no value.
+          sinks_n: one more score per head, which enters the softmax without a value.
 
         Returns:
           The attention output [t, n, h] in q's dtype (rows of padding hold finite garbage), and the pool.
@@ -140,8 +140,8 @@ def pick(
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
 
     `name` is a key of `PAGED_ATTENTION`; a CPU runs the kernels of other platforms in their interpreters.
-    `architecture` is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as
-    "TPU v6 lite", or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on
+    `architecture` is a GPU's compute capability, such as "9.0" (None for a GPU without one), or a TPU's kind, such as
+    "TPU v6 lite" (None for any). Raises ValueError for a name that does not exist, or that cannot run this shape on
     this device.
     """
     return pick_pool_op(PagedAttention, shape, platform, name, architecture)

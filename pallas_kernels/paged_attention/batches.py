@@ -1,4 +1,4 @@
-"""Steps made up for tests, compile checks and benchmarks, laid out as an engine would."""
+"""Make steps for tests, compile checks and benchmarks, laid out as an engine lays them out."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def ragged_batch(
     row_alignment: int,
     padding: int = 0,
 ) -> AttentionBatch:
-    """Return a step of (context length, chunk length) sequences, those of one token first, in numpy arrays.
+    """Return a step of sequences (context length, chunk length), those of one token first, in numpy arrays.
 
-    `block_ids` are each sequence's blocks. `padding` sequences and at least as many rows are padding.
+    `block_ids` are each sequence's blocks. At the end come `padding` sequences without rows, and at least as many rows
+    of padding.
     """
     width = max(map(len, block_ids)) + 1
     tables = np.zeros((len(chunks) + padding, width), np.int32)

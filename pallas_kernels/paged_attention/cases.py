@@ -10,7 +10,7 @@ from .layout import AttentionShape
 
 
 class Case(NamedTuple):
-    """One model's attention."""
+    """The attention of one model."""
 
     num_heads: int
     num_kv_heads: int
@@ -20,7 +20,7 @@ class Case(NamedTuple):
     has_sinks: bool = False
 
     def shape(self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None) -> AttentionShape:
-        """Return what the op is compiled for; the pool is of `dtype` unless `kv_dtype` says otherwise."""
+        """Return the shape that the op is compiled for; the pool is of `dtype` unless `kv_dtype` is set."""
         dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, block_size, dtype, kv_dtype)
 

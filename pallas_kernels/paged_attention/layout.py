@@ -1,4 +1,4 @@
-"""The block pool's layouts, and what the host tells the kernels about one step."""
+"""The layouts of the block pool, and what the host tells the kernels about one step."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class SplitPool(NamedTuple):
     """The pool of the XLA path has keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers.
 
     8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
-    block, where padding writes.
-    A block of one head is a matmul operand as it lies: q @ K and probabilities @ V.
+    block, where padding writes. A block of one head is a matmul operand without a transposition: q @ K and
+    probabilities @ V.
     """
 
-    # Arrays of JAX, of numpy in the reference, or their specs.
+    # JAX arrays, numpy arrays in the reference, or their specs.
     k: Any
     v: Any
 
@@ -60,8 +60,8 @@ class SplitPool(NamedTuple):
 class PairedPool(NamedTuple):
     """The pool of a CPU's kernel has keys [l * b, k, h / 2, o, 2] and values [l * b, k, o / 2, h, 2].
 
-    Layers and null blocks are as above. What is multiplied and summed up is side by side in pairs, which is how
-    instructions for bfloat16 take it.
+    Layers and null blocks are as above. Numbers whose products are summed up lie side by side in pairs, as instructions
+    for bfloat16 take them.
     """
 
     k: Any
@@ -99,7 +99,7 @@ def split_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> 
 
 
 def has_pairs(shape: AttentionShape) -> bool:
-    """Say whether a CPU's kernel multiplies in pairs."""
+    """Return whether a CPU's kernel multiplies in pairs."""
     return shape.dtype == shape.kv_dtype == jnp.bfloat16
 
 
@@ -116,7 +116,7 @@ def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> 
 
 
 def to_pool_dtype(x: Array, dtype: Any) -> Array:
-    """Cast keys or values as the pool holds them; what is beyond the range of float16 or 8-bit floats is clipped."""
+    """Cast keys or values to the pool's dtype; values beyond the range of float16 or 8-bit floats are clipped."""
     if dtype in (jnp.float16, *FLOAT8) and x.dtype != dtype:  # out of range they would become infinite or NaN
         most = float(jnp.finfo(dtype).max)
         x = jnp.clip(x, -most, most)
@@ -124,7 +124,7 @@ def to_pool_dtype(x: Array, dtype: Any) -> Array:
 
 
 class AttentionBatch(NamedTuple):
-    """The places of one step's tokens. Decode rows (sequences of one token) come first, then the longer chunks.
+    """The positions of one step's tokens. Decode rows (sequences of one token) come first, then the longer chunks.
 
     All int32. Rows of padding, at the end and between chunks, point at slot 0; padding sequences have context_lens 0
     and no rows.
@@ -135,26 +135,27 @@ class AttentionBatch(NamedTuple):
     block_tables_sm: Array
     """Block ids of each sequence, in order; unused entries are 0."""
     context_lens_s: Array
-    """How many tokens of each sequence are in the pool once this step's are written."""
+    """The number of tokens of each sequence that are in the pool once this step's are written."""
     query_starts_s: Array
-    """Each sequence's first row in t; of longer chunks a multiple of the implementation's `row_alignment`."""
+    """Each sequence's first row in t; for longer chunks a multiple of the implementation's `row_alignment`."""
     query_ends_s: Array
     """One past each sequence's last row."""
     num_decodes: Array
-    """How many leading sequences have one token each; sequence i < num_decodes is row i."""
+    """The number of leading sequences with one token each; sequence i < num_decodes is row i."""
     tile_seqs_i: Array
     """The sequence of each tile; the longer chunks are cut into tiles of `Tiles.query` rows."""
     tile_rows_i: Array
     """Each tile's first row in t, ascending."""
     num_tiles: Array
-    """How many tiles are in use."""
+    """The number of tiles in use."""
     row_ends_t: Array | None = None
     """One past the last position that each row sees: at least its own position + 1, at most its sequence's
-    context_lens, which is what a decode row's is. None: all see up to their own position. Rows of padding may have any.
+    context_lens, which is the end of a decode row. None: all rows see up to their own position. Rows of padding may
+    have any value.
     """
 
     def without_tiles(self) -> AttentionBatch:
-        """Return the batch with no room for tiles, for implementations that take decodes alone."""
+        """Return the batch without room for tiles, for implementations that take steps of decodes alone."""
         return self._replace(tile_seqs_i=self.tile_seqs_i[:0], tile_rows_i=self.tile_rows_i[:0])
 
 

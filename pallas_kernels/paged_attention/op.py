@@ -1,4 +1,4 @@
-"""What attention over a block pool has in common, whatever the pool holds."""
+"""The base of attention ops over a block pool, whatever the pool holds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class PoolAttention(PoolOp):
 
     @property
     def cuts_pool(self) -> bool:
-        """Say whether devices that share out query heads have a part of the pool each; else each has it whole."""
+        """Return whether devices that divide the query heads divide the pool too; otherwise each has all of it."""
         raise NotImplementedError
 
     @property
     def is_invariant(self) -> bool:
-        """Say whether on a CPU, in bfloat16, a row has the same bits whatever is beside it, decoded or in a chunk."""
+        """Return whether, on a CPU in bfloat16, a row has the same bits in any batch, decoded or in a chunk."""
         raise NotImplementedError
 
     @property
@@ -36,10 +36,10 @@ class PoolAttention(PoolOp):
 
     @property
     def row_alignment(self) -> int:
-        """Longer chunks must start at a multiple of this row."""
+        """Return the number of rows that the start of a longer chunk must be a multiple of."""
         return self._entry.row_alignment
 
     @property
     def takes_decodes_alone(self) -> bool:
-        """Say whether steps of decodes alone should come without room for tiles: they take less so."""
+        """Return whether steps of decodes alone are faster without room for tiles."""
         return self._entry.takes_decodes_alone

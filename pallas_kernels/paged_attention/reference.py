@@ -1,4 +1,4 @@
-"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
+"""The reference: a loop over tokens in float32, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference_paged_attention(
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
 ) -> tuple[np.ndarray, SplitPool]:
-    """See `PagedAttention`; takes and returns numpy arrays, rows of padding are 0."""
+    """See `PagedAttention`; takes and returns numpy arrays. Rows of padding are 0."""
     key_pool, value_pool = np.array(kv_pool.k), np.array(kv_pool.v)
     if rope is not None:
         q_tnh, k_tkh = _rotated(q_tnh, rope), _rotated(k_tkh, rope)
@@ -64,7 +64,7 @@ def reference_paged_attention(
 
 
 def _rotated(x_tnh: np.ndarray, rope: Rope) -> np.ndarray:
-    """Entries i and i + h / 2 of a head are a point in the plane, turned by the token's i-th angle."""
+    """Rotate each head: entries i and i + h / 2 are a point in the plane, turned by the token's i-th angle."""
     out_tnh, half = np.empty_like(x_tnh), x_tnh.shape[-1] // 2
     for x_nh, cos_h, sin_h, out_nh in zip(x_tnh.astype(np.float32), *map(np.asarray, rope), out_tnh, strict=True):
         out_nh[:, :half] = x_nh[:, :half] * cos_h - x_nh[:, half:] * sin_h

@@ -22,7 +22,7 @@ def rotate(x_tnh: Array, rope: Rope) -> Array:
 
 
 def rotate_halves(first: Array, second: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
-    """Return what becomes of the first and the second halves of heads, in their dtype; computed in float32."""
+    """Return the rotated first and second halves of heads, in their dtype; computed in float32."""
     dtype = first.dtype
     first, second = first.astype(jnp.float32), second.astype(jnp.float32)
     return (first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype)

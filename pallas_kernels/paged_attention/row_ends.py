@@ -1,4 +1,4 @@
-"""Kernels that attend chunks in tiles take row ends as how far ahead rows see, and as limits of parts of the tiles."""
+"""Row ends for kernels that attend in tiles: how far ahead each row sees, and the limits of parts of the tiles."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NO_ROWS = 2**30
 
 
 class TileEnds(NamedTuple):
-    """What the tiles of a batch with row ends see, int32."""
+    """How far the rows of a batch's tiles see, int32."""
 
     ahead_t: Array
-    """How many positions after its own each row sees; 0 for rows that are in no tile."""
+    """The number of positions after its own that each row sees; 0 for rows that are in no tile."""
     ends_ir: Array
-    """The end of each row of each tile; that of the sequence for what is no row of it."""
+    """The end of each row of each tile; for rows that are not the sequence's, the end of the sequence."""
     least_ip: Array
     """The least end of the rows of each part of each tile."""
     most_ip: Array
-    """The largest one; 0 where there are no rows."""
+    """The largest end of those rows; 0 where there are none."""
 
 
 def tile_ends(batch: AttentionBatch, query: int, part: int) -> TileEnds:
-    """Return what the batch's tiles of `query` rows see, and their parts of `part` rows."""
+    """Return how far the batch's tiles of `query` rows see, and their parts of `part` rows."""
     assert batch.row_ends_t is not None
     t, num_tiles = batch.row_ends_t.shape[0], batch.tile_rows_i.shape[0]
     rows_ir = batch.tile_rows_i[:, None] + jnp.arange(query, dtype=jnp.int32)

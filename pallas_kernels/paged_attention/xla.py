@@ -1,7 +1,7 @@
-"""Paged attention in plain jnp is the fallback where no kernel of a platform's own can run.
+"""Paged attention in plain jnp, the fallback where no kernel can run.
 
 Online softmax in float32 over KV tiles of fixed length. Decode rows go in groups, prefill chunks in tiles of query
-rows; both loop over live KV only, and neither sum depends on who else is in the batch.
+rows. Both loop over live KV only, and no sum depends on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Read = Callable[[Array], tuple[Array, Array]]
 """A function that returns the keys [s, k, h, c] and the values [s, k, c, v] of blocks [s, b], in the queries' dtype."""
 MAX_POSITION = 2**30
 MASKED = float(jnp.finfo(jnp.float32).min)
-MIN_ROWS = 2  # a dot of one row takes another code path, with other rounding, than the same row among many
+MIN_ROWS = 2  # a dot of one row is rounded otherwise than the same row among many
 MAX_SINGLES = 2  # a group of 8 decode rows takes 2.5 to 4 times as long as one row, measured
 
 
 class _Softmax(NamedTuple):
-    """Running state of the online softmax, per sequence, kv head and query row."""
+    """The running state of the online softmax, per sequence, kv head and query row."""
 
     max_skr: Array
     sum_skr: Array
@@ -91,7 +91,7 @@ def attend_step(
     sinks_n: Array | None = None,
     tiles: Tiles,
 ) -> Array:
-    """Attend all rows of a step over keys and values that are in the pool; return [t, n, value_dim]."""
+    """Attend all rows of a step over keys and values that are already in the pool; return [t, n, value_dim]."""
     t, n, h = q_tnh.shape
     k = num_kv_heads
     q_tkgh = q_tnh.reshape(t, k, n // k, h)
@@ -114,7 +114,7 @@ def attend_step(
 
 
 def widen(found: Array, kv_dtype: Any, dtype: Any) -> Array:
-    """Return a pool's numbers as a matmul takes them: 8-bit floats, which are held as uint8, are no operands of one."""
+    """Return a pool's numbers as operands of a matmul: 8-bit floats, held as uint8, become the queries' dtype."""
     return (found if found.dtype == kv_dtype else lax.bitcast_convert_type(found, kv_dtype)).astype(dtype)
 
 
@@ -129,15 +129,17 @@ def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | 
 
 
 def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, group: int) -> Array:
-    """Attend the leading decode rows, `group` at a time; rows of like length together, as a group takes as long as its
-    longest row. One or two that are left over go by themselves: a group takes as long for them as for all its rows.
+    """Attend the leading decode rows, `group` at a time, in the order of their lengths.
+
+    A group takes as long as its longest row. One or two rows that are left over are attended singly: a group takes as
+    long for them as for all its rows.
     """
     s, tables_sm = batch.context_lens_s.shape[0], batch.block_tables_sm
     group = min(group, s)
     lens_s = jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0)
     order_s = jnp.arange(s) if s == group else jnp.argsort(lens_s, descending=True)
-    # A slice that reaches beyond the end would be moved, not cut; what fills the last group reads and writes nothing.
-    # There is more than one slice even of one group, or XLA would take its attention out of the loop and always run it.
+    # A slice that reaches beyond the end would be moved, not cut, so rows are added; they read and write nothing. There
+    # is more than one slice even for one group, or XLA would take its attention out of the loop and always run it.
     order_s = jnp.pad(order_s, (0, group), constant_values=out_tkgh.shape[0])
 
     def attend_rows(out_tkgh: Array, start: Array, count: int) -> Array:
@@ -191,7 +193,7 @@ def _attend(
     sinks_kg: Array | None,
     tile: int,
 ) -> Array:
-    """Attend each query row to the positions up to its own, or to its end; one at position -1 sees nothing and gives 0.
+    """Attend each query row to the positions up to its own, or to its end; a row at position -1 gives 0.
 
     Rows of a kv head are g query heads of one token after the other.
     """
@@ -232,7 +234,7 @@ def _attend(
         )
 
     nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, value_dim)))
-    if sinks_kg is not None:  # one more score per head, which has no value
+    if sinks_kg is not None:  # one more score per head, without a value
         sinks_kr = jnp.pad(jnp.tile(sinks_kg, (1, r // sinks_kg.shape[1])), ((0, 0), (0, rows - r)))
         nothing = nothing._replace(max_skr=jnp.broadcast_to(sinks_kr, (s, k, rows)), sum_skr=jnp.ones((s, k, rows)))
     state = lax.fori_loop(first_tile, last_tile, body, nothing)

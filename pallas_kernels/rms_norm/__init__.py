@@ -13,7 +13,7 @@ LANES = 16
 
 
 def can_norm(size: int, dtype: DTypeLike) -> bool:
-    """Say whether there is a kernel for rows of this size."""
+    """Return whether there is a kernel for rows of this size."""
     return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float32) and size % LANES == 0
 
 
@@ -22,7 +22,7 @@ def rms_norm(
 ) -> Array:
     """Return x / sqrt(mean(x ** 2) + eps) * (scale[layer] + offset) by rows, computed in float32, in x's dtype.
 
-    `can_norm` must hold. Only the first `num_rows` rows are normed, if given; others become 0.
+    `can_norm` must hold. Only the first `num_rows` rows are normed, or all if None; others become 0.
     """
     dtype = jnp.dtype(x_td.dtype)
     call = jax.ffi.ffi_call(prepare(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))

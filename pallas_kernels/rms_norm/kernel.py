@@ -1,4 +1,4 @@
-"""The kernel in LLVM IR: a row is read twice, the second time from the first cache."""
+"""The kernel in LLVM IR: it reads a row twice, the second time from the first cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
 ROWS = 16
-"""In a unit of work."""
+"""The number of rows of a unit of work."""
 
 
 class Operands(NamedTuple):
-    """The operands of a call, of the scale those of the layer."""
+    """The operands of a call: of the scale, the row of the call's layer."""
 
     x: Any
     scale: Any
     added: Any
-    """What is added to every scale, or in a layer norm the address of the row that is added to all."""
+    """The number added to every scale, or in a layer norm the address of a row added to every row of the result."""
     num_rows: Any
     eps: Any
     y: Any
@@ -35,7 +35,7 @@ class Kernel:
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         add_handler(self.module, name, self._add_prepare(), self._add_run())
         return self.module
 
@@ -49,7 +49,7 @@ class Kernel:
         return e.function
 
     def _add_run(self) -> ir.Function:
-        """Norm, or clear, a few rows."""
+        """Norm, or clear, the rows of a unit."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of, (t, d), storage = self._operands(e, buffers, dims), self._sizes(e, dims), self.format.storage
         first = e.product(unit, ROWS)

@@ -1,4 +1,4 @@
-"""XLA compiles for the GPUs described here on machines that have none.
+"""Descriptions of GPUs, by which XLA compiles for them on machines without a GPU.
 
 jax.experimental.topologies.get_topology_desc(
     platform="cuda", topology_name="h100", target_config=gpu_target("h100"), topology="1x1x1"
@@ -13,9 +13,9 @@ SUFFIX = ".txtpb"
 
 
 def hopper_refusal(architecture: str | None) -> str | None:
-    """Say why kernels for Hopper do not run on a GPU of a compute capability, None if they do.
+    """Return why kernels for Hopper do not run on a GPU with this compute capability, or None if they do.
 
-    Other makers' GPUs have none, but perhaps another name.
+    GPUs of other makers have no compute capability; `architecture` may then be another name, or None.
     """
     if architecture is not None and architecture.startswith("9."):
         return None

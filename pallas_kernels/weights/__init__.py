@@ -1,7 +1,7 @@
-"""Weights held in fewer bits: what a format is, how its arrays lie in memory, and what numbers they stand for.
+"""Weights held in fewer bits: their formats, how their arrays lie in memory, and the numbers that they represent.
 
-A matrix [out, in] is held as several arrays, its parts: a code for each number, and for each group of numbers of a row
-what takes codes to numbers. `format.py` says which parts a format has; `parts.py` is the definition of correct.
+A matrix [out, in] is held as several arrays, its parts: a code for each number, and scales, mins or zeros for each
+group of numbers of a row. `format.py` lists the parts of a format; `dequantize` in `parts.py` defines what is correct.
 """
 
 from .format import CODEBOOKS, HALVES, INT8, PARTS, WeightFormat, num_bytes

@@ -1,4 +1,4 @@
-"""A weight format says which arrays a matrix [out, in] is held as, and what numbers they stand for."""
+"""The format of quantized weights: the arrays that hold a matrix [out, in], and the numbers that they represent."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ CODEBOOKS: Mapping[str, tuple[float, ...]] = {
         1.0,
     ),
 }
-"""The numbers of 4-bit codes that are no integers, all of them float32."""
+"""The numbers that 4-bit codes stand for, where these are not integers; all are float32."""
 
 PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors", "order")
-"""The arrays that a matrix may be held as, in the order in which kernels take them, but the last."""
+"""The arrays that can hold a matrix, in the order in which kernels take them, except the last."""
 CHUNK = 64
-"""How many codes of a row are packed together."""
+"""The number of codes of a row that are packed together."""
 WIDENED = 16
-"""How many numbers of 16 bits are widened together."""
+"""The number of 16-bit numbers that are widened together."""
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""A code's bits, cut into those of each plane, the lowest first."""
+"""How a code's bits are divided into planes, the lowest bits first."""
 
 
 _EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 HALVES = ("bfloat16", "float16")
-"""The floats of 16 bits that a matrix is held as where x is float32."""
+"""The 16-bit floats in which a matrix may be held where x is float32."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,26 @@ class WeightFormat:
     """
 
     bits: int
-    """The bits of a code: one of `PLANES`, or 16."""
+    """The number of bits of a code: one of `PLANES`, or 16."""
     group: int | None = None
-    """How many numbers of a row share a scale. None: all of them do, and sums over a row are multiplied by it; or none
-    has one, with 16 bits."""
+    """The number of numbers of a row that share a scale. None: all of them do, and sums over a row are multiplied by
+    it. With 16 bits there are no scales."""
     values: str = "integer"
     """What codes stand for: "integer", one of `CODEBOOKS` for 4 bits, "e4m3" or "e5m2" for 8 bits, one of `HALVES` for
     16."""
     offset: int = 0
-    """What is taken off an integer code of fewer than 8 bits; 8-bit integers have a sign of their own."""
+    """The number subtracted from an integer code of fewer than 8 bits; 8-bit integers are signed."""
     scale_dtype: str = "float16"
     """The dtype of `scales` and `mins`: "float16", "bfloat16", "float32", "int8", "uint8" or "float8_e4m3fn"."""
     has_mins: bool = False
     zero_dtype: str | None = None
     """The dtype of `zeros`, "uint8", "int8" or "float16"; None if there are none."""
     factor_group: int | None = None
-    """How many numbers of a row share a factor of their scales (and mins); None if there are no factors."""
+    """The number of numbers of a row that share a factor of their scales (and mins); None if there are no factors."""
     factor_dtype: str = "float16"
     is_ordered: bool = False
-    """The numbers of a row are in another order than its inputs: `order` has the input of each, the same for all rows.
-    Inputs are brought into that order first; kernels know none."""
+    """True if the numbers of a row are in another order than its inputs: `order` has the input of each, the same for
+    all rows. Inputs are brought into that order before a kernel runs."""
 
     def __post_init__(self) -> None:
         is_whole, float_bits = self.group is None, 4 if self.values in CODEBOOKS else 16 if self.is_half else 8
@@ -107,17 +107,17 @@ class WeightFormat:
 
     @property
     def is_half(self) -> bool:
-        """Say whether codes are numbers of 16 bits."""
+        """Return whether codes are 16-bit numbers."""
         return self.values in HALVES
 
     @property
     def scales_rows(self) -> bool:
-        """Say whether all numbers of a row share a scale, by which sums over the row are multiplied."""
+        """Return whether all numbers of a row share a scale, which then multiplies sums over the row."""
         return self.group is None and not self.is_half
 
     @property
     def is_packed(self) -> bool:
-        """Say whether several codes share a byte, where they are packed at all."""
+        """Return whether several codes share a byte, where they are packed at all."""
         return self.bits < 8
 
     def dtype(self, part: str) -> np.dtype:
@@ -141,9 +141,10 @@ class WeightFormat:
         return _dtype("uint8" if self.is_packed else _EIGHT_BITS.get(self.values, self.values))
 
     def width(self, part: str, num_inputs: int, *, packed: bool = False) -> int:
-        """Return how many entries a part has in each row of `num_inputs` numbers.
+        """Return the number of entries that a part has in each row of `num_inputs` numbers.
 
-        Raises ValueError if a row is no multiple of what shares a byte, a scale or a factor, or is widened together.
+        Raises ValueError if the numbers of a row do not divide evenly into bytes, scales, factors, or chunks that are
+        widened together.
         """
         if part == "order":
             per, count = 1, num_inputs
@@ -172,11 +173,11 @@ class WeightFormat:
 
 
 INT8 = WeightFormat(8, scale_dtype="float32")
-"""Integers of 8 bits with a scale for each output."""
+"""8-bit integers with a scale for each output."""
 
 
 def num_bytes(count: int, dtype: DTypeLike) -> int:
-    """Return the bytes that a device holds so many numbers in: two of 4 bits share one."""
+    """Return the bytes in which a device holds `count` numbers; two 4-bit numbers share a byte."""
     return -(-count // 2) if np.dtype(dtype).name in ("uint4", "int4") else count * np.dtype(dtype).itemsize
 
 

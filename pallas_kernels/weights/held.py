@@ -1,4 +1,4 @@
-"""A quantized matrix as JAX sees it: its parts are arrays, and its format is static."""
+"""A quantized matrix as JAX arrays: its parts are leaves of a pytree, and its format is static."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from .format import CHUNK, CODEBOOKS, PLANES, WeightFormat
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix [*lead, out, in], or several, held as parts [*lead, out, width]. Parts may stand for arrays, as specs
-    do."""
+    """A matrix [*lead, out, in], or several, held as parts [*lead, out, width]. Parts may also be specs of arrays."""
 
     parts: Mapping[str, Any]
-    """The parts by name, those that the format has."""
+    """The parts that the format has, by name."""
     format: WeightFormat = field(metadata={"static": True})
     is_packed: bool = field(default=False, metadata={"static": True})
-    """Codes of fewer than 8 bits share bytes, as `pack` packs them."""
+    """True if codes of fewer than 8 bits share bytes, as `pack` packs them."""
 
     @property
     def codes(self) -> Any:
@@ -37,7 +36,7 @@ class Quantized:
 
     @property
     def num_inputs(self) -> int:
-        """Return how many numbers a row has."""
+        """Return the number of inputs of a row."""
         width = self.codes.shape[-1]
         return width * 8 // self.format.bits if self.is_packed and self.format.is_packed else width
 
@@ -52,7 +51,7 @@ class Quantized:
         return len(self.codes.shape)
 
     def unordered(self) -> tuple[Quantized, Any]:
-        """Return the matrix without the order of its inputs, and the order, None if they are in order."""
+        """Return the matrix without the order of its inputs, and that order, or None if the inputs are in order."""
         if not self.format.is_ordered:
             return self, None
         parts = {name: part for name, part in self.parts.items() if name != "order"}
@@ -74,7 +73,7 @@ class Quantized:
         return codes.astype(jnp.float32) - jnp.float32(form.offset)
 
     def numbers(self) -> Array:
-        """Return the float32 numbers [*lead, out, in]; those of a format with a scale for each row are not scaled."""
+        """Return the float32 numbers [*lead, out, in]. With a format of one scale for each row they are not scaled."""
         values = self.values()
         if self.format.group is None:
             return values
@@ -105,7 +104,7 @@ def pack_nibbles(codes: Array) -> Array:
 
 
 def _unpack(packed: Array, bits: int) -> Array:
-    """Return packed codes one by one; see `parts.unpack`."""
+    """Return packed codes as one array entry each; see `parts.unpack`."""
     chunks = packed.reshape(*packed.shape[:-1], -1, CHUNK * bits // 8)
     codes, start, low = None, 0, 0
     for width in PLANES[bits]:

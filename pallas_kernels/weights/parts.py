@@ -1,4 +1,4 @@
-"""Quantized matrices in numpy: packing, unpacking, and the definition of the numbers that their parts stand for."""
+"""Quantized matrices in numpy: packing, unpacking, and the definition of the numbers that their parts represent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .format import CHUNK, PLANES, WeightFormat
 
 
 def dequantize(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarray:
-    """Return the float32 numbers [..., out, in] of a matrix's parts, of which the codes are not packed.
+    """Return the float32 numbers [..., out, in] that a matrix's parts represent; the codes are not packed.
 
-    Integers and scales have so few bits that products are exact but for float32 scales, and each number is rounded
-    once.
+    Integers and scales have so few bits that their products are exact, except with float32 scales. Each number is
+    rounded once.
     """
     codes = parts["codes"]
     values = form.table()[codes] if form.is_packed else codes.astype(np.float32)
@@ -35,7 +35,7 @@ def dequantize(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarra
 
 
 def _spread(part: np.ndarray, num_inputs: int) -> np.ndarray:
-    """Return an entry for each number, of one for each group."""
+    """Repeat a part's entry of each group for every number of the group."""
     return np.repeat(part.astype(np.float32), num_inputs // part.shape[-1], axis=-1)
 
 
@@ -74,7 +74,7 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _join(plane: np.ndarray, width: int) -> np.ndarray:
-    """Return bytes of a chunk's numbers of `width` bits, as many of them in each as fit."""
+    """Return bytes that hold a chunk's numbers of `width` bits, several in each."""
     per_byte = 8 // width
     parts = plane.reshape(*plane.shape[:-1], per_byte, CHUNK // per_byte)
     joined = parts[..., 0, :].copy()

@@ -21,7 +21,7 @@ ROW_ALIGNMENT = MIN_ROWS
 
 
 def cpu_refusal(shape: MatmulShape) -> str | None:
-    """Say why there is no kernel for a matmul, None if there is."""
+    """Return why there is no kernel for a matmul, or None if there is."""
     if reason := dtype_refusal(shape.dtype, shape.out_dtype):
         return reason
     o, i = shape.num_outputs, shape.num_inputs
@@ -59,7 +59,7 @@ def cpu_grouped_matmul(
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:
-    """Return XLA's name for the kernel, which is compiled."""
+    """Compile the kernel and return XLA's name for it."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel

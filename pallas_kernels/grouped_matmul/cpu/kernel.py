@@ -1,7 +1,7 @@
 """The kernel in LLVM IR: the tiles of `linear`, in each group of rows with its own expert's weights.
 
-A unit of work is a stretch of one group's rows times a chunk of its expert's weights: where the groups are is read when
-the kernel runs, and an expert without rows has no unit.
+A unit of work is a stretch of one group's rows times a chunk of its expert's weights. The kernel reads the groups at
+run time, and an expert without rows has no unit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallas_kernels.native.handler import add_handler
 
 
 class Call(NamedTuple):
-    """The addresses of a call's arrays, and its sizes: experts, columns of y, and numbers to a sum."""
+    """The addresses of a call's arrays, and its sizes: experts, columns of y, and the length of a sum."""
 
     x: Any
     w: Any
@@ -37,7 +37,7 @@ class Kernel(ExactMultiplier):
     """Writes the functions of one kernel."""
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         tiles = self.add_tiles(has_one=True)
         add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
@@ -51,7 +51,7 @@ class Kernel(ExactMultiplier):
         return Call(x, w, e.load_int(layer, 0), starts, counts, parts, y, num_experts, n, k)
 
     def _chunk(self, e: Emitter, of: Call) -> tuple[Any, Any]:
-        """Return how many columns a unit has, and how many stretches of rows there are."""
+        """Return the number of columns of a unit, and the number of stretches of rows."""
         stretches = e.variable(I64, I64(0))
         with e.range(0, of.num_experts) as expert:
             stretches.value = e.sum(stretches.value, e.ceil_div(e.load_int(of.counts, expert), UNIT_ROWS))
@@ -81,7 +81,7 @@ class Kernel(ExactMultiplier):
         return e.function
 
     def _find(self, e: Emitter, of: Call, stretch: Any) -> tuple[Any, Any]:
-        """Return the expert of a stretch, counted over all experts, and the place of the stretch among the expert's."""
+        """Return the expert of a stretch, counted over all experts, and the stretch's index among the expert's."""
         found, left = e.variable(I64, I64(0)), e.variable(I64, stretch)
         before = e.variable(I64, I64(0))
         with e.range(0, of.num_experts) as expert:

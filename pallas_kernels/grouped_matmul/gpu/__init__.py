@@ -1,8 +1,8 @@
 """The grouped matmul on Hopper GPUs, in one Mosaic GPU kernel on the weights of all layers.
 
-A row's sums run over `in` in the same order whatever other rows there are, 16 inputs at a time in one accumulator, so
-its result is bitwise the same in every batch of the same shapes. Products of quantized weights are bfloat16 before they
-are activated.
+A row's sums run over `in` in the same order whatever the other rows are, 16 inputs at a time in one accumulator, so its
+result is bitwise the same in every batch of the same shapes. Products of quantized weights are bfloat16 before they are
+activated.
 """
 
 from __future__ import annotations

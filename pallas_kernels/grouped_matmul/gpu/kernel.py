@@ -2,8 +2,8 @@
 
 As many thread blocks as there are SMs each walk their share of the tiles. In each, a producer warpgroup streams rows
 and weights by TMA into a ring of shared memory, ahead from tile to tile; consumer warpgroups multiply 64 rows each by
-all columns of the tile with wgmma. A tile of fewer rows wastes what the tensor cores would do with the others: even so
-they take a quarter of the time that the weights take to come from memory.
+all columns of the tile with wgmma. A tile of fewer rows wastes a part of the tensor cores' work; even so they need only
+a quarter of the time in which the weights come from memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def multiply_tiles(
 
 
 class _Refs(NamedTuple):
-    """Operands, result and scratch of the kernel."""
+    """The operands, result and scratch of the kernel."""
 
     x: Any
     w: Any
@@ -94,9 +94,9 @@ class _Item(NamedTuple):
     expert: Array
     row: Array
     num_rows: Array
-    """How many rows."""
+    """The number of rows."""
     column: Array
-    """Where the first half begins."""
+    """The column where the first half begins."""
 
 
 def _kernel(*refs: Any, activation: str | None, sizes: Sizes, x: Any, w: Any, **scratch: Any) -> None:
@@ -114,7 +114,7 @@ def _kernel(*refs: Any, activation: str | None, sizes: Sizes, x: Any, w: Any, **
         plgpu.set_max_registers(40, action="decrease")
         num_pieces = _for_each_item(own, sizes, activation, partial(_produce, own, sizes, activation))
 
-        # No barrier may end with a phase that was not waited for.
+        # No barrier may end with a phase that nobody waited for.
         def drain(piece, _):
             plgpu.barrier_wait(own.free.at[lax.rem(piece, sizes.stages)])
 
@@ -124,7 +124,7 @@ def _kernel(*refs: Any, activation: str | None, sizes: Sizes, x: Any, w: Any, **
 def _for_each_item(refs: _Refs, sizes: Sizes, activation: str | None, body: Callable[[_Item, Array], None]) -> Array:
     """Run `body(item, piece)` for the worker's items, `piece` counting pieces before it. Return their number.
 
-    Of an expert, tiles of the same columns follow one another, so that its weights come once from memory and then from
+    Tiles of the same columns of an expert follow one another, so that its weights come once from memory and then from
     the cache.
     """
     width = sizes.columns * (HALVES if activation is None else 1)
@@ -149,7 +149,7 @@ def _produce(refs: _Refs, sizes: Sizes, activation: str | None, item: _Item, fir
     """Bring a tile's rows and weights."""
     layer = refs.place[0]
     distance = sizes.columns if activation is None else refs.y.shape[1]
-    # Of other experts too, or beyond the last row, where the tile is not full.
+    # Where the tile is not full, these include rows of other experts, or rows beyond the last.
     rows = pl.ds(pl.multiple_of(item.row, ROW_SLAB), sizes.rows)
 
     def bring(i, _):
@@ -174,7 +174,7 @@ def _produce(refs: _Refs, sizes: Sizes, activation: str | None, item: _Item, fir
 def _consume(
     refs: _Refs, sizes: Sizes, activation: str | None, warpgroup: Array, item: _Item, first_piece: Array
 ) -> None:
-    """Multiply a consumer's 64 rows of a tile, and store what comes of it."""
+    """Multiply a consumer's 64 rows of a tile, and store the results."""
     num_pieces = refs.x.shape[1] // DEPTH
     own_rows = pl.ds(pl.multiple_of(warpgroup * MMA_ROWS, MMA_ROWS), MMA_ROWS)
 
@@ -215,7 +215,7 @@ def _consume(
 
 
 def _gate(x: Array, activation: str) -> Array:
-    """Return what the activation multiplies x by: the sigmoid of x, or of twice what GELU takes the tanh of."""
+    """Return the activation's factor of x: the sigmoid of x, or of twice the argument of GELU's tanh."""
     if activation == "gelu_pytorch_tanh":
         x = x * (1.5957691216057308 + 0.0713548162726 * x * x)  # 2 sqrt(2 / pi), and 0.044715 times that
     return 1.0 / (1.0 + jnp.exp2(x * -LOG2_E))

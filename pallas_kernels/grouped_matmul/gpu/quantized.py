@@ -1,4 +1,4 @@
-"""The grouped matmul by quantized weights: the linear op's kernel, whose tiles are rows of one expert each."""
+"""The grouped matmul by quantized weights: it runs the linear op's kernel, with rows of one expert in each tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hopper kernel is compiled for these sizes."""
+"""The sizes that the Hopper kernel is compiled for."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from pallas_kernels.weights import WeightFormat
 from ..shape import MatmulShape
 
 ROW_SLAB = 16
-"""Rows are stored in pieces of this size, and each expert's rows begin with one."""
+"""The rows of a piece in which results are stored. Each expert's rows begin with a piece."""
 ROW_TILES = (16, 32, 64, 128)
-"""How many rows a tile has."""
+"""The numbers of rows that a tile can have."""
 HALF_COLUMNS = (128, 64, 32)
 DEPTH = 64
-"""How much of `in` is multiplied at a time: of bfloat16 the width of a swizzled tile."""
+"""The inputs that are multiplied at a time: in bfloat16 the width of a swizzled tile."""
 WORKERS = 132
-"""Thread blocks: one for each SM of an H100 or H200."""
+"""The number of thread blocks: one for each multiprocessor of an H100 or H200."""
 MOST_STAGES = 12
 
 
 class Sizes(NamedTuple):
-    """How a call is cut."""
+    """How a call is divided."""
 
     rows: int
     """Rows of a tile."""
     columns: int
-    """Columns of each half of a tile: of gates and of ups, or without an activation side by side."""
+    """The columns of each half of a tile: of gates and of ups, or without an activation side by side."""
     stages: int
-    """How many pieces of tiles, `DEPTH` deep, the ring holds."""
+    """The number of pieces of tiles, `DEPTH` deep, that the ring holds."""
     workers: int = WORKERS
 
     @property
     def consumers(self) -> int:
-        """Return how many warpgroups multiply, each 64 rows: where a tile has fewer the others are wasted."""
+        """Return the number of warpgroups that multiply, 64 rows each; a tile with fewer rows wastes the rest."""
         return -(-self.rows // MMA_ROWS)
 
 
 def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: DTypeLike) -> Sizes:
     """Return sizes for `num_rows`, padding included, that keep all SMs busy and fill their shared memory."""
-    # The experts' rows without padding; a tile holds twice the mean, as some experts have more rows than others.
+    # The experts' rows without padding. A tile holds twice the mean, as some experts have more rows than others.
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
     rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
     most_tiles = min(num_experts, num_rows // ROW_SLAB)
@@ -59,7 +59,8 @@ def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: D
 def quantized_sizes(
     num_rows: int, num_experts: int, num_outputs: int, num_inputs: int, form: WeightFormat
 ) -> linear_sizes.Sizes:
-    """Return the linear kernel's sizes for `num_rows` of all experts, padding included; sums are whole."""
+    """Return the linear kernel's sizes for `num_rows` of all experts, padding included; sums are not divided into
+    parts."""
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
     rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
     return linear_sizes.choose_sizes(rows, num_outputs, num_inputs, form)._replace(parts=1, is_whole=True)

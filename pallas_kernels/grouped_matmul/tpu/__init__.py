@@ -1,8 +1,8 @@
 """The grouped matmul on TPUs, in one Pallas call on the weights of all layers.
 
-A step of few tokens takes as long as the weights of the experts that are chosen take to be read, once; one of many
-tokens as long as the matrix units take. A row's sum over all of `in` is one matmul, so its order does not depend on
-other rows. How many rows share that matmul does; whether that can change a row's bits has not been tried on a TPU.
+A step of few tokens takes as long as one read of the chosen experts' weights; a step of many tokens takes as long as
+the matrix units need. A row's sum over all inputs is one matmul, so its order does not depend on other rows. The number
+of rows that share the matmul does; whether that can change a row's bits has not been tried on a TPU.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def tpu_grouped_matmul(
     parts = 1 if activation is None else 2
     columns, slab = o // parts, weight_slab(w_leoi.dtype)
     sizes = sizes or choose_sizes(r, i, columns, parts, x_ri.dtype, w_leoi.dtype, has_groups=has_groups)
-    # Slabs of rows that fill whole tiles of the dtype: a DMA takes any number of them. The reshapes move nothing, nor
-    # do the transpositions of weights and scales that lie so.
+    # Slabs of rows fill whole tiles of the dtype, so that a DMA can take any number of them. The reshapes move nothing,
+    # and neither do transpositions of weights and scales that lie transposed.
     x = x_ri.reshape(r // ROW_SLAB, ROW_SLAB, i)
     w = w_leoi.swapaxes(2, 3) if sizes.is_transposed else w_leoi.reshape(layers, experts, o // slab, slab, i)
     scales = None
@@ -93,7 +93,7 @@ def _spans(groups: Groups, layer: Array | int, num_rows: int, most: int) -> Span
 
 
 def _spread(scales_leo: Array, layer: Array | int, sizes: Sizes) -> Array:
-    """Return a layer's scales [e, parts, 8, padded columns]: as many rows as a copy takes."""
+    """Return a layer's scales [e, parts, 8, padded columns]: eight equal rows, as many as a copy takes."""
     scales_eo = lax.dynamic_index_in_dim(scales_leo, layer, keepdims=False).astype(jnp.float32)
     scales_epc = scales_eo.reshape(len(scales_eo), sizes.parts, -1)
     scales_epc = jnp.pad(scales_epc, ((0, 0), (0, 0), (0, sizes.padded_columns - scales_epc.shape[-1])))
@@ -103,5 +103,5 @@ def _spread(scales_leo: Array, layer: Array | int, sizes: Sizes) -> Array:
 def _pallas_options(interpret: bool) -> dict[str, Any]:
     if interpret:
         return {"interpret": pltpu.InterpretParams()}
-    # The interpreter's tests look for reads and writes out of bounds; the checks cost as much as a copy's start.
+    # Tests in the interpreter find reads and writes out of bounds; the checks cost as much as a copy's start.
     return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT, disable_bounds_checks=True)}

@@ -1,8 +1,8 @@
 """Multiply the rows of each expert by its weights, which stream through VMEM once.
 
-The work is a flat list of (span, tile): a span is up to `Sizes.span` rows of one expert, a tile a number of the rows of
-its weights. A tile is multiplied while the next ones are in flight, whichever experts they belong to; a span's rows
-stay in VMEM for all tiles, and the next span's come meanwhile. What belongs to no span is neither read nor written.
+The work is a flat list of (span, tile): a span is up to `Sizes.span` rows of one expert, a tile some rows of its
+weights. A tile is multiplied while the next ones are in flight, whichever experts they belong to. A span's rows stay in
+VMEM for all tiles, and the next span's rows come meanwhile. Rows of no span are neither read nor written.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pallas_kernels.weights import WeightFormat
 from .sizes import LANES, MATMUL_ROWS, ROW_SLAB, SUBLANES, Sizes, weight_slab
 
 CHUNKS_AT_ONCE = 2
-"""How many chunks of 128 inputs an iteration over them takes."""
+"""The number of chunks of 128 inputs that an iteration over them takes."""
 
 
 class SpanRefs(NamedTuple):
-    """The spans, in SMEM; their arrays outside."""
+    """The spans, as refs in SMEM; outside the kernel their arrays."""
 
     place: Any
     """The layer, and the number of spans."""
@@ -37,18 +37,19 @@ class SpanRefs(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What is in HBM."""
+    """The operands in HBM."""
 
     x: Any
     """[r / 16, 16, in]."""
     w: Any
-    """[l, e, out / slab, slab, in], or [l, e, in, out] where it lies so."""
+    """[l, e, out / slab, slab, in], or [l, e, in, out] if the weights lie transposed."""
     scales: Any = None
-    """[e, parts, 8, padded columns] of the layer, each scale eight times; [l, e, groups, out] of groups; or None."""
+    """[e, parts, 8, padded columns] of the layer, each scale eight times; [l, e, groups, out] for scales of groups; or
+    None."""
 
 
 class Scratch(NamedTuple):
-    """What is in VMEM, and the semaphores of copies."""
+    """The scratch in VMEM, and the semaphores of copies."""
 
     rows: Any
     """[2, span / 16, 16, in]."""
@@ -86,7 +87,7 @@ def scratch_shapes(
 
 
 def column_block(columns: int) -> int:
-    """Return how many columns of a tile are multiplied at a time, where the sums of groups are scaled."""
+    """Return the number of columns of a tile that are multiplied at a time, where the sums of groups are scaled."""
     return next(x for x in (4 * LANES, 2 * LANES, LANES) if columns % x == 0)
 
 
@@ -101,7 +102,7 @@ class Kernel:
     scratch: Scratch
     sizes: Sizes
     form: WeightFormat | None
-    """How the weights are held; None for weights of x's dtype."""
+    """The format of the weights; None for weights of x's dtype."""
     activate: Callable[[Array], Array] | None
 
     def run(self) -> None:
@@ -148,7 +149,7 @@ class Kernel:
         )
 
     def _tile_copies(self, item: Array) -> list[Any]:
-        """Return the copies of an item's weights: of the last tile only what there is."""
+        """Return the copies of an item's weights. The last tile may have fewer columns."""
         expert, tile = self.spans.experts_n[self._span(item)], lax.rem(item, self.sizes.num_tiles)
         buffer = lax.rem(item, self.sizes.num_buffers)
         weights = self.operands.w.at[self.spans.place[0], expert]
@@ -176,7 +177,7 @@ class Kernel:
         return [pltpu.make_async_copy(source, target.at[i], semaphore) for i, source in enumerate(sources)]
 
     def _tile_of(self, weights: Any, part: int, tile: Array) -> tuple[Any, tuple[Any, ...]]:
-        """Return a tile of an expert's weights, and the place in a buffer that it takes."""
+        """Return a tile of an expert's weights, and the slice of a buffer that it takes."""
         columns = self.sizes.columns
         if self.sizes.is_transposed:  # tiles are all whole
             if columns == weights.shape[1]:
@@ -200,9 +201,9 @@ class Kernel:
         )
 
     def _multiply(self, item: Array) -> None:
-        """Multiply a span's rows by a tile: as many at a time as there are, and then the rest.
+        """Multiply a span's rows by a tile, in matmuls of the sizes of `MATMUL_ROWS`.
 
-        The matmul of the rest may take rows that are not the span's; what they become is not stored.
+        The last matmul may take rows that are not the span's; their results are not stored.
         """
         slabs = self.spans.num_slabs_n[self._span(item)]
         most = min(MATMUL_ROWS[-1], self.sizes.span) // ROW_SLAB
@@ -228,14 +229,14 @@ class Kernel:
         scratch.out[lax.rem(item, 2), slabs] = self._finish(parts).reshape(count, ROW_SLAB, columns)
 
     def _finish(self, parts: Sequence[Array]) -> Array:
-        """Return what the sums of the parts become."""
+        """Return the result of the sums of the parts: scaled, activated and rounded."""
         y = parts[0] if self.activate is None else self.activate(parts[0]) * parts[1]
         return y.astype(self.scratch.out.dtype)
 
     def _multiply_groups(self, item: Array, first: Array, count: int, form: WeightFormat) -> None:
         """Multiply `count` slabs of rows by a tile, 128 inputs at a time, and scale the sums of each.
 
-        Those are fewer than the weights, whose numbers are exact.
+        There are fewer sums than weights, and the weights' numbers stay exact.
         """
         buffer, scratch, slabs = lax.rem(item, self.sizes.num_buffers), self.scratch, pl.ds(first, count)
         depth, group = scratch.rows.shape[-1], form.group or LANES

@@ -1,4 +1,4 @@
-"""The TPU kernel is compiled for these sizes."""
+"""The sizes that the TPU kernel is compiled for."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from ..shape import MatmulShape
 LANES = 128
 SUBLANES = 8
 ROW_SLAB = 16
-"""Rows that are read and written together: a tile of bfloat16, two of float32. Each expert's rows begin with a slab."""
+"""The rows that are read and written together: a tile of bfloat16, two of float32. Each expert's rows begin with a
+slab."""
 MATMUL_ROWS = (16, 32, 64, 128, 256)
-"""How many rows a matmul takes."""
+"""The numbers of rows that a matmul can take."""
 VMEM_LIMIT = 56 * 2**20
 TILE_BYTES = 4 * 2**20
 RING_BYTES = 16 * 2**20
-"""Bytes of weights in VMEM. On TPU7x 2 us of HBM's bandwidth are 7.4 MB."""
+"""The bytes of weights in VMEM. On TPU7x HBM delivers 7.4 MB in 2 us."""
 ROWS_BYTES = 32 * 2**20
 WHOLE_BYTES = 9 * 2**20
-"""The most bytes of a tile that takes all columns of an expert, because it cannot take some of them."""
+"""The most bytes of a tile that takes all columns of an expert, because it cannot take a part of them."""
 MOST_BUFFERS = 8
 MOST_SPAN_ROWS = 1024
 MXU_COLUMNS = 256
 
 
 class Sizes(NamedTuple):
-    """How a call is cut."""
+    """How a call is divided."""
 
     parts: int
-    """2 where a column of the result is made of a gate's row of weights and an up's row, else 1."""
+    """2 where a column of the result comes from a gate's row of weights and an up's row, otherwise 1."""
     columns: int
-    """Columns of the result, and rows of each part of the weights, that a tile has."""
+    """The columns of the result, and rows of each part of the weights, in a tile."""
     num_tiles: int
-    """How many tiles cover all columns; the last may reach beyond them."""
+    """The number of tiles that cover all columns; the last may reach beyond them."""
     num_buffers: int
-    """How many tiles of weights the ring holds."""
+    """The number of tiles of weights that the ring holds."""
     span: int
     """The most rows of an expert that stay in VMEM while its weights pass by once."""
     is_transposed: bool
-    """The weights lie in memory as [l, e, in, out]."""
+    """True if the weights lie in memory as [l, e, in, out]."""
 
     @property
     def padded_columns(self) -> int:
@@ -68,9 +69,9 @@ def choose_sizes(
 ) -> Sizes:
     """Return sizes for x [num_rows, depth] and parts of weights [columns, depth], which fit any generation's VMEM.
 
-    `has_groups` says that the weights' scales are those of groups.
+    With `has_groups` the weights have scales for groups of inputs.
     """
-    # Else XLA copies them, which `refusal` is for.
+    # Otherwise XLA copies them; `refusal` excludes that case.
     is_whole = goes_whole(depth, columns, parts, weight_dtype)
     is_transposed = lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
     padded_depth = round_up(depth, LANES)
@@ -80,23 +81,23 @@ def choose_sizes(
         candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0] or [columns]
     else:
         candidates = range(max(MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
-    # What reaches beyond the last column is computed in vain; among equals the largest tile has the fewest starts.
+    # Columns beyond the last one are computed in vain. Among equals the largest tile has the fewest starts.
     tile = min(candidates, key=lambda x: (round_up(columns, x), -x))
     num_buffers = max(2, min(MOST_BUFFERS, RING_BYTES // (tile * column_bytes)))
     span = MOST_SPAN_ROWS
-    widest = max(padded_depth * jnp.dtype(dtype).itemsize, tile * 4)  # of a row, or of what it becomes
+    widest = max(padded_depth * jnp.dtype(dtype).itemsize, tile * 4)  # the bytes of an input row or of its results
     while 2 * span * widest > ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
         span //= 2
     return Sizes(parts, tile, -(-columns // tile), num_buffers, span, is_transposed)
 
 
 def lies_transposed(num_outputs: int, num_inputs: int) -> bool:
-    """Say whether XLA lays weights [out, in] out with `out` in the lanes, because that takes less padding."""
+    """Return whether XLA lays weights [out, in] out with `out` in the lanes, because that takes less padding."""
     return round_up(num_outputs, LANES) * num_inputs < round_up(num_inputs, LANES) * num_outputs
 
 
 def goes_whole(depth: int, columns: int, parts: int, weight_dtype: DTypeLike) -> bool:
-    """Say whether an expert's transposed weights [in, out] can be one tile, whatever the number of columns."""
+    """Return whether an expert's transposed weights [in, out] can be one tile, whatever the number of columns."""
     return parts == 1 and depth * round_up(columns, LANES) * jnp.dtype(weight_dtype).itemsize <= WHOLE_BYTES
 
 
@@ -120,7 +121,7 @@ def refusal(shape: MatmulShape) -> str | None:
 
 
 def _refuse_groups(shape: MatmulShape, form: WeightFormat) -> str | None:
-    """Return why the kernel cannot run a matmul by weights whose scales are those of groups, or None if it can."""
+    """Return why the kernel cannot run a matmul by weights with scales of groups, or None if it can."""
     group, num_groups = form.group, shape.num_inputs // (form.group or 1)
     if form.bits != 8 or form.values == "e5m2" or form.parts != ("codes", "scales"):
         return "weights with scales of groups must be e4m3 or integers of 8 bits, without mins or zeros"

@@ -1,4 +1,4 @@
-"""The matmul on a CPU: quick for few rows, and the same for any number of them."""
+"""The matmul on a CPU: fast for few rows, with the same bits for any number of rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def can_multiply(
     is_gated: bool = True,
     form: WeightFormat | None = None,
 ) -> bool:
-    """Say whether there is a kernel for x of a dtype, weights [n, k] of it or a format, and the activation if any."""
+    """Return whether there is a kernel for x of a dtype, weights [n, k] of it or of a format, and an activation."""
     (n, k), dtype = shape, jnp.dtype(dtype)
     has_rows = n >= MIN_COLUMNS and activation in (None, *ACTIVATIONS)
     if activation is not None and is_gated:
@@ -51,7 +51,7 @@ def can_multiply(
 
 
 def dtype_refusal(dtype: DTypeLike, out_dtype: DTypeLike) -> str | None:
-    """Say why there is no kernel for x and a result of these dtypes, None if there may be."""
+    """Return why there is no kernel for x and a result of these dtypes, or None if there may be."""
     dtype, out_dtype = jnp.dtype(dtype), jnp.dtype(out_dtype)
     if {dtype, out_dtype} <= {*DTYPES}:
         return None
@@ -59,7 +59,7 @@ def dtype_refusal(dtype: DTypeLike, out_dtype: DTypeLike) -> str | None:
 
 
 def cpu_refusal(shape: LinearShape) -> str | None:
-    """Say why there is no kernel for a matmul, None if there is."""
+    """Return why there is no kernel for a matmul, or None if there is."""
     if reason := dtype_refusal(shape.dtype, shape.out_dtype):
         return reason
     size = (shape.num_outputs, shape.num_inputs)
@@ -96,10 +96,9 @@ def cpu_linear(
 ) -> Array:
     """See `Linear`; there is nothing to interpret. No row depends on the others.
 
-    If it `rounds`, rows of x are rounded to 8 bits where the kernel can multiply such, as `rounding_refusal` says.
-    Otherwise the result is, to the bit, that of the numbers that quantized weights stand for, rounded to x's dtype;
-    where all numbers of a row share a scale, it multiplies the sums.
-    Rows that do not count become 0, or what multiplying gives.
+    With `rounds`, rows of x are rounded to 8 bits where `rounding_refusal` returns None. Otherwise the result has the
+    bits of a product with the numbers that quantized weights represent, rounded to x's dtype; where all numbers of a
+    row share a scale, it multiplies the sums. Rows that do not count become 0, or their product.
     """
     del interpret
     codes, *others = arrays_of(weight)
@@ -128,8 +127,7 @@ cpu_int8_linear = partial(cpu_linear, rounds=True)
 def arrays_of(weight: Array | Quantized) -> list[Array]:
     """Return the arrays of weights as kernels take them, the codes first.
 
-    Raises:
-      ValueError: several codes would fit into a byte, and each has one of its own.
+    Raises: ValueError: for codes that are not packed although several fit into a byte.
     """
     if not isinstance(weight, Quantized):
         return [weight]
@@ -151,7 +149,7 @@ def _scratch(kind: Kind, num_rows: int, k: int) -> jax.ShapeDtypeStruct:
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:
-    """Return XLA's name for the kernel, which is compiled."""
+    """Compile the kernel and return XLA's name for it."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel

@@ -11,7 +11,8 @@ from pallas_kernels.native.emitter import Emitter
 GELU = math.sqrt(2 / math.pi)
 ERFC_SCALE = 0.3275911
 ERFC_COEFFICIENTS = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
-"""Half of erfc(x) is exp(-x * x) times a polynomial of t = 1 / (1 + scale * x): its coefficients, the highest first."""
+"""Half of erfc(x) is exp(-x * x) times a polynomial of t = 1 / (1 + scale * x). These are its coefficients, the highest
+first."""
 
 
 def _silu(e: Emitter, x: Any) -> Any:
@@ -26,8 +27,8 @@ def _gelu_tanh(e: Emitter, x: Any) -> Any:
 
 
 def _gelu(e: Emitter, x: Any) -> Any:
-    """x times the normal distribution, of which half of erfc(|x| / sqrt(2)) is one tail: formula 7.1.26 of Abramowitz
-    and Stegun, which is within 1.5e-7.
+    """x times the normal distribution, with half of erfc(|x| / sqrt(2)) as its tail: formula 7.1.26 of Abramowitz and
+    Stegun, within 1.5e-7.
     """
     size = e.larger(x, e.ir.fneg(x))
     t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))

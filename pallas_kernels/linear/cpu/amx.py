@@ -1,9 +1,9 @@
-"""A unit of work on a processor with AMX, whose instruction multiplies matrices of bfloat16.
+"""A unit of work on a processor with AMX, which has an instruction that multiplies matrices of bfloat16.
 
-One matrix is 16 rows of w times 32 numbers, loaded from where they lie, or from where packed ones are unpacked to. The
-other is 16 rows of x, whose pairs of numbers the instruction takes transposed: those of a unit are laid out so before.
-Sums of 16 columns by 16 rows stay in one register, and are transposed when they are complete. Any number of rows goes
-this one way, so that a row's result does not depend on the rows beside it.
+One matrix is 16 rows of w times 32 numbers, loaded in place, or from where packed ones are unpacked to. The other is 16
+rows of x with transposed pairs of numbers, and a unit's rows are laid out like that first. Sums of 16 columns by 16
+rows stay in one register, and are transposed when they are complete. Any number of rows is multiplied in this one way,
+so that a row's result does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from .unpack import Plain, Row, Unpacker
 PIECE = 2048
 """About how many numbers of longer rows are taken at a time, for all rows of a unit."""
 SUMS, WEIGHTS, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
-"""Which registers hold what: two matrices of w by two of x make four of sums."""
+"""The registers' contents: two matrices of w by two of x give four matrices of sums."""
 
 
 class Rows(NamedTuple):
-    """A unit's rows of x, as the instruction takes them."""
+    """A unit's rows of x, laid out for the instruction."""
 
     x: Any
     """The address of their first matrix."""
     matrices: Any
-    """How many matrices they are."""
+    """The number of their matrices."""
     is_one: Any
-    """Whether there is one row alone: it is a matrix of one column as it lies."""
+    """True if there is one row alone: it is a matrix of one column without a new layout."""
 
 
 class MatrixUnit:
@@ -75,11 +75,11 @@ class MatrixUnit:
         self.packed = weights if isinstance(weights, Unpacker) else None
         self.num_row_matrices = unit_rows // SIDE
         self.width = SIDE if is_gated else 2 * SIDE
-        """How many columns of y come of two matrices of w: half of them where the others are gates."""
+        """The number of columns of y that two matrices of w give: half of them if the others are gates."""
         self.num_blocks = -(-max_columns // self.width)
         whole = max(self.packed.whole, CHUNK) if self.packed else 1
         self.piece = -(-PIECE // whole) * whole
-        """How much of a row is taken at a time: whole groups, if weights have any."""
+        """The numbers of a row that are taken at a time: whole groups, if weights have any."""
 
     def add_unit(self) -> ir.Function:
         """Define the function of a range of rows, a range of columns, and the operands."""
@@ -127,7 +127,7 @@ class MatrixUnit:
 
     @property
     def _has_scales(self) -> bool:
-        """Whether sums are multiplied by a scale for each row of w."""
+        """Return whether sums are multiplied by a scale for each row of w."""
         return self.packed is not None and self.packed.scales_sums
 
     def _steps(self, e: Emitter, numbers: Range) -> Any:
@@ -144,8 +144,8 @@ class MatrixUnit:
         sums: Any,
         has_next: Any,
     ) -> None:
-        """Multiply two matrices' rows of w as they lie, while those behind them are fetched."""
-        # With few rows time goes by reading w: what is behind the unit may be the next unit's.
+        """Multiply two matrices' rows of w in place, while the next ones are fetched."""
+        # With few rows, reading w takes the time: the memory behind the unit may be the next unit's.
         fetches = e.ir.or_(has_next, e.ir.icmp_signed("<=", rows.matrices, I64(2)))
         further = e.ir.select(fetches, I64(self.width), I64(0))
         w, following = (
@@ -188,14 +188,14 @@ class MatrixUnit:
                 e.ir.call(multiply, [*rows, *w, stride, self._steps(e, piece), *w, I64(0), sums, is_first])
 
     def _place(self, e: Emitter, of: Operands, begin: Any, part: int, lanes: Any) -> Any:
-        """Return the first row of w of a matrix. What would reach beyond the end begins earlier instead."""
+        """Return the first row of w of a matrix. A matrix that would reach beyond the end begins earlier instead."""
         most = e.ir.sub(of.n, lanes)
         if self.is_gated:
             return e.sum(e.least(begin, most), e.product(of.n, part))
         return e.least(e.sum(begin, part * SIDE), most)
 
     def _configure(self, e: Emitter, lanes: Any, is_one: Any) -> None:
-        """Tell the processor what registers hold."""
+        """Configure the registers."""
         width, height = e.ir.select(is_one, I16(4), I16(CACHE_LINE)), e.ir.trunc(lanes, I8)
         of_sums, of_weights, of_rows = (height, width), (height, CACHE_LINE), (SIDE, width)
         amx.configure(e, [of_sums] * len(SUMS) + [of_weights] * len(WEIGHTS) + [of_rows] * len(ROWS))
@@ -203,7 +203,7 @@ class MatrixUnit:
     def _lay_out(self, e: Emitter, x: Any, k: Any, num_rows: Any, steps: Any, target: Any) -> None:
         """Write rows of x as the instruction takes them: pairs of 16 rows side by side, the next pairs below them.
 
-        The last row stands in for those that a matrix lacks.
+        A matrix with too few rows repeats the last one.
         """
         last = e.ir.sub(num_rows, I64(1))
         with e.range(0, e.ceil_div(num_rows, SIDE)) as matrix:
@@ -311,12 +311,12 @@ class MatrixUnit:
         return e.function
 
     def _x_sizes(self, e: Emitter, is_one: Any) -> tuple[Any, Any]:
-        """Return how many bytes the pairs of x are behind those before them, and a matrix behind the one before."""
+        """Return the distance in bytes from one row of pairs of x to the next, and from one matrix to the next."""
         stride = e.ir.select(is_one, I64(4), I64(CACHE_LINE))
         return stride, e.ir.select(is_one, I64(CACHE_LINE), I64(MATRIX_BYTES))
 
     def _begin(self, e: Emitter, places: Sequence[Any], stride: Any, is_first: Any) -> None:
-        """Let registers hold zeros, or the sums so far."""
+        """Set registers to zeros, or to the sums so far."""
         with e.ir.if_else(is_first) as (at_first, later):
             with at_first:
                 for register in range(len(places)):
@@ -332,7 +332,7 @@ class MatrixUnit:
                 e.prefetch(base, I8, offset, e.product(distance, row), cache=2)
 
     def _add_finish(self) -> ir.Function:
-        """Store what comes of two matrices' sums."""
+        """Store the results of two matrices' sums."""
         scales = [POINTER] if self._has_scales else []
         e, (sums, num_rows, early, late, lanes, n, y, plus, bias, is_one, *parts) = add_function(
             self.module, "finish", VOID, POINTER, *[I64] * 5, *[POINTER] * 3, I1, *scales
@@ -358,7 +358,7 @@ class MatrixUnit:
                 index = e.product(e.sum(first, row), n)
                 if self.is_gated:
                     assert self.activate is not None
-                    # What is added lies as w's rows do: both halves of a row, one behind the other.
+                    # The addend lies as w's rows do: both halves of a row, one behind the other.
                     row_of_plus = e.product(index, 2)
                     found = [
                         e.ir.fadd(self._load_added(e, plus, e.sum(row_of_plus, place), mask), x)
@@ -386,7 +386,7 @@ class MatrixUnit:
         return e.load_vector(held, F32, 0)
 
     def _load_added(self, e: Emitter, base: Any, place: Any, mask: Any) -> Any:
-        """Return 16 numbers of what is added, or fewer, and zeros if there is nothing to add."""
+        """Return 16 numbers of the addend, or fewer, and zeros if there is none."""
         kind = vector(self.out_format.storage)
         is_there = e.ir.icmp_unsigned("!=", base, NULL)
         some = e.ir.and_(mask, e.splat(is_there))

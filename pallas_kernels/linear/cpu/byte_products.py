@@ -14,16 +14,16 @@ from pallas_kernels.native import processor
 from pallas_kernels.native.emitter import I16, I32, LANES, Emitter, vector
 
 BYTES = 4 * LANES
-"""How many codes are multiplied at a time: four of each of 16 columns."""
+"""The number of codes that are multiplied at a time: four of each of 16 columns."""
 
 
 class Sum:
-    """The sums of 16 columns, in 32 bits each, while they are added up."""
+    """The sums of 16 columns, in 32 bits each, while products are added."""
 
     def __init__(self, e: Emitter, max_pairs: int, num_chains: int, start: Any = None) -> None:
         """Begin with `start`, or zeros. `max_pairs` sums of two products fit into 16 bits.
 
-        A processor that adds each product to its sum at once has `num_chains` of sums, which need not wait for each
+        A processor that adds each product directly to its sum uses `num_chains` of sums, which need not wait for each
         other.
         """
         zeros = e.splat(I32(0))
@@ -34,7 +34,7 @@ class Sum:
         self._words: Any = None
 
     def add(self, codes: Any, numbers: Any) -> None:
-        """Add, for each column, the products of four codes and of four numbers, the bytes of 32 bits."""
+        """Add, for each column, the products of four codes and of four numbers: the bytes of 32 bits."""
         e = self._e
         if not self._adds_words:
             first, *others = self._sums
@@ -47,7 +47,7 @@ class Sum:
         self._num_pairs += 1
 
     def total(self) -> Any:
-        """Return the sums; nothing is added afterwards."""
+        """Return the sums; nothing can be added afterwards."""
         if self._adds_words:
             self._add_words()
         first, *others = self._sums
@@ -56,7 +56,7 @@ class Sum:
         return first
 
     def _add_words(self) -> None:
-        """Add what there is in 16 bits to the sums."""
+        """Add the sums in 16 bits to the sums in 32 bits."""
         self._sums = [self._e.ir.add(self._sums[0], _add_pairs(self._e, self._words))]
         self._words, self._num_pairs = None, 0
 
@@ -87,7 +87,7 @@ def _add_pairs(e: Emitter, words: Any) -> Any:
 
 
 def in_registers(e: Emitter, name: str, vectors: Sequence[Any], result: ir.Type | None = None) -> Any:
-    """Call an instruction for each register of some vectors of 64 bytes; it returns the first's type, or another."""
+    """Call an instruction for each register of vectors of 64 bytes; it returns the first's type, or `result`."""
     num_parts = BYTES // processor.current().register_bytes
     found = []
     for part in range(num_parts):

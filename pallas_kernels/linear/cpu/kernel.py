@@ -1,6 +1,6 @@
-"""The kernel in LLVM IR: y [t, n] = x [t, k] times one layer of w [l, n, k], transposed, cut into tiles.
+"""The kernel in LLVM IR: y [t, n] = x [t, k] times one layer of w [l, n, k], transposed, divided into tiles.
 
-A unit of work is a stretch of x's rows, which stay in a core's cache, times a chunk of w's.
+A unit of work is a stretch of x's rows, which stay in a core's cache, times a chunk of w's rows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Kernel:
         self.module, self.parts = self.multiplier.module, self.multiplier.parts
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         tiles = self.multiplier.add_tiles()
         add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
 
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
-        """Return the rows and columns of y, and how much is added up for each number."""
+        """Return the rows and columns of y, and the length of a sum."""
         x, w = (e.load(dims, POINTER, index) for index in range(2))
         return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(x, I64, 1)
 
@@ -69,7 +69,7 @@ class Kernel:
         return e.function
 
     def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
-        """Return the operands of a call, of the weights those of the layer."""
+        """Return the operands of a call, with the weights of the call's layer."""
         x, w, layer, _, plus, bias, *parts, y = (
             e.load(buffers, POINTER, index) for index in range(7 + self._num_parts)
         )
@@ -83,9 +83,9 @@ class Kernel:
 
     @property
     def _num_parts(self) -> int:
-        """Return how many arrays weights are besides their codes."""
+        """Return the number of arrays of weights besides their codes."""
         return len(self.multiplier.weights.parts)
 
     def _scratch(self, e: Emitter, buffers: Any) -> Any:
-        """Return the address of what lies behind y, if the multiplier wants something there."""
+        """Return the address of the scratch behind y, if the multiplier needs one."""
         return e.load(buffers, POINTER, 7 + self._num_parts) if self.multiplier.has_scratch else NULL

@@ -1,5 +1,6 @@
-"""A kernel of `linear` is made for a kind. Here are the smallest sizes of kinds that do not round; `rounding.py` has
-those of the others.
+"""The kind of a kernel of `linear`: what it is compiled for, and the smallest sizes of kinds that do not round.
+
+`rounding.py` has the sizes of kinds that round.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.format import CHUNK
 
 DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
-"""The dtypes of x and of the result that there are kernels for."""
+"""The dtypes of x and of the result that kernels support."""
 MIN_ROWS = 4
 """The fewest rows of x; fewer are padded. Kinds that round take any number."""
 MIN_COLUMNS = 4
 STEP_BYTES = 64
-"""The kernel takes so much of a row at a time."""
+"""The number of bytes of a row that the kernel takes at a time."""
 MIN_GATES = 8
 MIN_GROUP = 16
 """The fewest numbers that share a scale: a vector of them."""
 
 
 class Kind(NamedTuple):
-    """The dtypes, the format of the weights and the activation that a kernel is made for."""
+    """The dtypes, the format of the weights and the activation that a kernel is compiled for."""
 
     dtype: DTypeLike
     """The dtype of x."""
@@ -35,9 +36,10 @@ class Kind(NamedTuple):
     out_dtype: DTypeLike
     activation: str | None = None
     is_gated: bool = True
-    """An activation is that of the first half of the columns, which multiplies the second; False: that of all."""
+    """True: the activation of the first half of the columns multiplies the second half. False: all columns are
+    activated."""
     rounds: bool = False
-    """Rows of x are rounded to 8 bits."""
+    """True if rows of x are rounded to 8 bits."""
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class Kind(NamedTuple):
 
 
 def can_unpack(form: WeightFormat, num_inputs: int) -> bool:
-    """Say whether rows of so many numbers of a format are whole chunks, groups and groups of factors."""
+    """Return whether a row of `num_inputs` numbers divides into a format's chunks, groups and groups of factors."""
     if form.group is None:
         return True
     per_chunk, factor_group = CHUNK % form.group == 0 and form.group >= MIN_GROUP, form.factor_group or form.group

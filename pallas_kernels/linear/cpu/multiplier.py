@@ -1,4 +1,4 @@
-"""What every way to multiply a unit's rows of x [t, k] by a unit's rows of w [n, k] has in common."""
+"""The base of all ways to multiply a unit's rows of x [t, k] by a unit's rows of w [n, k]."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .operands import Operands, Range
 from .unpack import Plain
 
 UNIT_ROWS = 96
-"""How many rows of x a unit of work has; they stay in a core's cache."""
+"""The number of rows of x of a unit of work; they stay in a core's cache."""
 GATED = 2
 """The halves of w's rows where the result is gated: the gates, and what they gate."""
 
 
 class Multiplier[F](ABC):
-    """Writes the functions that kernels of one kind share; `F` are those that `multiply` calls."""
+    """Writes the functions that kernels of one kind share; `F` holds the functions that `multiply` calls."""
 
     has_matrix_unit = False
-    """Whether the processor's matrix unit multiplies; then w is cut for all stretches of x's rows together."""
+    """True if the processor's matrix unit multiplies; then w is divided for all stretches of x's rows together."""
     has_scratch = False
-    """Whether a call has memory that its units share."""
+    """True if a call has memory that its units share."""
 
     def __init__(self, kind: Kind, weights: Plain) -> None:
         self.module = ir.Module()
@@ -44,7 +44,7 @@ class Multiplier[F](ABC):
         return self.weights.at(e, w, first, k), self.weights.parts_at(e, parts, first, k)
 
     def begin(self, e: Emitter, scratch: Any) -> None:
-        """Do what must come before all units: by default nothing."""
+        """Do what must come before all units; by default nothing."""
         del e, scratch
 
     @abstractmethod
@@ -53,8 +53,8 @@ class Multiplier[F](ABC):
 
     @abstractmethod
     def chunk(self, e: Emitter, n: Any, num_parts: Any) -> Any:
-        """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
+        """Return the number of columns of a unit, where each of `num_parts` ranges of n is divided."""
 
     @abstractmethod
     def multiply(self, e: Emitter, tiles: F, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
-        """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
+        """Multiply a unit's rows of x by a unit's rows of w; `num_rows` is the number of all rows of x."""

@@ -1,7 +1,7 @@
-"""16 rows of quantized weights lie side by side, four codes of each, as `byte_products` takes them.
+"""16 rows of quantized weights side by side, four codes of each, as `byte_products` takes them.
 
-They are brought so when they are multiplied: their rows are transposed, 32 bits at a time. Codes are integers that are
-not negative, as `rounding` says.
+The rows are transposed when they are multiplied, 32 bits at a time. Codes are integers that are not negative, see
+`rounding`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from .rounding import INPUT_GROUP, SIGN, integers_of
 from .unpack import Row, Unpacker
 
 PIECE = 2048
-"""How many codes of a longer row are multiplied at a time, rounded up to whole groups: those of 16 rows take 32 KiB."""
+"""The number of codes of a longer row that are multiplied at a time, rounded up to whole groups: 16 rows take 32 KiB.
+"""
 STEPS = CHUNK // 4
-"""How many vectors 64 codes of 16 rows are."""
+"""The number of vectors of 64 codes of 16 rows."""
 GROUPS = 8
-"""How many groups' scales are transposed at a time."""
+"""The number of groups whose scales are transposed at a time."""
 
 
 class Codes(NamedTuple):
-    """Where the codes of 16 rows are, from some of their inputs on."""
+    """The address of the codes of 16 rows, from some of their inputs on."""
 
     base: Any
-    """The address of the first row's."""
+    """The address of the first row's codes."""
     stride: Any
-    """How many bytes those of a row are behind those of the row before."""
+    """The distance in bytes from one row to the next."""
     following: Any
-    """The address of what is fetched meanwhile."""
+    """The address of memory that is fetched meanwhile."""
     fetched: Any
-    """How many bytes of it are fetched with each 64 inputs."""
+    """The number of its bytes that are fetched with each 64 inputs."""
 
 
 CODES_TYPES = (POINTER, I64, POINTER, I64)  # as arguments of a function
@@ -54,20 +55,20 @@ class Scales(NamedTuple):
 
 
 class Panels(Unpacker):
-    """Writes what transposes 16 rows of a format."""
+    """Writes the code that transposes 16 rows of a format."""
 
     def __init__(self, form: WeightFormat) -> None:
         super().__init__(jnp.float32, form)
         self.group = min(form.group or INPUT_GROUP, INPUT_GROUP)
-        """How many products are added up as integers."""
+        """The number of products that are added up as integers."""
         self.num_groups = CHUNK // self.group
         self.integers = integers_of(form)
-        self.folds_offset = False  # it is taken off sums of integers
+        self.folds_offset = False  # it is subtracted from sums of integers
         self.has_mins = form.has_mins or form.zero_dtype is not None
         whole = max(self.whole, CHUNK)
         self.piece = -(-PIECE // whole) * whole
         self._block_bytes = CHUNK * form.bits // 8
-        """How many bytes 64 codes take."""
+        """The number of bytes of 64 codes."""
 
     def make_scales(self, e: Emitter) -> Scales:
         """Return room on the stack for a piece's scales."""
@@ -77,7 +78,7 @@ class Panels(Unpacker):
         return Scales(e.array(F32, size), e.array(F32, size) if self.has_mins else None)
 
     def write_scales(self, e: Emitter, of: Operands, first: Any, piece: Range, to: Scales) -> None:
-        """Write the scales of a piece of 16 rows, from one on; those of whole rows are no piece's."""
+        """Write the scales of a piece of 16 rows, from row `first` on, unless whole rows share one."""
         group = self.form.group
         if group is None:
             return
@@ -96,14 +97,14 @@ class Panels(Unpacker):
                         e.store_vector(scales, target, e.product(start, LANES), group * LANES)
 
     def codes(self, e: Emitter, of: Operands, first: Any, start: Any) -> Codes:
-        """Return 16 rows from one on, from one of their inputs on; the next 16 are fetched meanwhile."""
+        """Return 16 rows from row `first` on, from input `start` on; the next 16 are fetched meanwhile."""
         offset, size = e.product(e.ir.udiv(start, I64(CHUNK)), self._block_bytes), LANES * self._block_bytes
         base, following = (self.at(e, of.w, e.sum(first, row), of.k) for row in (0, LANES))
         following = e.at(following, I8, e.product(offset, LANES))
         return Codes(e.at(base, I8, offset), self.width(e, of.k), following, I64(size))
 
     def write_codes(self, e: Emitter, codes: Codes, num_blocks: Any, target: Any) -> None:
-        """Write the vectors of so many times 64 inputs."""
+        """Write the vectors of `num_blocks` times 64 inputs."""
         with e.range(0, num_blocks) as block:
             vector_of = self.vectors(e, codes, block)
             place = e.at(target, I8, e.product(block, STEPS * BYTES))
@@ -111,19 +112,19 @@ class Panels(Unpacker):
                 e.store_vector(vector_of(step), place, step * BYTES)
 
     def share(self, e: Emitter, codes: Codes, num_blocks: Any, index: Any, count: Any) -> Codes:
-        """Return codes with which one of `count` shares is fetched of what is fetched with so many times 64 inputs."""
+        """Return codes that fetch one of `count` shares of the memory to fetch with `num_blocks` blocks."""
         fetched = e.product(e.ceil_div(codes.fetched, e.product(count, CACHE_LINE)), CACHE_LINE)
         following = e.at(codes.following, I8, e.product(index, num_blocks, fetched))
         return codes._replace(following=following, fetched=fetched)
 
     def fetch_next(self, e: Emitter, codes: Codes, block: Any) -> None:
-        """Begin to read what is fetched with a block of 64 inputs."""
+        """Begin to read the memory that is fetched with a block of 64 inputs."""
         start = e.product(block, codes.fetched)
         with e.range(0, codes.fetched, CACHE_LINE) as line:
             e.prefetch(codes.following, I8, start, line, cache=1)
 
     def vectors(self, e: Emitter, codes: Codes, block: Any) -> Callable[[int], Any]:
-        """Return a function that gives a vector, by its number, of a block of 64 inputs: four codes of each row."""
+        """Return a function that returns a vector of a block of 64 inputs by its number: four codes of each row."""
         start = e.product(block, self._block_bytes)
         rows = [e.at(codes.base, I8, start, e.product(codes.stride, row)) for row in range(LANES)]
         planes, offset = [], 0
@@ -146,7 +147,7 @@ class Panels(Unpacker):
 
 
 def _bits(e: Emitter, words: Sequence[Any], width: int, step: int) -> Any:
-    """Return the bits of a plane of a width that belong to four codes of each row, in a byte each."""
+    """Return the bits of a plane that belong to four codes of each row, in a byte each."""
     if width == 8:
         return e.ir.bitcast(words[step], vector(I8, BYTES))
     if width == 1:
@@ -157,7 +158,7 @@ def _bits(e: Emitter, words: Sequence[Any], width: int, step: int) -> Any:
 
 
 def _single_bits(e: Emitter, words: Any, place: int) -> Any:
-    """Return four bits of each word, from the one that is `place` times four on, in a byte each."""
+    """Return four bits of each word, from bit `place` times four on, in a byte each."""
     some = e.ir.bitcast(words, vector(I8, BYTES))
     spread = e.shuffle(some, some, [lane // 4 * 4 + place // 2 for lane in range(BYTES)])
     masks = [1 << (place % 2 * 4 + lane % 4) for lane in range(BYTES)]

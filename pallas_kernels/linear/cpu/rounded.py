@@ -1,11 +1,11 @@
-"""Rows of x that are rounded to 8 bits times quantized weights: products are integers, and added up as such.
+"""Multiply rows of x, rounded to 8 bits, by quantized weights, and add up the products as integers.
 
 The products of a group, of up to 32 inputs, are added up exactly. The group's sum is then scaled in float32, and added
 to that of the groups before it, in the same order for any number of rows: a row's result depends neither on the rows
 beside it nor on which instructions multiply integers.
 
-Few rows are multiplied by codes that are in registers only. For more of them, those of 16 rows of w are written down
-first, as instructions take them.
+A few rows are multiplied by codes that are in registers only. For more rows, the codes of 16 rows of w are first
+written to memory in the layout that instructions take.
 """
 
 from __future__ import annotations
@@ -42,19 +42,18 @@ from .panels import CODES_TYPES, STEPS, Codes, Panels, Scales
 from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
 
 MAX_CHUNK, UNITS_PER_CORE = 256, 8
-"""The most columns of y that a unit has, and about how many units there are for each core."""
+"""The most columns of y in a unit, and the approximate number of units for each core."""
 FEW = (1, 2, 4)
-"""How many rows are multiplied by codes that are in registers only."""
+"""The number of rows that are multiplied by codes in registers only."""
 MANY = (4, 8)
-"""How many rows are multiplied at a time by codes that are written down. A tile of rows has as many as the last, 4 with
-16 registers.
-"""
+"""The numbers of rows that are multiplied at a time by codes in memory. A tile of rows has as many as the last, 4 with
+16 registers."""
 CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
-"""How many independent sums each number of y has, to hide how long an instruction takes, by the number of rows."""
+"""The number of independent sums of each number of y, by the number of rows. They hide an instruction's latency."""
 
 
 class RoundedMultiplier(Multiplier[ir.Function]):
-    """Multiplies integers: those of x's rows, once they are rounded, by codes."""
+    """Multiplies the integers of x's rounded rows by codes."""
 
     has_scratch = True
     weights: Panels
@@ -67,7 +66,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         self.inputs = RoundedInputs(self.many[-1], panels.num_groups, panels.integers, has_sums=panels.has_mins)
 
     def scratch_bytes(self, num_rows: int, k: int) -> int:
-        """Return how much memory a call needs besides its operands."""
+        """Return the bytes of memory that a call needs besides its operands."""
         return self.inputs.num_bytes(num_rows, k)
 
     def begin(self, e: Emitter, scratch: Any) -> None:
@@ -75,19 +74,19 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         self.inputs.begin(e, scratch)
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any) -> Any:
-        """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
+        """Return the number of columns of a unit, where each of `num_parts` ranges of n is divided."""
         wanted = LANES * UNITS_PER_CORE * num_cores()
         return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), LANES), MAX_CHUNK)
 
     def multiply(
         self, e: Emitter, tiles: ir.Function, of: Operands, num_rows: Any, rows: Range, columns: Range
     ) -> None:
-        """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
+        """Multiply a unit's rows of x by a unit's rows of w; `num_rows` is the number of all rows of x."""
         self.inputs.round(e, of, self.in_format, e.least(num_rows, of.t))
         e.ir.call(tiles, [*rows, *columns, *of.own, of.scratch, *of.parts])
 
     def add_tiles(self) -> ir.Function:
-        """Define the function that `multiply` calls, of ranges of rows and columns, and the operands."""
+        """Define the function that `multiply` calls with ranges of rows and columns, and the operands."""
         few = {rows: self._add_multiply(rows, is_few=True) for rows in FEW}
         many = {rows: self._add_multiply(rows, is_few=False) for rows in self.many}
         finish = self._add_finish()
@@ -102,7 +101,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         written, scales = e.array(I8, panels.piece * LANES), panels.make_scales(e)
         sums = e.array(F32, self.parts * UNIT_ROWS * LANES)
         with e.range(start, stop, LANES) as column:
-            # What would reach beyond the end begins earlier instead: two units may store the same numbers, to the bit.
+            # A vector that would reach beyond the end begins earlier: two units may store the same numbers, to the bit.
             column = e.least(column, e.ir.sub(n, I64(LANES)))
             for part in range(self.parts):
                 place, own = e.sum(column, e.product(n, part)), e.at(sums, F32, part * UNIT_ROWS * LANES)
@@ -138,7 +137,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
     ) -> None:
         """Multiply all rows of a unit by a piece of 16 rows of w, a tile of rows at a time.
 
-        With each tile a share of what comes next is fetched: all at once would be waited for.
+        With each tile a share of the next weights is fetched: fetched at once, they would be waited for.
         """
         *fewer, most = functions
         is_first, tile = e.ir.icmp_signed("==", piece.start, I64(0)), self.inputs.tile
@@ -154,7 +153,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
             e.ir.call(function, [*x, *share, *_addresses(scales), num_blocks, own, is_first])
 
     def _add_multiply(self, num_rows: int, *, is_few: bool) -> ir.Function:
-        """Multiply the first rows of a tile by a piece of 16 rows of w, and add what comes of it to their sums."""
+        """Multiply the first rows of a tile by a piece of 16 rows of w, and add the products to their sums."""
         panels = self.weights
         name = f"multiply_{'few' if is_few else 'many'}_{num_rows}"
         types = [*[POINTER] * 4, *CODES_TYPES, *[POINTER] * 2, I64, POINTER, I1]
@@ -186,7 +185,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
     def _multiply_block(
         self, e: Emitter, x: Inputs, codes_of: Callable[[int], Any], scales: Any, block: Any, totals: Sequence[Variable]
     ) -> None:
-        """Add what 64 inputs give to the total of each row."""
+        """Add the products of 64 inputs to the total of each row."""
         panels, tile = self.weights, self.inputs.tile
         num_groups = panels.num_groups // NUM_SCALES
         for part in range(NUM_SCALES):
@@ -222,11 +221,11 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         return sums
 
     def _place_of_group(self, e: Emitter, block: Any, group: int) -> Any:
-        """Return where a tile's rows have what is known of a group of their numbers."""
+        """Return the index of a tile's entries for a group of their numbers."""
         return e.product(e.sum(e.product(block, self.weights.num_groups), group), self.inputs.tile)
 
     def _place_of_scales(self, e: Emitter, block: Any, group: int) -> Any:
-        """Return where 16 rows of w have their scales of a group, or of a larger one that it is of."""
+        """Return the index of 16 rows' scales of a group, or of the larger group that contains it."""
         size = self.weights.form.group
         assert size is not None
         if size >= CHUNK:
@@ -235,7 +234,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         return e.product(e.sum(e.product(block, per_block), group * per_block // self.weights.num_groups), LANES)
 
     def _add_finish(self) -> ir.Function:
-        """Store what comes of a unit's sums: 16 columns of y."""
+        """Store the results of a unit's sums: 16 columns of y."""
         assert self.out_format.narrow is not None
         e, (sums, first, last, column, n, y, plus, bias, scales) = add_function(
             self.module, "finish", VOID, POINTER, *[I64] * 4, *[POINTER] * 4
@@ -261,7 +260,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         return e.function
 
     def _plus(self, e: Emitter, number: Any, base: Any, place: Any) -> Any:
-        """Add what is at a place, if there is something to add."""
+        """Add the number at an index, if there is an addend."""
         total = e.variable(number.type, number)
         with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
             added = e.load_vector(base, self.out_format.storage, place)

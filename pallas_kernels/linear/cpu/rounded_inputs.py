@@ -1,7 +1,7 @@
-"""Rows of x are rounded to 8 bits. 32 numbers share a scale: the largest magnitude among them, divided by 127.
+"""Round rows of x to 8 bits. 32 numbers share a scale: the largest magnitude among them, divided by 127.
 
-Rows lie in tiles of a few. A tile has the first 64 numbers of each of its rows, then the next 64 of each; and so lie
-their scales, and what is known of the sums of numbers.
+Rows lie in tiles of a few. A tile has the first 64 numbers of each of its rows, then the next 64 of each. Their scales,
+offsets and sums lie in the same order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .operands import Operands
 from .rounding import INPUT_GROUP, MAX_NUMBER, Integers
 
 LEAST = 1e-30
-"""Numbers that share a scale and are all smaller become zeros."""
+"""Numbers that share a scale become zeros if all are smaller than this."""
 SHIFT = 1.5 * 2**23
-"""A number to which this is added has its integer, rounded half to even, in its lowest bits."""
+"""Adding this to a number puts its integer, rounded half to even, into its lowest bits."""
 ALL_BUT_SIGN = 2**31 - 1
 NUM_BYTES = 4
-"""The bytes of a float32 or int32."""
+"""The number of bytes of a float32 or int32."""
 NEXT, DONE, HEADER_BYTES = 0, 64, 128
-"""Where it is counted how many tiles are taken and how many are rounded, and where the tiles begin."""
+"""The offsets of the counts of tiles that are taken and that are rounded, and of the first tile."""
 
 
 NUM_SCALES = CHUNK // INPUT_GROUP
-"""How many scales 64 numbers have."""
+"""The number of scales of 64 numbers."""
 
 
 class Inputs(NamedTuple):
@@ -38,31 +38,31 @@ class Inputs(NamedTuple):
     numbers: Any
     scales: Any
     offsets: Any
-    """int32 for each group of numbers: what is added to the sum of products, as codes are an offset too large."""
+    """int32 for each group of numbers: added to the sum of products, as codes are too large by an offset."""
     sums: Any
-    """The float32 sum of each group of numbers, by which mins of weights are multiplied."""
+    """The float32 sum of each group of numbers, which mins of weights are multiplied by."""
 
 
 class RoundedInputs:
-    """Rounds rows, and knows where they lie."""
+    """Rounds rows, and defines their layout."""
 
     def __init__(self, tile: int, num_groups: int, integers: Integers, *, has_sums: bool) -> None:
         self.tile = tile
-        """How many rows a tile has."""
+        """The number of rows of a tile."""
         self.num_groups = num_groups
-        """How many groups 64 numbers have."""
+        """The number of groups of 64 numbers."""
         self.offset, self.unit = integers.offset, integers.unit
-        """What codes are too large by, and what the scales of sums of their products are multiplied by."""
+        """The offset by which codes are too large, and the factor of the scales of sums of their products."""
         self.has_sums = has_sums
 
     @property
     def _sizes(self) -> tuple[int, ...]:
-        """Return how many bytes 64 numbers of a row take as numbers, scales, offsets and sums."""
+        """Return the bytes that 64 numbers of a row take as numbers, scales, offsets and sums."""
         of_groups = NUM_BYTES * self.num_groups
         return CHUNK, NUM_BYTES * NUM_SCALES, of_groups * bool(self.offset), of_groups * self.has_sums
 
     def num_bytes(self, num_rows: int, k: int) -> int:
-        """Return how many bytes so many rows of k numbers take."""
+        """Return the bytes that `num_rows` rows of k numbers take."""
         return HEADER_BYTES + -(-num_rows // self.tile) * self.tile * k // CHUNK * sum(self._sizes)
 
     def at(self, e: Emitter, of: Operands, tile: Any, block: Any) -> Inputs:
@@ -77,11 +77,11 @@ class RoundedInputs:
         return Inputs(*found)
 
     def begin(self, e: Emitter, scratch: Any) -> None:
-        """Note that nothing is rounded yet."""
+        """Record that nothing is rounded yet."""
         e.clear(scratch, HEADER_BYTES)
 
     def round(self, e: Emitter, of: Operands, storage: Format, num_rows: Any) -> None:
-        """Round tiles of rows until none is left, and wait for those that other threads took."""
+        """Round tiles of rows until none is left, and wait for the tiles that other threads took."""
         taken, done = (e.at(of.scratch, I8, place) for place in (NEXT, DONE))
         num_tiles = e.ceil_div(num_rows, self.tile)
         take, work, rest, after = (e.function.append_basic_block() for _ in range(4))
@@ -131,12 +131,13 @@ class RoundedInputs:
                 e.store(e.ir.fmul(e.ir.sitofp(total, F32), scale), to.sums, place)
 
     def _scale(self, e: Emitter, numbers: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the scale of some numbers, and a vector of what they are multiplied by before they are rounded."""
+        """Return the scale of some numbers, and a vector of the factor that they are multiplied by before they are
+        rounded."""
 
         def larger(a: Any, b: Any) -> Any:
             return e.ir.select(e.ir.icmp_unsigned(">", a, b), a, b)
 
-        # Sizes have the same order as integers, and that of a NaN, of which the scale becomes one, is the largest.
+        # Magnitudes have the same order as integers. A NaN is the largest, and makes the scale a NaN.
         sizes = [e.ir.and_(e.ir.bitcast(each, vector(I32)), e.splat(I32(ALL_BUT_SIGN))) for each in numbers]
         first, *others = sizes
         for each in others:

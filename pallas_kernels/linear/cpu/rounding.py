@@ -1,4 +1,4 @@
-"""Which matmuls can round rows of x to 8 bits: those whose weights are small integers times a scale."""
+"""Decide which matmuls can round rows of x to 8 bits: the weights must be small integers times a scale."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from ..shape import LinearShape
 MAX_NUMBER = 127
 """The largest number of a row that is rounded to 8 bits."""
 INPUT_GROUP = 32
-"""How many numbers of a row share a scale."""
+"""The number of numbers of a row that share a scale."""
 MIN_OUTPUTS = 16
 """The fewest columns of y: a vector of them."""
 MAX_GROUP = 1024
-"""The most inputs of a group: whole groups are multiplied at a time, and their codes lie on the stack. A scale for all
-inputs of a row is none of a group.
-"""
+"""The most inputs of a group: whole groups are multiplied at a time, and their codes lie on the stack. A scale for a
+whole row does not count as a group."""
 MAX_WORD = 2**15 - 1
 MIN_PAIRS = 2
-"""How many sums of two products must fit into 16 bits, where that is how they are added up; else it does not pay."""
+"""The number of sums of two products that must fit into 16 bits, where they are added up like that; with fewer it does
+not pay."""
 SIGN = 128
-"""What is added to signed codes of 8 bits."""
+"""The number added to signed codes of 8 bits."""
 HALF = 0.5
 """The numbers of e2m1 are multiples of this."""
 
 
 class Integers(NamedTuple):
-    """What the codes of a format become: integers that are not negative."""
+    """The integers that a format's codes become, which are not negative."""
 
     largest: int
     offset: int
-    """What is subtracted from them to get signed values."""
+    """The number subtracted from them to get signed values."""
     unit: float
     """The value of 1, before the weights' scale."""
 
     @property
     def pairs_in_words(self) -> int:
-        """Return how many sums of two of their products fit into 16 bits."""
+        """Return the number of sums of two of their products that fit into 16 bits."""
         return MAX_WORD // (2 * MAX_NUMBER * self.largest)
 
 
 def integers_of(form: WeightFormat) -> Integers:
-    """Return the unsigned integers that stand for a format's codes, whose values are "integer" or "e2m1"."""
+    """Return the unsigned integers that represent a format's codes, with values "integer" or "e2m1"."""
     if form.values in CODEBOOKS:
         table = form.table() / HALF
         return Integers(int(table.max() - table.min()), int(-table.min()), HALF)
@@ -53,7 +53,7 @@ def integers_of(form: WeightFormat) -> Integers:
 
 
 def rounding_refusal(shape: LinearShape) -> str | None:
-    """Say why a matmul that the kernel takes is none of rows rounded to 8 bits, None if it is one."""
+    """Return why a matmul that the kernel takes cannot round rows to 8 bits, or None if it can."""
     form = shape.format
     if form is None or form.is_half:
         return "its weights are not quantized"

@@ -1,16 +1,15 @@
-"""Tiles of y [t, n] = x [t, k] times w [n, k], transposed: what the kernels that multiply by weights are made of.
+"""Tiles of y [t, n] = x [t, k] times w [n, k], transposed, the core of all kernels that multiply by weights.
 
-No matrix is packed anew. A few rows of x times a few of w are summed up at a time, each number of y in one register:
-16 sums, of every 16th product along k, or 8 of every 8th without AVX-512. At the end those of one register are added
-up. What is added to what, and in which order, is the same for any number of rows: a row's result does not depend on
-the rows beside it.
+No matrix is packed anew. A few rows of x times a few of w are summed up at a time, each number of y in one register: 16
+sums, of every 16th product along k, or 8 of every 8th without AVX-512. At the end the sums of one register are added
+up. The order of all additions is the same for any number of rows: a row's result does not depend on the rows beside it.
 
-With a gated activation the first half of w's rows are gates: a few of them are taken together with those that they
+With a gated activation the first half of w's rows are gates: a few of them are taken together with the rows that they
 gate, and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 
-Weights of a `WeightFormat` become numbers of x's dtype: with few rows of x in registers, else once for all rows of a
-unit, or those of 16 bits in long rows for a few rows at a time. So sums are those of plain weights, to the bit. A scale
-for each row of w multiplies the sums.
+Weights of a `WeightFormat` become numbers of x's dtype: with few rows of x in registers, otherwise once for all rows of
+a unit, or, with 16 bits and long rows, for a few rows at a time. The sums equal those of plain weights, to the bit. A
+scale for each row of w multiplies the sums.
 """
 
 from __future__ import annotations
@@ -46,45 +45,46 @@ from .operands import Operands, Range
 from .unpack import Halves, Plain, Row, Unpacker
 
 COLUMNS = MIN_COLUMNS
-"""How many rows of w are multiplied at a time."""
+"""The number of rows of w that are multiplied at a time."""
 FEW_ROWS = MIN_ROWS
-"""How many rows of x are multiplied at a time where there are few."""
+"""The number of rows of x that are multiplied at a time where there are few."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
-"""How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
+"""The number of rows of w in a unit: many, to read memory in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
 GROUP_BYTES = {LANES: 12 << 10, LANES // 2: 128 << 10}
-"""Bytes of w that stay in a core's cache for all rows of a unit, by the number of sums: with 16 in the first cache,
+"""The bytes of w that stay in a core's cache for all rows of a unit, by the number of sums: with 16 in the first cache,
 where x passes by them, with 8 in the second, from where they pass by x."""
 TILE_BYTES = 18 << 10
-"""Bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, for which the
-sums of some columns are kept. So x stays in a core's first cache while w passes by."""
+"""The bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, and the sums
+of some columns are kept in between. So x stays in a core's first cache while w passes by."""
 PIECE_COLUMNS, PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
-"""How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most, by the number of
-sums."""
+"""The most columns, and the most bytes of w, that are taken at a time where rows are in pieces, by the number of sums.
+"""
 GATES = MIN_GATES
-"""How many gates are taken at a time with what they gate: their activations fill vectors."""
+"""The number of gates that are taken at a time with the rows that they gate: their activations fill vectors."""
 SCRATCH_BYTES = 256 << 10
 """Bytes of the stack for weights that are unpacked; rows that are too long for it are taken in registers."""
 PACKED_FEW_ROWS = 8
-"""Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
+"""The most rows for which packed w is unpacked a few rows at a time, rather than once for all."""
 AHEAD = 2048
-"""How far ahead w is fetched, in bytes."""
+"""The distance, in bytes, at which w is fetched ahead."""
 FEW_BYTES = 5
-"""Below how many bytes a step, with units of many rows, what comes next is fetched for all steps of a block at once:
-in each step it would cost 4 %. With fewer rows a block's lines are too many at once, and would be waited for."""
+"""With fewer bytes than this in a step, and units of many rows, the next weights are fetched for all steps of a block
+at once: fetching in each step would cost 4 %. With fewer rows a block's lines are too many at once, and would be waited
+for."""
 
 
 class Ahead(NamedTuple):
-    """Weights that are fetched while others are multiplied: `COLUMNS` stretches of them, some bytes of each a step."""
+    """Weights that are fetched while others are multiplied: `COLUMNS` stretches, some bytes of each in a step."""
 
     base: Any
     """The address of the first stretch."""
     stride: Any
-    """How many bytes of each stretch are fetched in a step."""
+    """The number of bytes of each stretch that are fetched in a step."""
     distance: Any
-    """How many bytes one stretch is behind another."""
+    """The distance in bytes from one stretch to the next."""
     apart: Any
-    """How many bytes those of gated weights are behind those of gates."""
+    """The distance in bytes from gates to the weights that they gate."""
 
 
 AHEAD_TYPES = (POINTER, I64, I64, I64)
@@ -92,14 +92,14 @@ NOTHING_AHEAD = Ahead(NULL, I64(0), I64(0), I64(0))
 
 
 class Tiles(NamedTuple):
-    """The functions that multiply a few rows of x, from one on, by a group of w's."""
+    """The functions that multiply a few rows of x, from one row on, by a group of w's."""
 
     few: ir.Function
     many: ir.Function
     one: ir.Function | None = None
-    """What takes a single row where there is no other, if it is not left to `few`."""
+    """The function for a single row, if it is not left to `few`."""
     direct: ir.Function | None = None
-    """What takes many by weights of 16 bits, which are widened for a few rows at a time."""
+    """The function for many rows and weights of 16 bits, which it widens for a few rows at a time."""
 
 
 class Group(NamedTuple):
@@ -112,15 +112,15 @@ class Group(NamedTuple):
     """The first row of w, and one past the last."""
     stop: Any
     size: Any
-    """How many there are in a group, but for a unit's last."""
+    """The number of rows of a group, except a unit's last."""
 
 
 type Functions = Tiles | ir.Function
-"""What multiplies a unit: tiles, or on a processor with AMX one function."""
+"""The functions that multiply a unit: tiles, or on a processor with AMX one function."""
 
 
 class ExactMultiplier(Multiplier[Functions]):
-    """Multiplies x by the numbers that weights are or stand for, as floats."""
+    """Multiplies x by the numbers that weights are or represent, as floats."""
 
     def __init__(self, kind: Kind) -> None:
         self.dtype, self.out_dtype = jnp.dtype(kind.dtype), jnp.dtype(kind.out_dtype)
@@ -130,18 +130,18 @@ class ExactMultiplier(Multiplier[Functions]):
         self.is_packed = isinstance(self.weights, Unpacker)
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.width = COLUMNS // self.parts
-        """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
+        """The number of columns of y that `COLUMNS` rows of w give: half of them if the others are gates."""
         own = processor.current()
         self.lanes = LANES if own.has_avx512 else LANES // 2
-        """How many sums each number of y has: a register, or on AArch64 two."""
+        """The number of sums of each number of y: a register, or on AArch64 two."""
         self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
-        """What of a step's numbers is multiplied, one after the other."""
-        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers, or 32 for
-        # halves of sums, 3 by 4 take all. The halves of pairs take a few more.
+        """The parts of a step's numbers that are multiplied, one after the other."""
+        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; 3 by 4 take all of 16
+        # registers, or of 32 that hold half of the sums each. The halves of pairs take a few more.
         self.many_rows = (6 if self.lanes == LANES else 3) - (len(self.takes) - 1)
-        """How many rows of x are multiplied at a time where there are many."""
+        """The number of rows of x that are multiplied at a time where there are many."""
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
-        """How much of longer rows is multiplied at a time where there are many."""
+        """The numbers of a longer row that are multiplied at a time where there are many rows."""
         self.max_chunk = 2 * MAX_CHUNK if own.has_matrix_unit else MAX_CHUNK
         self.has_matrix_unit = self.dtype == jnp.bfloat16 and own.has_matrix_unit
 
@@ -164,7 +164,7 @@ class ExactMultiplier(Multiplier[Functions]):
         return Tiles(few, many, one, direct)
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
-        """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
+        """Return the number of columns of a unit, where each of `num_parts` ranges of n is divided."""
         wanted = MIN_CHUNK * UNITS_PER_CORE * num_cores()
         return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), MIN_CHUNK), self.max_chunk)
 
@@ -177,7 +177,7 @@ class ExactMultiplier(Multiplier[Functions]):
         rows: Range,
         columns: Range,
     ) -> None:
-        """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
+        """Multiply a unit's rows of x by a unit's rows of w; `num_rows` is the number of all rows of x."""
         if isinstance(tiles, ir.Function):
             e.ir.call(tiles, [*rows, *columns, *of.own, *of.parts])
             return
@@ -188,7 +188,7 @@ class ExactMultiplier(Multiplier[Functions]):
         group = self._group(e, of.k)
         with e.range(*columns, group) as begin:
             stop = e.least(e.sum(begin, group), columns.stop)
-            # What would reach beyond the end begins earlier instead, as do a tile's rows and columns.
+            # A unit that would reach beyond the end begins earlier instead, and so do a tile's rows and columns.
             start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.is_gated else COLUMNS)))
             takes_few = is_few
             if self.is_packed:
@@ -205,7 +205,7 @@ class ExactMultiplier(Multiplier[Functions]):
                     self._multiply_many(e, tiles, Group(of, rows, start, stop, group), scratch)
 
     def _multiply_many(self, e: Emitter, tiles: Tiles, group: Group, scratch: Any) -> None:
-        """Multiply a unit's rows of x by a group of w's, in the way that is quicker for rows of their length."""
+        """Multiply a unit's rows of x by a group of w's, in the way that is faster for rows of their length."""
         if tiles.direct is None:
             self._multiply_group(e, tiles.many, group, scratch)
             return
@@ -236,7 +236,7 @@ class ExactMultiplier(Multiplier[Functions]):
             e.ir.call(many, [place, start, stop, apart, *_flat(here, here_ahead)])
 
     def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> Ahead:
-        """Return what is fetched while a group of w's is multiplied by so many rows of x: the next group."""
+        """Return the next group, which is fetched while a group of w's is multiplied by `num_rows` rows of x."""
         width = e.product(self.weights.width(e, of.k), self.weights.num_bytes)
         stride = e.ceil_div(I64(self.many_rows * self.plain.step * self.weights.bits // 8), num_rows)
         distance = e.ir.udiv(e.product(group, width), I64(self.width))
@@ -246,7 +246,7 @@ class ExactMultiplier(Multiplier[Functions]):
         return I64(GATES) if self.is_gated else e.ir.sub(stop, start)
 
     def _group(self, e: Emitter, k: Any) -> Any:
-        """Return how many columns are taken at a time for all rows of a unit."""
+        """Return the number of columns that are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
         size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES[self.lanes]
@@ -255,11 +255,11 @@ class ExactMultiplier(Multiplier[Functions]):
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, staying)
 
     def _fitting(self, e: Emitter, size: int, k: Any) -> Any:
-        """Return how many columns of so many bytes there are, at least `COLUMNS`."""
+        """Return the number of columns of `size` bytes together, at least `COLUMNS`."""
         return e.most(e.product(e.ir.sdiv(I64(size // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
 
     def _add_tile(self, rows: int, weights: Plain) -> ir.Function:
-        """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
+        """Multiply a few rows of x, from `row` on, by a group of w's. Gated rows are `apart` rows behind."""
         block = self._add_block(rows, weights)
         e, (row, start, stop, apart, x, w, plus, bias, y, _, n, k, *others) = add_function(
             self.module,
@@ -281,7 +281,7 @@ class ExactMultiplier(Multiplier[Functions]):
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, place: Any) -> list[Any]:
-            """Return a piece's range, where the sums of a block are kept until the next piece, and what is fetched."""
+            """Return a piece's range, the address of a block's sums until the next piece, and the weights to fetch."""
             end = e.least(e.sum(first, piece), k)
             done = e.sum(e.product(first, columns), e.product(place, e.ir.sub(end, first)))
             fetched = e.at(ahead[0], I8, e.product(e.ir.udiv(done, I64(self.plain.step)), ahead[1]))
@@ -312,8 +312,9 @@ class ExactMultiplier(Multiplier[Functions]):
         return e.function
 
     def _activate(self, e: Emitter, sums: Any, num_rows: int, y: Any, plus: Any, n: Any) -> None:
-        """Store what comes of a vector of sums per row, a few gates and what they gate in turns, and of what is added:
-        a row's gates, and behind all of them what they gate.
+        """Store the results of a vector of sums per row, which has a few gates and then the columns that they gate.
+
+        The addend has a row's gates, and behind all of them the columns that they gate.
         """
         assert self.activate is not None
         assert self.out_format.narrow is not None
@@ -339,7 +340,7 @@ class ExactMultiplier(Multiplier[Functions]):
         return [POINTER] * len(self.weights.parts)
 
     def _add_block(self, rows: int, weights: Plain) -> ir.Function:
-        """Multiply a few rows of x and of w, from a column on, by whose own scales only the sums are multiplied."""
+        """Multiply a few rows of x and of w, from a column on. Scales of whole rows of w multiply only the sums."""
         e, (x, w, column, apart, n, k, plus, bias, y, y_row, start, stop, kept, *others) = add_function(
             self.module,
             f"block_{rows}_{weights.bits}",
@@ -349,11 +350,11 @@ class ExactMultiplier(Multiplier[Functions]):
             *self._part_types,
         )
         if self.lanes < LANES:  # with AVX-512 LLVM would then hold more than registers in the loops
-            e.function.attributes.add("alwaysinline")  # or so many arguments would go by memory
+            e.function.attributes.add("alwaysinline")  # otherwise the arguments would be passed in memory
         ahead, parts = Ahead(*others[: len(AHEAD_TYPES)]), others[len(AHEAD_TYPES) :]
 
         def place(each: int) -> Any:
-            """Return which row of w is one of the block's."""
+            """Return the row of w that is a block's `each`-th column."""
             return e.sum(column, e.product(apart, each // self.width), each % self.width)
 
         steps = Range(start, stop)
@@ -394,8 +395,8 @@ class ExactMultiplier(Multiplier[Functions]):
         """Return the sums of a block of few rows."""
         (_, k), (w, place, parts) = of_x, of_w
         sums = self._no_sums(e, rows)
-        # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
-        # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
+        # Reading w takes the time: it is read as one stream, which the processor prefetches. Packed weights take longer
+        # to unpack than to read, and x is loaded once for several rows of w; the next of each is `rows` ahead.
         has_all = self.is_packed and (rows == 1 or num_registers() == 32)
         together = COLUMNS if has_all else 1
         ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
@@ -420,7 +421,7 @@ class ExactMultiplier(Multiplier[Functions]):
         kept: Any,
         ahead: Ahead,
     ) -> list[list[Any]]:
-        """Return the sums of a block after its last piece; before, leave them where they are kept and return."""
+        """Return the sums of a block after its last piece; before that, keep them in memory and return."""
         (x, k), (w, place, weights) = of_x, of_w
         w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
         sums = self._no_sums(e, rows)
@@ -459,7 +460,7 @@ class ExactMultiplier(Multiplier[Functions]):
         """Add the products of a step's numbers to all sums."""
         (x, k), (w, w_starts, weights) = of_x, of_w
         for begin, take in itertools.product(range(0, LANES, self.lanes), self.takes):
-            # LLVM would load all once, and has no registers for that.
+            # LLVM would load all at once, for which there are not enough registers.
             if len(self.takes) > 1 or isinstance(weights, Halves):
                 e.ir.fence("acquire", "singlethread")
             x_rows = [
@@ -475,7 +476,7 @@ class ExactMultiplier(Multiplier[Functions]):
         return e.ir.udiv(e.ir.sub(numbers.stop, numbers.start), I64(self.plain.step))
 
     def _fetch(self, e: Emitter, ahead: Ahead, offset: Any) -> None:
-        """Begin to read a line of each stretch of what comes next."""
+        """Begin to read a line of each stretch of the next weights."""
         for stretch in range(COLUMNS):
             part, column = divmod(stretch, self.width)
             e.prefetch(ahead.base, I8, offset, e.product(ahead.distance, column), e.product(ahead.apart, part))
@@ -510,7 +511,7 @@ class ExactMultiplier(Multiplier[Functions]):
                     self._add_product(e, sums[row][column], x_numbers, w_numbers)
 
     def _load_scales(self, e: Emitter, weights: Unpacker, scales: Any, column: Any, apart: Any) -> Any:
-        """Return those of `COLUMNS`, again for each row of a vector."""
+        """Return the scales of `COLUMNS` columns, repeated for each row of a vector."""
         parts = [
             weights.load_part(e, "scales", scales, e.sum(column, e.product(apart, part)), self.width)
             for part in range(self.parts)
@@ -518,7 +519,7 @@ class ExactMultiplier(Multiplier[Functions]):
         return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
 
     def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any], count: int = COLUMNS) -> Any:
-        """Return a vector of so many numbers from each place."""
+        """Return a vector of `count` numbers from each address."""
         some = [e.load_vector(base, self.out_format.storage, place, lanes=count) for place in places]
         some += some[-1:] * (LANES // count - len(some))
         return self.out_format.widen(e, e.join(some))
@@ -540,7 +541,7 @@ def _weights_of(kind: Kind, plain: Plain) -> Plain:
 
 
 def _flat(of: Operands, ahead: Ahead) -> list[Any]:
-    """Return operands as functions take them, with what is fetched."""
+    """Return operands as functions take them, with the weights to fetch."""
     return [*of.own, *ahead, *of.parts]
 
 
@@ -560,7 +561,7 @@ def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
 
 
 def _add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
-    """Return a vector of the sums of as many vectors as each has numbers."""
+    """Return a vector of the sums of vectors, as many as each of them has numbers."""
     lanes = len(vectors)
     size = lanes // 2
     while size:

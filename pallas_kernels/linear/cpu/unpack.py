@@ -1,9 +1,9 @@
-"""Weights in memory become a kernel's numbers: as they are, or as a `WeightFormat` says, of 16 bits or of codes, scales
-and mins.
+"""Weights in memory become a kernel's numbers: plain ones, 16-bit ones, or the codes, scales and mins of a
+`WeightFormat`.
 
-Numbers are the same bits as if the weights had been widened when they were loaded: value * scale - min in float32, then
-rounded to x's dtype. 64 codes are unpacked at a time. With AVX-512 the numbers of all codes of up to 5 bits are in one
-register, a table that is made once for each group, and one instruction looks up those of a whole vector.
+The numbers have the same bits as if the weights had been widened when they were loaded: value * scale - min in float32,
+then rounded to x's dtype. 64 codes are unpacked at a time. With AVX-512 the numbers of all codes of up to 5 bits are in
+one register, a table that is made once for each group, and one instruction looks up the numbers of a whole vector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pallas_kernels.weights.format import CHUNK, PLANES
 from .kind import STEP_BYTES
 
 MAX_GROUPS = 512
-"""How many groups' scales and mins are kept on the stack; longer rows are taken in pieces."""
+"""The most groups whose scales and mins are kept on the stack; longer rows are taken in pieces."""
 TABLE_BITS = 5
 """The most bits of codes that are looked up in a register of 32 words."""
 Vectors = list[Any]
@@ -41,28 +41,28 @@ class Row(NamedTuple):
 
 
 class Plain:
-    """Weights of x's dtype, which are multiplied as they are."""
+    """Weights of x's dtype, which are multiplied without a change."""
 
     scales_sums = False
-    """Whether sums over a row are multiplied by its scale."""
+    """True if sums over a row are multiplied by its scale."""
     parts: Sequence[str] = ()
-    """What weights consist of besides their codes."""
+    """The parts of the weights besides their codes."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = jnp.dtype(dtype)
         self.storage, self.num_bytes = FORMATS[self.dtype].storage, self.dtype.itemsize
         self.bits = 8 * self.dtype.itemsize
         self.cache = 2
-        """Which cache weights are fetched into."""
+        """The cache that weights are fetched into."""
         self.step = STEP_BYTES // self.dtype.itemsize
-        """How many numbers are loaded at a time."""
+        """The number of numbers that are loaded at a time."""
 
     def at(self, e: Emitter, codes: Any, row: Any, k: Any) -> Any:
         """Return the address of a row's codes."""
         return e.at(codes, self.storage, e.product(row, self.width(e, k)))
 
     def width(self, e: Emitter, k: Any) -> Any:
-        """Return how many of `storage` a row of k numbers has."""
+        """Return the number of `storage` elements of a row of k numbers."""
         del e
         return k
 
@@ -72,17 +72,17 @@ class Plain:
         return list(parts)
 
     def open(self, e: Emitter, codes: Any, row: Any, k: Any) -> Row:
-        """Return a row, of which `prepare` is called for each piece."""
+        """Return a row; `prepare` is called for each of its pieces."""
         return Row(self.at(e, codes, row, k))
 
     @contextmanager
     def pieces(self, e: Emitter, start: Any, stop: Any) -> Iterator[tuple[Any, Any]]:
-        """Cut a stretch of a row into pieces of which the scales fit on the stack."""
+        """Divide a stretch of a row into pieces whose scales fit on the stack."""
         del e
         yield start, stop
 
     def prepare(self, e: Emitter, row: Row, parts: Sequence[Any], index: Any, k: Any, piece: Sequence[Any]) -> Row:
-        """Write a piece's scales and mins, and return the row with their places."""
+        """Write a piece's scales and mins, and return the row with their addresses."""
         del e, parts, index, k, piece
         return row
 
@@ -91,12 +91,12 @@ class Plain:
         return [self.load_vector(e, row.codes, e.product(step, self.step), 0, LANES)]
 
     def load_vector(self, e: Emitter, base: Any, start: Any, begin: int, lanes: int) -> Any:
-        """Return a vector of so many numbers or pairs, from the one on that is `begin` behind the number at `start`."""
+        """Return a vector of `lanes` numbers or pairs, from the one on that is `begin` behind the number at `start`."""
         kind = F32 if self.dtype == jnp.float32 else I32
         return e.load_vector(e.at(base, self.storage, start), kind, begin, lanes=lanes)
 
     def fetch(self, e: Emitter, row: Row, step: Any, ahead: Any) -> None:
-        """Begin to read what lies so many bytes ahead of a step's codes."""
+        """Begin to read the codes that lie `ahead` bytes behind a step's."""
         e.prefetch(row.codes, I8, ahead, e.product(step, self.step * self.bits // 8), cache=self.cache)
 
     def write(
@@ -110,9 +110,9 @@ class Plain:
         numbers: Sequence[Any] | None = None,
         ahead: Any = None,
     ) -> None:
-        """Write numbers of rows from one on to before another: those from one on to before another, or all.
+        """Write the numbers of a range of rows: those of the range `numbers`, or all.
 
-        Meanwhile what lies `ahead` bytes further is fetched.
+        Meanwhile the memory `ahead` bytes further is fetched.
         """
         storage = FORMATS[self.dtype].storage
         start, stop = numbers or (I64(0), k)
@@ -130,7 +130,7 @@ class Plain:
 
 
 class Halves(Plain):
-    """Weights of 16 bits, which are widened as they are loaded and multiplied in float32."""
+    """Weights of 16 bits, which are widened when they are loaded, and multiplied in float32."""
 
     def __init__(self, form: WeightFormat) -> None:
         super().__init__(jnp.float32)
@@ -150,7 +150,7 @@ class Unpacker(Plain):
         self.storage, self.num_bytes, self.cache = I8, 1, 1
         self.scales_sums = form.group is None
         self.whole = 1
-        """Rows are cut into pieces of multiples of so many numbers."""
+        """Rows are divided into pieces of multiples of this."""
         if form.group is not None:
             self.step = CHUNK
             per_factor = math.gcd(form.factor_group // form.group, LANES) if form.factor_group else 1
@@ -158,20 +158,20 @@ class Unpacker(Plain):
         dtypes = [form.dtype(part) for part in self.parts]
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
-        """Whether the product of a value and a scale may have more bits than float32 has."""
+        """True if the product of a value and a scale may have more bits than float32 has."""
         own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
         self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
-        """Whether there are instructions for 32 numbers in bfloat16."""
+        """True if there are instructions for 32 numbers in bfloat16."""
         has_bytes = (own.has_avx512 or own.name == "avx2") and form.bits == 4
         self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
-        """Whether the bytes of 32 numbers in bfloat16 are looked up."""
+        """True if the bytes of 32 numbers in bfloat16 are looked up."""
         most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
         can_look_up = self.has_words or (not is_bfloat16 and own.has_avx512)
         self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
-        """Whether the numbers of all of a group's codes are made first."""
+        """True if the numbers of all of a group's codes are made first."""
         self.has_offset = not self.has_table and form.values == "integer" and form.offset != 0
         self.folds_offset = self.has_offset and not (is_float32 or form.has_mins or form.zero_dtype)
-        """Whether what is taken off codes is taken off as a min."""
+        """True if the offset of codes is subtracted as a min."""
         self.has_mins = form.has_mins or form.zero_dtype is not None or self.folds_offset
 
     def width(self, e: Emitter, k: Any) -> Any:
@@ -271,7 +271,7 @@ class Unpacker(Plain):
         ]
 
     def _numbers(self, e: Emitter, row: Row, codes: Any, step: Any, first: int, stride: int) -> Any:
-        """Return the numbers of 16 codes of a step, from one on, of which every `stride`th is taken."""
+        """Return the numbers of 16 codes of a step: every `stride`th from code `first` on."""
         if self.has_table:
             table = self._table(e, row, step, first, 0)
             return e.call_named("llvm.x86.avx512.permvar.sf.512", table, self._index(e, codes, first, stride))
@@ -281,7 +281,7 @@ class Unpacker(Plain):
         return self._scale(e, values, *(self._spread(e, base, step, first, stride) for base in (row.scales, row.mins)))
 
     def _scale(self, e: Emitter, values: Any, scales: Any, mins: Any) -> Any:
-        """Return value * scale - min; a negative min is given, or None."""
+        """Return value * scale - min; the min is passed negated, or None."""
         if mins is None or self.rounds_twice:
             product = e.ir.fmul(values, scales)
             return product if mins is None else e.ir.fadd(product, mins)
@@ -304,7 +304,7 @@ class Unpacker(Plain):
         )
 
     def _values(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
-        """Return what 16 codes stand for."""
+        """Return the values of 16 codes."""
         form = self.form
         if form.bits == 8:
             return self._bytes(e, codes, first, stride)
@@ -316,7 +316,7 @@ class Unpacker(Plain):
         return e.ir.sitofp(index, vector(F32))
 
     def _bytes(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
-        """Return what 16 codes of 8 bits stand for."""
+        """Return the values of 16 codes of 8 bits."""
         place = 8 * (first % stride)
         if stride == 1:
             found = e.load_vector(codes, I8, first)
@@ -332,7 +332,7 @@ class Unpacker(Plain):
         return FORMATS[self.form.code_dtype].widen(e, found)
 
     def _index(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
-        """Return 16 codes as integers; in a table's index higher bits may be anything."""
+        """Return 16 codes as integers; in a table's index the higher bits may be anything."""
         found, start, low = None, 0, 0
         for width in PLANES[self.form.bits]:
             plane = self._plane(e, e.at(codes, I8, start), width, first, stride)
@@ -345,7 +345,7 @@ class Unpacker(Plain):
         return found
 
     def _plane(self, e: Emitter, plane: Any, width: int, first: int, stride: int) -> Any:
-        """Return integers with 16 codes' bits of a plane as their lowest."""
+        """Return integers with a plane's bits of 16 codes as their lowest bits."""
         numbers = range(first, first + stride * LANES, stride)
         if width == 1:
             bits = e.splat(_load_bits(e, plane, first))
@@ -393,7 +393,7 @@ class Unpacker(Plain):
         return e.ir.bitcast(e.call_named("llvm.x86.avx512.permvar.hi.512", table, index), pairs.PAIRS)
 
     def _look_up_bytes(self, e: Emitter, row: Row, codes: Any, step: Any, first: int) -> Any:
-        """Return 32 numbers in bfloat16, of which the low and the high bytes are looked up apart, 16 at a time."""
+        """Return 32 numbers in bfloat16; their low and high bytes are looked up separately, 16 at a time."""
         firsts = (first, first + LANES) if self.form.group == LANES else (first,)
         tables = [e.ir.bitcast(self._table(e, row, step, each, 0), pairs.PAIRS) for each in firsts]
         tables = [e.ir.bitcast(_round(e, table), vector(I8, 4 * LANES)) for table in tables]
@@ -411,7 +411,7 @@ class Unpacker(Plain):
         return e.ir.bitcast(e.shuffle(low, high, lanes), pairs.PAIRS)
 
     def _words(self, e: Emitter, codes: Any, first: int) -> Any:
-        """Return 32 codes in 16 bits each, of which bits that the table has no need of may be anything."""
+        """Return 32 codes in 16 bits each; bits that the table does not use may be anything."""
         kind = vector(I16, 2 * LANES)
         planes = PLANES[self.form.bits]
         if planes[0] == 4:
@@ -433,7 +433,7 @@ class Unpacker(Plain):
     def _join(self, e: Emitter, even: Any, odd: Any) -> Any:
         """Round to bfloat16, and return pairs."""
         even, odd = (e.ir.bitcast(each, pairs.PAIRS) for each in (even, odd))
-        if not self.scales_sums:  # else they are exact
+        if not self.scales_sums:  # otherwise they are exact
             even, odd = (_round(e, each) for each in (even, odd))
         return e.ir.or_(
             e.ir.lshr(even, e.constant(16, even)), e.ir.and_(odd, ir.Constant(odd.type, [0xFFFF0000] * LANES))
@@ -441,7 +441,7 @@ class Unpacker(Plain):
 
 
 def _look_up_halves(e: Emitter, table: np.ndarray, index: Any) -> Any:
-    """Return 16 of a table's 16 numbers: 8 at a time, each of the lower or the upper half of the table."""
+    """Return 16 of a table's 16 numbers: 8 at a time, each from the lower or the upper half of the table."""
 
     def look_up(half: np.ndarray) -> Any:
         indices = (e.shuffle(index, index, range(start, start + 8)) for start in (0, 8))
@@ -453,17 +453,17 @@ def _look_up_halves(e: Emitter, table: np.ndarray, index: Any) -> Any:
 
 
 def _bytes_of_tables(place: int, num_tables: int) -> list[int]:
-    """Return where a byte of each of 16 float32 is in the first of two tables and in the last."""
+    """Return the indices of one byte of each of 16 float32, in the first of two tables and in the last."""
     return [table * 4 * LANES + 4 * number + place for table in (0, num_tables - 1) for number in range(LANES)]
 
 
 def _load_bits(e: Emitter, plane: Any, first: int) -> Any:
-    """Return the 32 bits of a plane of one that hold a code's."""
+    """Return the 32 bits of a plane of single bits that hold a code's bit."""
     return e.ir.load(e.at(plane, I8, first // 32 * 4), typ=I32, align=1)
 
 
 def _round(e: Emitter, bits: Any) -> Any:
-    """Return float32 of which the upper half is rounded, half to even."""
+    """Return float32 with its upper half rounded, half to even."""
     is_odd = e.ir.and_(e.ir.lshr(bits, e.constant(16, bits)), e.constant(1, bits))
     return e.ir.add(bits, e.ir.add(is_odd, e.constant(0x7FFF, bits)))
 

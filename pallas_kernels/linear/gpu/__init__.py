@@ -1,7 +1,7 @@
 """Matmuls by quantized weights on Hopper GPUs, in one Mosaic GPU kernel on the codes of all layers.
 
 Codes become bfloat16 in registers, so nothing is widened in device memory. A row's sum runs over its inputs in the same
-order whatever other rows there are.
+order whatever the other rows are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The kernel in Mosaic GPU: weights stream through shared memory as codes and are widened in registers.
 
 The product is computed transposed, [out, rows], so that a wgmma takes weights from registers: a word of 32 bits holds
-codes of several inputs, and the first codes of 16 words, then the second ones and so on, are the weights of a wgmma
-each. The rows of x come in that order. As many thread blocks as there are SMs each walk their share of the tiles: a
-producer warpgroup brings codes and rows by TMA into a ring of shared memory, ahead from tile to tile, and consumer
+codes of several inputs. The first codes of 16 words are the weights of one wgmma, the second codes those of the next,
+and so on. The rows of x come in that order. As many thread blocks as there are SMs each walk their share of the tiles:
+a producer warpgroup brings codes and rows by TMA into a ring of shared memory, ahead from tile to tile, and consumer
 warpgroups widen and multiply 64 outputs each.
 """
 
@@ -44,7 +44,7 @@ def multiply_tiles(
     sizes: Sizes,
     interpret: bool,
 ) -> Array:
-    """Return [parts, o, t], or with `is_by_row` [parts, t, o]; there is one part if a tile has all of its sums.
+    """Return [parts, o, t], or with `is_by_row` [parts, t, o]; there is one part if a tile computes whole sums.
 
     Args:
       x_ptk: rows of x in the order of planes of codes, [i / 16, t, 16].
@@ -53,7 +53,7 @@ def multiply_tiles(
       items: the tiles.
       form: the weight's format.
       out_dtype: the result's dtype.
-      sizes: how it is cut.
+      sizes: how the call is divided.
       interpret: run it on a CPU.
     """
     num_rows, num_outputs, by_row = x_ptk.shape[1], words_low.shape[1], is_by_row(out_dtype)
@@ -93,7 +93,7 @@ def multiply_tiles(
 
 
 class _Smem(NamedTuple):
-    """Shared memory and barriers."""
+    """The shared memory and barriers."""
 
     x: Any
     words: Any
@@ -101,32 +101,32 @@ class _Smem(NamedTuple):
     full: Any
     free: Any
     weights: Any = None
-    """Where the interpreter puts widened weights, since it multiplies from shared memory alone."""
+    """The place where the interpreter puts widened weights, since it multiplies only from shared memory."""
 
 
 class Item(NamedTuple):
     """A tile; int32 scalars."""
 
     matrix: Array
-    """Which of the matrices it multiplies by."""
+    """The index of the matrix that it multiplies by."""
     output: Array
     """Its first output."""
     row: Array
     """Its first row of x."""
     part: Array
-    """The part of its sums, 0 if it has all of them."""
+    """The part of its sums, 0 if it computes whole sums."""
     num_rows: Array | None = None
-    """How many rows it stores, in slabs of 16; None: all."""
+    """The number of rows that it stores, in slabs of 16; None: all."""
 
 
 class Items(NamedTuple):
-    """The tiles of a call, by number: those of the same weights follow one another, so that these come once from memory
-    and then from the cache."""
+    """The tiles of a call, by number: tiles of the same weights follow one another, so that the weights come once from
+    memory and then from the cache."""
 
     operands: tuple[Array, ...]
-    """Arrays that say what the tiles are."""
+    """The arrays that describe the tiles."""
     total: Callable[[tuple[Any, ...]], Array | int]
-    """A function of the operands' refs that returns how many tiles there are."""
+    """A function of the operands' refs that returns the number of tiles."""
     locate: Callable[[tuple[Any, ...], Array], Item]
     """A function of the operands' refs and a number that returns a tile."""
 
@@ -168,7 +168,7 @@ class _Program:
             stages = self.sizes.stages
             brought = self._for_each_item(self._produce)
 
-            # No barrier may end with a phase that was not waited for.
+            # No barrier may end with a phase that nobody waited for.
             def drain(index, _):
                 plgpu.barrier_wait(self.smem.free.at[lax.rem(index, stages)])
 
@@ -195,7 +195,7 @@ class _Program:
         return lax.fori_loop(0, count, step, jnp.int32(0))
 
     def _produce(self, item: Item, index: Array) -> None:
-        """Bring a tile's codes and rows."""
+        """Load a tile's codes and rows."""
         first, end = (0, self.num_pieces) if self.sizes.is_whole else self._range(item.part)
         planes = codes_per_word(self.form)
         rows = pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
@@ -221,7 +221,7 @@ class _Program:
         """Multiply a consumer's 64 outputs of a tile, and store them."""
         own = pl.ds(pl.multiple_of(warpgroup * MMA_ROWS, MMA_ROWS), MMA_ROWS)
         first_output, num_outputs = item.output + warpgroup * MMA_ROWS, self.words.shape[1]
-        # In the last tile a consumer may have none; it goes along.
+        # In the last tile a consumer may have no outputs; it computes the last ones again.
         outputs = pl.ds(pl.multiple_of(lax.min(first_output, num_outputs - MMA_ROWS), MMA_ROWS), MMA_ROWS)
         add_part = partial(self._add_part, own, item.matrix, outputs, warpgroup, index)
         sums = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), LAYOUT)
@@ -263,7 +263,7 @@ class _Program:
             def add(i, held):
                 number = index + (i - first)
                 stage = lax.rem(number, self.sizes.stages)
-                # What the next piece is widened with is on its way meanwhile.
+                # Meanwhile the numbers with which the next piece is widened are loaded.
                 ahead = self._load_grouped(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
                 plgpu.barrier_wait(self.smem.full.at[stage])
                 words = plgpu.load(self.smem.words.at[stage, own], layout=LAYOUT)
@@ -289,7 +289,7 @@ class _Program:
             plgpu.wgmma_wait(0)
 
     def _load_grouped(self, matrix: Array, outputs: Any, i: Array) -> dict[str, list[Array]]:
-        """Return what a piece is widened with by name: for each group of the piece a number for each output."""
+        """Return by name the numbers that a piece is widened with: for each group of the piece, one for each output."""
         group, depth = self.form.group, piece(self.form)
         if group is None:
             return {}
@@ -303,14 +303,14 @@ class _Program:
         return held
 
     def _load(self, name: str, matrix: Array, outputs: Any, place: Array | int) -> Array:
-        # The last piece may reach beyond the inputs: what it has there is finite, and rows are 0.
+        # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
         ref = self.grouped[name]
         ref = ref.at[matrix, outputs, lax.min(place, ref.shape[2] - 1)]
         return plgpu.load(ref, layout=BY_OUTPUT, optimized=False).astype(jnp.float32)
 
     @staticmethod
     def _spread(numbers: list[Array]) -> Array:
-        """Return a number for each output and word [64, 16] of one for each output and group."""
+        """Return a number for each output and word [64, 16], repeated from one for each output and group."""
         shape = (MMA_ROWS, DEPTH)
         spread = [lax.broadcast_in_dim(x, shape, (0,)) for x in numbers]
         words_of_group = DEPTH // len(numbers)
@@ -322,11 +322,11 @@ class _Program:
 
 
 def is_by_row(dtype: DTypeLike) -> bool:
-    """Say whether results of a dtype are written as [t, o]: transposed on their way to shared memory."""
+    """Return whether results of a dtype are written as [t, o], transposed on their way to shared memory."""
     return jnp.dtype(dtype).itemsize == 2
 
 
 def divide(x: Array, by: Array | int) -> tuple[Array, Array]:
-    """Return quotient and remainder of numbers that are not negative."""
+    """Return the quotient and remainder of numbers that are not negative."""
     quotient = lax.div(x, jnp.asarray(by, jnp.int32))
     return quotient, x - quotient * by

@@ -1,4 +1,4 @@
-"""Weights and rows in the form in which the kernel takes them."""
+"""Weights and rows in the layout that the kernel takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sizes import DEPTH, codes_per_word, piece
 def as_words(weight: Quantized) -> Array:
     """Return the codes of matrices [*lead, o, i] as int32 words [matrices, o, words]; nothing is moved.
 
-    Raises ValueError for codes that are not held as a GPU takes them.
+    Raises ValueError for codes in another layout than a GPU's.
     """
     codes, per_word = weight.codes, codes_per_word(weight.format)
     if weight.is_packed or codes.dtype.itemsize != 1 or (per_word == 8) != (codes.dtype == jnp.uint4):

@@ -1,4 +1,4 @@
-"""The Hopper kernel is compiled for these sizes."""
+"""The sizes that the Hopper kernel is compiled for."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from ..shape import LinearShape
 
 WORD_BYTES = 4
 TILE_BYTES = 32
-"""A row of codes must be a multiple of so many bytes: the narrowest tile of shared memory."""
+"""The number that the bytes of a row of codes must be a multiple of: the narrowest tile of shared memory."""
 DEPTH = 16
-"""How many words of codes of a row are multiplied together: as many as a wgmma takes inputs."""
+"""The number of words of codes of a row that are multiplied together: as many as the inputs of a wgmma."""
 ROW_TILES = (8, 16, 32, 64, 128)
-"""How many rows of x a tile has."""
+"""The numbers of rows of x that a tile can have."""
 ROW_SLAB = 16
-"""Rows of a group are stored in pieces of this size."""
+"""The rows of a piece in which a group's results are stored."""
 CONSUMERS = 2
 WORKERS = 132
-"""Thread blocks: one for each SM of an H100 or H200."""
+"""The number of thread blocks: one for each multiprocessor of an H100 or H200."""
 MOST_STAGES = 16
 LEAST_PIECES = 8
-"""The fewest pieces that a sum is cut into parts for."""
+"""The fewest pieces for which a sum is divided into parts."""
 GROUPED_DTYPES = ("float16", "bfloat16", "float32", "uint8", "int8")
 
 
 class Sizes(NamedTuple):
-    """How a call is cut."""
+    """How a call is divided."""
 
     rows: int
-    """Rows of x of a tile."""
+    """The rows of x of a tile."""
     parts: int
-    """In how many parts of its inputs a sum is cut; each is summed for itself, and then they are in order."""
+    """The number of parts into which a sum's inputs are divided; each part is summed separately, then they are added in
+    order."""
     is_whole: bool
-    """A tile has all parts of its sums. Else each has one, and XLA adds them up."""
+    """True if a tile computes all parts of its sums. Otherwise it computes one, and XLA adds them up."""
     stages: int
-    """How many pieces the ring holds."""
+    """The number of pieces that the ring holds."""
     workers: int = WORKERS
 
 
 def codes_per_word(form: WeightFormat) -> int:
-    """Return how many codes share a word of 32 bits."""
+    """Return the number of codes that share a word of 32 bits."""
     return 8 if form.bits == 4 else 4
 
 
 def piece(form: WeightFormat) -> int:
-    """Return how many inputs are multiplied at a time."""
+    """Return the number of inputs that are multiplied at a time."""
     return DEPTH * codes_per_word(form)
 
 
 def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightFormat) -> Sizes:
-    """Return sizes that keep all SMs busy and fill their shared memory.
+    """Return sizes that keep all multiprocessors busy and fill their shared memory.
 
-    In how many parts sums are cut depends on the weight alone, so a row's bits do not depend on other rows.
+    The number of parts of a sum depends on the weight alone, so a row's bits do not depend on other rows.
     """
     rows = next((x for x in ROW_TILES if num_rows <= x), ROW_TILES[-1])
     column_tiles = -(-num_outputs // (CONSUMERS * MMA_ROWS))
@@ -64,7 +65,7 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
     parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // LEAST_PIECES))
     parts = -(-num_pieces // -(-num_pieces // parts))  # none is empty
     row_tiles = -(-num_rows // rows)
-    # Parts are written and read in float32, which costs as much as SMs of which half have nothing to do.
+    # Parts are written and read in float32, which costs as much as leaving half of the multiprocessors idle.
     is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
     out = CONSUMERS * MMA_ROWS * rows * 4
     stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2

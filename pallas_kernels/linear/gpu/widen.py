@@ -1,7 +1,7 @@
 """Codes of a GPU's kernel become bfloat16 in registers, by arithmetic on words of 32 bits.
 
-An integer's bits in the mantissa of a float, below a power of two, are that power plus the integer: so there is no
-conversion of integers, of which a GPU does few in a cycle. The bits of a small float become those of a float likewise.
+An integer's bits in the mantissa of a float, below a power of two, give that power plus the integer. This avoids
+conversions of integers, which are slow on a GPU. The bits of small floats become floats in a similar way.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from jax import Array, lax
 from pallas_kernels.weights import WeightFormat
 
 FIRST_BIT = 12
-"""Where a byte of integers is moved to: so low that (2 ** 11 + integer) * scale is exact for a scale of 11 bits."""
+"""The bit that a byte of integers is moved to: so low that (2 ** 11 + integer) * scale is exact for a scale of 11 bits.
+"""
 EXACT_SCALES = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint8")
 SMALL_FLOATS = {"e2m1": (2, 1), "e4m3": (4, 3)}
-"""How many bits an exponent and a mantissa have."""
+"""The number of bits of the exponent and the mantissa."""
 SIGN = -(2**31)
 
 
 class _Values(NamedTuple):
-    """What codes stand for: (floats - bias) * unit."""
+    """The values of codes: (floats - bias) * unit."""
 
     floats: Array
     bias: int
@@ -37,18 +38,18 @@ def widen(
     spread: Callable[[list[Array]], Array],
     zero: Array,
 ) -> Iterator[Array]:
-    """Yield bfloat16 numbers [out, words] of the first code of each word, of the second ones and so on.
+    """Yield bfloat16 numbers [out, words]: of the first code of each word, then of the second codes, and so on.
 
     Args:
       words: int32 [out, words].
-      grouped: float32 [out] for each group of inputs, of the parts that the format has.
+      grouped: the format's parts besides the codes, float32 [out] for each group of inputs.
       form: the format.
-      spread: a function that makes a number for each word of numbers [out] of each group.
-      zero: int32 0 that ptxas does not know: it would load constants anew for each instruction that has two of them.
+      spread: a function that repeats numbers [out] of each group for each word.
+      zero: int32 0 that is opaque to ptxas, which would load constants anew for each instruction with two of them.
     """
     scales, mins = _scales_and_mins(grouped, form)
     if form.values == "integer" and form.bits == 8:
-        words = words ^ jnp.int32(-0x7F7F7F80)  # now they are unsigned, 128 more
+        words = words ^ jnp.int32(-0x7F7F7F80)  # now they are unsigned, too large by 128
     spread_scales = {}
     for plane in range(32 // (4 if form.bits == 4 else 8)):
         values = _values(words, plane, form, zero)
@@ -68,7 +69,7 @@ def widen(
 
 
 def _is_exact(form: WeightFormat) -> bool:
-    """Say whether a scale times a float of `_values`, and times its bias, is exact: then one operation does both."""
+    """Return whether a scale times a float of `_values`, and times its bias, is exact: then one operation does both."""
     return (
         form.values == "integer"
         and form.scale_dtype in EXACT_SCALES
@@ -112,7 +113,8 @@ def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Value
 def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: Array) -> _Values:
     """Return the numbers of codes with a sign, an exponent and a mantissa.
 
-    The smallest exponent stands for the next one without a leading one: twice the number with it, less that one.
+    The smallest exponent means the next one without a leading one: compute it as twice the number with the one, less
+    the one.
     """
     bits = 1 + exponent + mantissa
     at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words

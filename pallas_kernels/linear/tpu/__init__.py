@@ -1,7 +1,8 @@
 """Matmuls by quantized weights on TPUs, in Pallas calls on the codes of all layers.
 
 Plain XLA fuses the widening of weights with one scale for each output into the matmul, and needs no kernel for these.
-Scales of groups it spreads over all inputs in memory, in float32, or it writes the widened weights out.
+With scales of groups it either repeats the scales for all inputs in memory, in float32, or writes the widened weights
+out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def tpu_linear(
 ) -> Array:
     """See `Linear`; all rows are multiplied. Up to 64 rows of bfloat16 are multiplied by weights that are not rounded.
 
-    `interpret` runs the kernel on a CPU, in Pallas' simulation of a TPU. `sizes` is for tests, and of many rows; by
+    `interpret` runs the kernel on a CPU, in Pallas' simulation of a TPU. `sizes` is for tests with many rows; by
     default they follow from the shapes.
     """
     del num_rows

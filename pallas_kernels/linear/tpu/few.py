@@ -1,8 +1,8 @@
-"""Multiply few rows by exact codes, a group at a time, and scale the sums: a few numbers for each row, not each weight.
+"""Multiply few rows by exact codes, a group at a time, and scale the sums, which are far fewer than the weights.
 
-To widen weights in VMEM takes several times as long as they take to come; for few rows that would be the whole time.
-Groups of fewer inputs than a vector register has lanes share a matmul: rows come once for each of its groups, 0 where
-inputs belong to others.
+Widening weights in VMEM takes several times as long as bringing them; for few rows that would be the whole time. Groups
+of fewer inputs than a vector register has lanes share a matmul: rows are repeated for each of its groups, with 0 where
+inputs belong to other groups.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .sizes import CHUNKS_AT_ONCE, LANES, few_outputs
 from .values import unit, values
 
 ROW_SLAB = 16
-"""Rows are padded to a multiple of so many: a tile of bfloat16."""
+"""Rows are padded to a multiple of this: a tile of bfloat16."""
 
 
 def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpret: bool) -> Array:
-    """Return the float32 product [t, o] of bfloat16 rows and a layer's weights, no number of which is rounded."""
+    """Return the float32 product [t, o] of bfloat16 rows and a layer's weights, without rounding any weight."""
     form, (t, i), o = weight.format, x_ti.shape, weight.shape[1]
     group = form.group
     assert group is not None

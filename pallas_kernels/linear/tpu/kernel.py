@@ -62,7 +62,7 @@ def multiply_many(
 
 
 def _widen(codes: Any, grouped: Sequence[Any], weights: Any, form: WeightFormat) -> None:
-    """Write the numbers [out, in] of codes with scales, and mins if there are some, [out, groups]."""
+    """Write the numbers [out, in] of codes with scales, and mins if the format has them, [out, groups]."""
     num_outputs, num_inputs = weights.shape
 
     def widen(chunk: Array, _: None) -> None:
@@ -78,7 +78,7 @@ def _widen(codes: Any, grouped: Sequence[Any], weights: Any, form: WeightFormat)
 
 
 def _spread(ref: Any, rows: Any, chunk: Array, group: int | None) -> Array:
-    """Return an entry for each of a chunk of 128 inputs, of one for each group."""
+    """Repeat each group's entry for its inputs, over a chunk of 128 inputs."""
     assert group is not None
     first = lax.div(chunk * LANES, group) if group >= LANES else chunk * (LANES // group)
     tile = ref[rows, pl.ds(pl.multiple_of(lax.div(first, LANES) * LANES, LANES), LANES)]

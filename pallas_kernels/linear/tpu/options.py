@@ -1,4 +1,4 @@
-"""How the TPU's kernels are compiled."""
+"""The compiler options of the TPU's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TPU kernel is compiled for these sizes."""
+"""The sizes that the TPU kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ VMEM_LIMIT = 56 * 2**20
 BLOCK_BYTES = 8 * 2**20
 """The most bytes of a block of rows, and of one of widened weights."""
 WIDEN_ROWS = 64
-"""How many outputs are widened at a time: a tile of 4-bit codes."""
+"""The number of outputs that are widened at a time: a tile of 4-bit codes."""
 MOST_ROWS, MOST_OUTPUTS = 512, 512
 FEW_ROWS = 64
-"""So many rows are multiplied by codes, and more by widened weights."""
+"""The most rows that are multiplied by codes; more are multiplied by widened weights."""
 CHUNKS_AT_ONCE = 2
-"""How many chunks of 128 inputs an iteration over them takes, for few rows."""
+"""The number of chunks of 128 inputs that an iteration over them takes, for few rows."""
 FEW_BYTES = 2**23
-"""Codes of a block, at a byte each."""
+"""The bytes of a block of codes, at a byte each."""
 
 
 class Sizes(NamedTuple):
@@ -43,7 +43,7 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeL
 
 
 def few_outputs(num_outputs: int, num_inputs: int) -> int:
-    """Return how many outputs a block for few rows has."""
+    """Return the number of outputs of a block for few rows."""
     outputs = MOST_OUTPUTS
     while outputs * num_inputs > FEW_BYTES and outputs > LANES:
         outputs //= 2

@@ -1,4 +1,4 @@
-"""The numbers of codes in a TPU's kernels."""
+"""The numbers of codes in the TPU's kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def values(codes: Array, form: WeightFormat, dtype: DTypeLike) -> Array:
         magnitude = jnp.minimum(large, 2 * large - 1)
         return jnp.where(code < 8, magnitude, -magnitude).astype(dtype)
     if form.values == "e4m3" and _has_other_float8():
-        # The same numbers but for their unit, and for -0, whose code is no number there.
+        # The same numbers except for their unit and for -0, whose code is not a number in this format.
         integers = lax.bitcast_convert_type(codes, jnp.int8)
         integers = jnp.where(integers == -128, jnp.zeros_like(integers), integers)
         codes = lax.bitcast_convert_type(integers, jnp.float8_e4m3b11fnuz)
@@ -27,13 +27,13 @@ def values(codes: Array, form: WeightFormat, dtype: DTypeLike) -> Array:
 
 
 def unit(form: WeightFormat) -> float:
-    """Return what `values` are to be multiplied by, with their scales: a power of two."""
+    """Return the power of two that `values` are multiplied by, together with their scales."""
     return 16.0 if form.values == "e4m3" and _has_other_float8() else 1.0
 
 
 def _has_other_float8() -> bool:
-    """Say whether the TPU widens float8 of the bias 11 by itself, and that of 7 only by arithmetic: v5e, v5p and v6e.
+    """Return whether the TPU widens float8 of bias 11 in hardware, and of bias 7 only by arithmetic: v5e, v5p and v6e.
 
-    An interpreter does as they do.
+    An interpreter acts like them.
     """
     return not pltpu.is_tpu_device() or pltpu.get_tpu_info().generation in (5, 6)

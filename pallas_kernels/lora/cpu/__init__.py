@@ -1,4 +1,4 @@
-"""What adapters add, on a CPU: of each row's own adapter alone, in place."""
+"""LoRA on a CPU: only each row's own adapter is read and multiplied, and the sum is updated in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .kind import COLUMNS, MAX_COLUMNS, STEP_BYTES, Kind
 
 
 def cpu_refusal(shape: LoraShape) -> str | None:
-    """Say why there is no kernel for adapters, None if there is."""
+    """Return why there is no kernel for adapters, or None if there is."""
     dtype, out_dtype = jnp.dtype(shape.dtype), jnp.dtype(shape.out_dtype)
     if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
@@ -29,7 +29,7 @@ def cpu_refusal(shape: LoraShape) -> str | None:
 
 
 def cpu_prepare(shape: LoraShape, folder: Path | None) -> None:
-    """Compile the kernels of adapters: what adds, and what begins with zeros."""
+    """Compile both kernels: one that adds to an array, and one that begins with zeros."""
     for adds in (True, False):
         _prepare(Kind(shape.dtype, shape.out_dtype, adds), folder)
 
@@ -46,7 +46,7 @@ def cpu_lora(
     plus_to: Array | None = None,
     out_dtype: DTypeLike,
 ) -> Array:
-    """See `Lora`. Without `plus_to` a row of slot 0 is -0, to which whatever it is added stays equal to the bit."""
+    """See `Lora`. Without `plus_to` a row of slot 0 is -0: a number added to it stays the same to the bit."""
     kind = Kind(x_ti.dtype, out_dtype, plus_to is not None)
     out = jax.ShapeDtypeStruct((x_ti.shape[0], up_lco.shape[2]), out_dtype)
     by_slot = (each.reshape(each.shape[0], num_slots, -1, each.shape[2]) for each in (down_lci, up_lco))
@@ -58,7 +58,7 @@ def cpu_lora(
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:
-    """Return XLA's name for the kernel, which is compiled."""
+    """Compile the kernel and return XLA's name for it."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel

@@ -1,9 +1,9 @@
-"""The kernel in LLVM IR: y [t, n] = y + B A x for the rows that have an adapter, each by its own slot's A and B.
+"""The kernel in LLVM IR: y [t, n] = y + B A x for the rows that have an adapter, each with its own slot's A and B.
 
-A unit of work is a stretch of the rows sorted by slot, and of their columns all, or a share where rows are few and B is
-large. Up to `ROWS` rows of one slot are taken at a time: first A x of all parts, as a matmul takes it; then B times
-that, whose numbers of one row lie side by side, for a vector of outputs after the other. Of B only a part's own
-outputs are read. What is added to what, and in which order, is the same for any number of rows.
+A unit of work is a stretch of the rows sorted by slot, with all of their columns, or a share of the columns where rows
+are few and B is large. Up to `ROWS` rows of one slot are taken at a time: first A x of all parts, as a matmul takes it;
+then B times that, one vector of outputs after the other. Only a part's own outputs of B are read. The order of all sums
+is the same for any number of rows.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from pallas_kernels.native.number_formats import FORMATS, Format
 from .kind import COLUMNS, MAX_COLUMNS, STEP_BYTES, Kind
 
 ROWS = 4
-"""How many rows of one slot are multiplied at a time."""
+"""The number of rows of one slot that are multiplied at a time."""
 UNIT_ROWS = 8
 """The most rows that a unit of work has; the second time a core has A and B in its own cache."""
 CHUNK_BYTES = 256 << 10
-"""The fewest bytes of B that are worth a unit of their own, which has A x to find again."""
+"""The fewest bytes of B that are worth a unit of their own, which has to compute A x again."""
 
 
 class Call(NamedTuple):
-    """The addresses of a call's arrays, of A and B those of its layer, and its sizes."""
+    """The addresses of a call's arrays, with A and B of the call's layer, and its sizes."""
 
     x: Any
     down: Any
@@ -59,12 +59,12 @@ class Call(NamedTuple):
     n: Any
     k: Any
     num_columns: Any
-    """The rows of A that a slot has."""
+    """The number of rows of A that a slot has."""
     num_parts: Any
 
 
 class Share(NamedTuple):
-    """Which share of the columns of each part a unit has, of how many."""
+    """The share of the columns of each part that a unit has: its index, and the number of shares."""
 
     index: Any
     count: Any
@@ -80,21 +80,21 @@ class Kernel:
         own = processor.current()
         has_many_registers = num_registers() == 32
         self.together = COLUMNS if has_many_registers else 1
-        """How many rows of A are multiplied at a time, where not all sums fit in registers."""
+        """The number of rows of A that are multiplied at a time, where not all sums fit in registers."""
         self.by_pairs = self.dtype == jnp.bfloat16 and own.has_bfloat16_dot
-        """Whether two of B's rows are multiplied by one instruction."""
+        """True if two of B's rows are multiplied by one instruction."""
         self.vectors = 2 if has_many_registers else 1
-        """How many vectors of outputs are summed up at a time."""
+        """The number of vectors of outputs that are summed up at a time."""
         self.narrows_at_once = own.is_x86 and own.has_bfloat16_dot and self.out_format.num_bytes == 2
         self.module = ir.Module()
 
     @property
     def width(self) -> int:
-        """Return how many outputs are summed up at a time."""
+        """Return the number of outputs that are summed up at a time."""
         return self.vectors * LANES
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         few, one = self._add_tile(ROWS), self._add_tile(1)
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, one))
         return self.module
@@ -113,7 +113,7 @@ class Kernel:
         return Call(x, down, up, slots, order, count, stops, y, size(0, 0), n, k, num_columns, size(7, 0))
 
     def _sizes(self, e: Emitter, of: Call) -> tuple[Any, Any, Any]:
-        """Return how many rows a unit has, how many stretches of them there are, and how many shares of columns."""
+        """Return the number of rows of a unit, of stretches of rows, and of shares of columns."""
         num_rows = of.num_adapted if self.adds else of.t
         unit_rows = e.most(e.least(e.ceil_div(num_rows, num_cores()), UNIT_ROWS), 1)
         stretches = e.ceil_div(num_rows, unit_rows)
@@ -162,7 +162,7 @@ class Kernel:
         return e.function
 
     def _clear(self, e: Emitter, of: Call, share: Share, row: Any) -> None:
-        """Let a row be -0."""
+        """Set a row to -0."""
         assert self.out_format.narrow is not None
         y = e.at(of.y, self.out_format.storage, e.product(row, of.n))
         nothing = self.out_format.narrow(e, e.splat(F32(-0.0)))
@@ -176,7 +176,7 @@ class Kernel:
 
     @contextmanager
     def _parts(self, e: Emitter, stops: Any, num_parts: Any, share: Share) -> Iterator[tuple[Any, Any, Any]]:
-        """Loop over the parts, with what a share has of each: whole vectors, counted from the part's first column."""
+        """Loop over the parts, with the columns of each that belong to a share, in whole vectors."""
         before = e.variable(I64, I64(0))
         with e.range(0, num_parts) as part:
             stop = e.load_int(stops, part)
@@ -186,11 +186,11 @@ class Kernel:
             before.value = stop
 
     def _whole(self, e: Emitter, start: Any, stop: Any) -> Any:
-        """Return how many columns of a stretch are taken in vectors."""
+        """Return the number of columns of a stretch that are taken in vectors."""
         return e.product(e.ir.sdiv(e.ir.sub(stop, start), I64(self.width)), self.width)
 
     def _add_tile(self, rows: int) -> ir.Function:
-        """Take a few rows of one slot. Where there are fewer, the last stands in for those that lack."""
+        """Take up to a few rows of one slot. Where there are fewer, the last one is computed again."""
         e, (x, down, up, stops, y, n, k, num_columns, num_parts, index, count, *numbers) = add_function(
             self.module, f"tile_{rows}", VOID, *[POINTER] * 5, *[I64] * (6 + ROWS)
         )
@@ -213,7 +213,7 @@ class Kernel:
         return e.function
 
     def _find(self, e: Emitter, of_x: Sequence[Any], down: Any, column: Any, k: Any, held: Any) -> None:
-        """Keep the products of rows of x and a few rows of A, from one on."""
+        """Keep the products of rows of x with a few rows of A, from column `column` on."""
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in of_x]
         for first in range(0, COLUMNS, self.together):
             some = range(first, first + self.together)
@@ -241,7 +241,7 @@ class Kernel:
     def _add_outputs(
         self, e: Emitter, own: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]
     ) -> None:
-        """Add to a few vectors of outputs of each row what B makes of the numbers that are kept."""
+        """Add to a few vectors of outputs of each row the products of B with the numbers that were kept."""
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(self.vectors)] for _ in of_y]
         with e.range(0, rank, 2 if self.by_pairs else 1) as i:
             take = self._load_pairs if self.by_pairs else self._load_numbers
@@ -260,7 +260,7 @@ class Kernel:
             self._store_out(e, totals, y, column)
 
     def _spread(self, e: Emitter, own: Any, index: Any) -> Any:
-        """Return a vector of one number that is kept, or of a pair."""
+        """Return a vector of one kept number, or of a pair."""
         if self.by_pairs:
             return e.splat(e.ir.load(e.at(own, self.format.storage, index), typ=I32, align=2))
         return e.splat(self.format.widen(e, e.load(own, self.format.storage, index)))
@@ -271,7 +271,7 @@ class Kernel:
         return [self.format.widen(e, e.load_vector(base, self.format.storage, i * LANES)) for i in range(self.vectors)]
 
     def _load_pairs(self, e: Emitter, base: Any, n: Any) -> list[Any]:
-        """Return vectors of pairs of the numbers of two rows of B, one below the other."""
+        """Return vectors of pairs of numbers of two rows of B, one below the other."""
         a, b = (e.load_vector(e.at(base, I16, offset), I16, 0, lanes=self.width) for offset in (I64(0), n))
         found = []
         for start in range(0, self.width, LANES):
@@ -293,7 +293,7 @@ class Kernel:
             e.store_vector(self.out_format.narrow(e, total), y, column, i * LANES)
 
     def _add_output(self, e: Emitter, own: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]) -> None:
-        """Add to one output of each row; there are few of them behind a part's vectors, and in most models none."""
+        """Add to one output of each row: a few are left behind a part's vectors, in most models none."""
         found = []
         form: Format = self.format
         for row in range(len(of_y)):

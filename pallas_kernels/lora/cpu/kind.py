@@ -1,4 +1,4 @@
-"""A kernel is made for a kind; all kinds share the sizes that they can take."""
+"""The kind of a kernel: what it is compiled for. All kinds share the sizes that they can take."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 STEP_BYTES = 64
-"""The kernel takes so much of a row of A at a time."""
+"""The number of bytes of a row of A that the kernel takes at a time."""
 COLUMNS = 4
-"""How many rows of A are multiplied at a time."""
+"""The number of rows of A that are multiplied at a time."""
 MAX_COLUMNS = 2048
 """The most rows of A that a slot has."""
 
 
 class Kind(NamedTuple):
-    """The dtypes that a kernel is made for, and whether it adds to an array or makes a new one."""
+    """The dtypes that a kernel is compiled for, and whether it adds to an array or makes a new one."""
 
     dtype: DTypeLike
     """The dtype of x, A and B."""
