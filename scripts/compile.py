@@ -1,9 +1,60 @@
 #!/usr/bin/env python3
-"""Compile kernels and steps for hardware that is not there: `scripts/compile.py PROGRAM [ARGUMENT...]`.
+"""Compile kernels and whole steps for hardware that is not there, with its real compilers, and check what they made.
 
-Without arguments it lists the programs.
+    scripts/compile.py attention --target v6e:1x1 --cases llama-3-8b --kv bfloat16
+    scripts/compile.py steps llama-3.2-1b --target h100 --layers 2
+
+A TPU topology needs `libtpu` in the environment, an H100 needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc
+(ptxas 13.3 or later). These are static figures: nothing runs. scripts/compile_check.sh makes such environments and
+compiles everything.
 """
 
-from lib.programs import run
+from __future__ import annotations
 
-run("compile")
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from jaxllm.check.compilers import compiler_environment
+from jaxllm.execution.hardware import find_topology
+
+OPS = {
+    "attention": {"tpu": "attention_tpu", "gpu": "attention_gpu"},
+    "latents": {"tpu": "attention_tpu", "gpu": "latents_gpu"},
+    "grouped_matmul": {"tpu": "grouped_matmul", "gpu": "grouped_matmul"},
+    "linear": {"tpu": "linear", "gpu": "linear"},
+    "states": {"tpu": "states", "gpu": "states"},
+    "state_decodes": {"gpu": "state_decodes"},
+    "steps": {"tpu": "steps", "gpu": "steps"},
+}
+"""The module of each op, by platform."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("op", choices=OPS, help="what to compile; with a target, --help shows the options of the op")
+    parser.add_argument("--target", required=True, help="a TPU topology such as v5e:1x1, v6e:1x1, tpu7x:1x1x1; or h100")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
+    known, _ = parser.parse_known_args(words or None)
+    hardware, _ = find_topology(known.target)
+    if hardware.platform not in OPS[known.op]:
+        parser.error(f"{known.op} compiles for {' and '.join(OPS[known.op])} only")
+    with tempfile.TemporaryDirectory() as folder:
+        # Compilers read the environment when they are loaded.
+        os.environ |= compiler_environment(hardware, dict(os.environ))
+        if known.op != "steps":
+            os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
+            os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        module = importlib.import_module(f"compile.{OPS[known.op][hardware.platform]}")
+        parser.description = module.__doc__
+        module.add_arguments(parser)
+        args = parser.parse_args()
+        return module.main(args, importlib.import_module("compile.target").make_target(args.target, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

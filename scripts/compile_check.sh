@@ -38,23 +38,23 @@ part() { # NAME JAX SCRIPT ARGUMENTS...
   say "$name: $((SECONDS - start)) s"
 }
 
-part kernels-v6e $JAX scripts/compile.py tpu_kernels --topology v6e:1x1
+part kernels-v6e $JAX scripts/compile.py attention --target v6e:1x1
 for target in v5e:1x1 tpu7x:1x1x1; do # a step runs all kernels; what differs are the numbers of tokens and sequences
-  part "kernels-${target%%:*}" $JAX scripts/compile.py tpu_kernels --topology $target --steps mixed
+  part "kernels-${target%%:*}" $JAX scripts/compile.py attention --target $target --steps mixed
 done
-part latents-v6e $JAX scripts/compile.py tpu_kernels --topology v6e:1x1 --over latents --steps mixed
+part latents-v6e $JAX scripts/compile.py latents --target v6e:1x1 --steps mixed
 for target in v5e:1x1 tpu7x:1x1x1; do
-  part "latents-${target%%:*}" $JAX scripts/compile.py tpu_kernels --topology $target --over latents --steps mixed \
+  part "latents-${target%%:*}" $JAX scripts/compile.py latents --target $target --steps mixed \
     --cases deepseek-v2-lite deepseek-v3 mistral-small-4
 done
-part grouped-matmul-v6e $JAX scripts/compile.py tpu_grouped_matmul --topology v6e:1x1
+part grouped-matmul-v6e $JAX scripts/compile.py grouped_matmul --target v6e:1x1
 for target in v5e:1x1 tpu7x:1x1x1; do
-  part "grouped-matmul-${target%%:*}" $JAX scripts/compile.py tpu_grouped_matmul --topology $target --steps decode
+  part "grouped-matmul-${target%%:*}" $JAX scripts/compile.py grouped_matmul --target $target --steps decode
 done
-part kernels-h100 $JAX scripts/compile.py gpu_kernels
-part latents-h100 $JAX scripts/compile.py gpu_latents
-part grouped-matmul-h100 $JAX scripts/compile.py gpu_grouped_matmul
-part states-decode-h100 $JAX scripts/compile.py gpu_states
+part kernels-h100 $JAX scripts/compile.py attention --target h100
+part latents-h100 $JAX scripts/compile.py latents --target h100
+part grouped-matmul-h100 $JAX scripts/compile.py grouped_matmul --target h100
+part states-decode-h100 $JAX scripts/compile.py state_decodes --target h100
 part linear-v6e $JAX scripts/compile.py linear --target v6e:1x1 --matrices 4096x4096
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "linear-${target%%:*}" $JAX scripts/compile.py linear --target $target --matrices 4096x4096 --rows 1 2000
@@ -69,32 +69,32 @@ for target in v5e:1x1 tpu7x:1x1x1; do
     --cases qwen3.5-27b kimi-linear-48b-a3b nemotron-h-8b
 done
 part states-h100 $JAX scripts/compile.py states --target h100
-part kernels-v6e-old-jax $OLD_JAX scripts/compile.py tpu_kernels --topology v6e:1x1 --steps mixed
-part kernels-h100-old-jax $OLD_JAX scripts/compile.py gpu_kernels
-part states-decode-h100-old-jax $OLD_JAX scripts/compile.py gpu_states
-part steps-v5e $JAX scripts/compile.py steps v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
+part kernels-v6e-old-jax $OLD_JAX scripts/compile.py attention --target v6e:1x1 --steps mixed
+part kernels-h100-old-jax $OLD_JAX scripts/compile.py attention --target h100
+part states-decode-h100-old-jax $OLD_JAX scripts/compile.py state_decodes --target h100
+part steps-v5e $JAX scripts/compile.py steps --target v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
 for model in llama-3.2-1b llama-3-8b qwen3-8b; do
-  part "steps-v6e-$model" $JAX scripts/compile.py steps v6e:1x1 $model
-  part "steps-h100-$model" $JAX scripts/compile.py steps h100 $model
+  part "steps-v6e-$model" $JAX scripts/compile.py steps --target v6e:1x1 $model
+  part "steps-h100-$model" $JAX scripts/compile.py steps --target h100 $model
 done
 for model in minilm-l6 bert-base modernbert-base embeddinggemma-300m qwen3-embedding-0.6b; do
   # Plain XLA, which heads of 32 are left to, turns the pool around in each layer on a TPU.
-  [ $model = minilm-l6 ] || part "steps-v6e-$model" $JAX scripts/compile.py steps v6e:1x1 $model
-  part "steps-h100-$model" $JAX scripts/compile.py steps h100 $model
+  [ $model = minilm-l6 ] || part "steps-v6e-$model" $JAX scripts/compile.py steps --target v6e:1x1 $model
+  part "steps-h100-$model" $JAX scripts/compile.py steps --target h100 $model
 done
 # LoRA adapters: eight in use, of rank 16.
-part steps-h100-adapters $JAX scripts/compile.py steps h100 llama-3-8b --adapters 8 16
-part steps-v6e-adapters $JAX scripts/compile.py steps v6e:1x1 llama-3-8b --layers 28 --adapters 8 16 # as many as fit
-part steps-v6e-2x2-adapters $JAX scripts/compile.py steps v6e:2x2 llama-3-8b --tensor-parallel-size 4 --adapters 8 16 \
+part steps-h100-adapters $JAX scripts/compile.py steps --target h100 llama-3-8b --adapters 8 16
+part steps-v6e-adapters $JAX scripts/compile.py steps --target v6e:1x1 llama-3-8b --layers 28 --adapters 8 16 # as many as fit
+part steps-v6e-2x2-adapters $JAX scripts/compile.py steps --target v6e:2x2 llama-3-8b --tensor-parallel-size 4 --adapters 8 16 \
   --steps decode largest "set adapter"
-part steps-h100-old-jax $OLD_JAX scripts/compile.py steps h100 llama-3-8b
-part start-h100 $JAX scripts/compile.py steps h100 llama-3-8b --start # the programs of a start, one by one
-part steps-v5e-2x2 $JAX scripts/compile.py steps v5e:2x2 llama-3.2-1b --tensor-parallel-size 4
+part steps-h100-old-jax $OLD_JAX scripts/compile.py steps --target h100 llama-3-8b
+part start-h100 $JAX scripts/compile.py steps --target h100 llama-3-8b --start # the programs of a start, one by one
+part steps-v5e-2x2 $JAX scripts/compile.py steps --target v5e:2x2 llama-3.2-1b --tensor-parallel-size 4
 for target in v6e:2x4 v5p:2x2x2; do
-  part "steps-${target//:/-}" $JAX scripts/compile.py steps $target llama-3.2-1b --tensor-parallel-size 8
+  part "steps-${target//:/-}" $JAX scripts/compile.py steps --target $target llama-3.2-1b --tensor-parallel-size 8
 done
 experts() { # NAME TARGET MODEL ARGUMENTS...: the full step's sampling is that of the other models
-  part "$1" $JAX scripts/compile.py steps "${@:2}" --steps decode largest
+  part "$1" $JAX scripts/compile.py steps --target "${@:2}" --steps decode largest
 }
 for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
   experts "steps-h100-$model" h100 $model --layers 8

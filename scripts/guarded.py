@@ -89,12 +89,7 @@ CHECKS = {
     "families": Check(),
     # Kernels of TPUs, compiled by libtpu.
     "tpu_compiler": Check(
-        programs=(
-            "scripts/compile.py",
-            "scripts/compile/tpu_kernels.py",
-            "scripts/compile/tpu_grouped_matmul.py",
-            "scripts/lib.sh",
-        ),
+        programs=("scripts/compile.py", "scripts/lib.sh"),
         any_processor="the compiler's target is a TPU",
     ),
     # Goldens of models notice every change of a model.

@@ -28,8 +28,8 @@ set -e
 folder=.cache/libtpu-$LIBTPU
 [ -e "$folder/libtpu" ] || pip_install --no-deps --target "$folder" "libtpu==$LIBTPU"
 export PYTHONPATH=.:scripts:$folder
-.venv/bin/python scripts/compile.py tpu_kernels --topology v6e:1x1 --cases llama-3-8b --kv bfloat16
-.venv/bin/python scripts/compile.py tpu_grouped_matmul --topology v6e:1x1 --cases qwen3-30b-a3b
+.venv/bin/python scripts/compile.py attention --target v6e:1x1 --cases llama-3-8b --kv bfloat16
+.venv/bin/python scripts/compile.py grouped_matmul --target v6e:1x1 --cases qwen3-30b-a3b
 '
 
 ensure_env test

@@ -18,7 +18,7 @@ SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
 SHARED_TILES = ("paged_prefill", "latent_prefill")
 """In these kernels several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
 and neighbouring query tiles."""
-WITHOUT_TILES = ("latent_write",)
+WITHOUT_TILES = ("latent_write", "gated_delta_decode", "state_space_decode", "causal_conv_decode")
 """The loops of these kernels bring nothing."""
 LIMITS = (
     f"{H100.bytes_per_second / 1e12:.2f} TB/s (HBM), {H100.flops_per_second / 1e12:.1f} TFLOP/s (MMA), "

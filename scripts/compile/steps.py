@@ -5,18 +5,14 @@ that pools, on one device or spread over several. Checked: the KV pool is update
 the pool, the program holds no copy of weights or pool, devices exchange two sums a layer, three where an MLP is beside
 experts, and what little the embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain
 decode step and the one that pools are one command buffer (CUDA graph). With LoRA adapters: that those of no layer are
-copied or widened either, and that the program that writes one into its slot does so in place. Run by
-scripts/compile_check.sh, which makes the environments.
+copied or widened either, and that the program that writes one into its slot does so in place.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: E402  libtpu reads the environment when it is loaded
 import argparse
 import json
 import math
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,12 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-from jaxllm.check.compilers import compiler_environment, describe_devices
-from jaxllm.execution.hardware import HARDWARE, find_topology
-
-for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
-    os.environ |= compiler_environment(compiled_for, dict(os.environ))
 
 import jax
 from jax.sharding import Mesh
@@ -46,6 +36,9 @@ from compile.compiled_step import (
     read_thunks,
     shard_shape,
 )
+from compile.program import GRAPHS_JAX
+from compile.target import Target
+from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config import EngineArgs
 from jaxllm.config.resolve_pooling import is_causal
@@ -54,6 +47,7 @@ from jaxllm.engine.core.model import make_model
 from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.hardware import find_topology
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
@@ -78,8 +72,6 @@ ENCODER_BLOCKS = (2049, 4097)
 SPARE_SLOTS = 1.25
 """The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
 SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
-GRAPHS_JAX = (0, 12)
-"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
 """The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
 share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
@@ -89,12 +81,8 @@ ADAPTER_NODES = 4
 """The most launches more of a weight with adapters beside it: two matmuls, what lies between them, and a sum."""
 
 
-def main() -> int:
-    """Compile, check, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", help="a TPU topology such as v6e:1x1, or a GPU such as h100")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
     parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
     parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER), help="check only these")
@@ -102,27 +90,29 @@ def main() -> int:
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     parser.add_argument("--enable-expert-parallel", action="store_true", help="whole experts on each device")
-    args = parser.parse_args()
-    mesh = find_target(args.target, args.tensor_parallel_size)
+
+
+def main(args: argparse.Namespace, target: Target) -> int:
+    mesh = find_mesh(target, args.tensor_parallel_size)
     check = compile_all if args.start else partial(check_model, steps=args.steps)
     make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
     make = partial(make, deals_experts=args.enable_expert_parallel)
     if args.adapters is not None:
         make = partial(make, adapters=AdapterShape(*args.adapters))
     for row in ({"model": model} | row for model in args.models for row in check(make(model))):
-        rows.append(row | {"target": args.target, "devices": mesh.size, "jax": jax.__version__})
+        rows.append(row | {"target": target.name, "devices": mesh.size, "jax": jax.__version__})
         print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["missed"] for row in rows))
 
 
-def find_target(name: str, num_devices: int) -> Mesh:
+def find_mesh(target: Target, num_devices: int) -> Mesh:
     """Return the mesh of the target's first devices."""
-    hardware, count = find_topology(name)
-    devices = describe_devices(hardware, name, num_devices if hardware.platform == "gpu" else count)
+    hardware, count = find_topology(target.name)
+    devices = describe_devices(hardware, target.name, num_devices if target.is_gpu else count)
     if num_devices > len(devices):
-        raise SystemExit(f"{name} has {len(devices)} devices, not {num_devices}")
+        raise SystemExit(f"{target.name} has {len(devices)} devices, not {num_devices}")
     return make_mesh(devices[:num_devices])
 
 
@@ -334,7 +324,3 @@ def timed_compile(
     lowered_at = time.monotonic()
     compiled = lowered.compile(compiler_options=options)
     return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

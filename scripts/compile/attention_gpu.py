@@ -1,34 +1,36 @@
-"""Compile the GPU attention kernels for an H100 that is not there, with the real ptxas, and check what they take.
+"""Compile the GPU's attention kernels, and check what they take.
 
-Needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc (ptxas 13.3 or later) in the environment, and no GPU.
 Checked, for each model's shape, kernel, dtype of the pool and block size: no register is spilled, shared memory
 suffices, the pool is updated in place through two layers, without a copy, and those are one command buffer.
 
 At the end the cost sheet: of each kernel, from its PTX, the bytes, matmuls and special functions of an iteration of its
-main loop, and the time that each takes at the limits of the chip. These are static figures; nothing runs.
+main loop, and the time that each takes at the limits of the chip.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
-
-from jaxllm.check.compilers import compiler_environment
-from jaxllm.execution.hardware import HARDWARE
-
-os.environ |= compiler_environment(HARDWARE["h100"], dict(os.environ))
-os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from compile.gpu_compiler import find_device
-from compile.gpu_row import compile_row, report
+from compile.gpu_cost import LEGEND, cost_sheet
+from compile.program import (
+    Program,
+    Row,
+    compile_program,
+    graph_misses,
+    kernel_figures,
+    pool_misses,
+    ptxas_misses,
+    report,
+    run,
+)
+from compile.target import Target
 from pallas_kernels.implementations import PAGED_ATTENTION
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
@@ -67,9 +69,9 @@ class Kernel(NamedTuple):
 
 def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Rotate q and k, and write k and v."""
-    place = {name: settings[name] for name in ("layer", "num_layers")}
+    layer = {name: settings[name] for name in ("layer", "num_layers")}
     num_rows = x.batch.context_lens_s.shape[0]
-    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, num_rows=num_rows, **place)
+    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, num_rows=num_rows, **layer)
 
 
 def decode(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
@@ -93,8 +95,8 @@ def whole(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Run the op in every layer, each on the output of the one before."""
     q, pool = x.q, x.pool
     for layer in range(NUM_LAYERS):
-        own: dict[str, Any] = settings | {"layer": layer}
-        q, pool = op(q, x.k, x.v, pool, x.batch, rope=x.rope, **own)
+        settings = settings | {"layer": layer}
+        q, pool = op(q, x.k, x.v, pool, x.batch, rope=x.rope, **settings)
     return q, pool
 
 
@@ -107,34 +109,31 @@ KERNELS = {
 }
 
 
-def main() -> int:
-    """Compile, check, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS, metavar="KERNEL")
     parser.add_argument("--kv", nargs="+", default=["bfloat16", "float8_e4m3fn"], metavar="DTYPE", help="of the pool")
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    args = parser.parse_args()
-    sharding = find_device()
-    rows = []
+
+
+def main(args: argparse.Namespace, target: Target) -> int:
+    rows = run(jobs(args, target))
+    names = {name for kernel in args.kernels for name in KERNELS[kernel].names}
+    unseen = names - {name for row in rows for name in row.get("kernels", ())}
+    return report(rows, cost_sheet(rows), LEGEND, args.json, target, *unseen)
+
+
+def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callable[[], Row]]]:
     for name in args.cases:
         if reason := PAGED_ATTENTION["gpu"].refusal(CASES[name].shape()):
             print(f"{name} runs in plain XLA: {reason}", flush=True)
             continue
-        for kernel in args.kernels:
-            for kv_dtype in args.kv:
-                for block_size in args.block_sizes:
-                    row = {"case": name, "kernel": kernel, "kv": kv_dtype, "block": block_size}
-                    row |= compile_kernel(CASES[name], KERNELS[kernel], kv_dtype, block_size, sharding)
-                    rows.append(row)
-                    print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    return report(rows, {name for kernel in args.kernels for name in KERNELS[kernel].names}, args.json)
+        for kernel, kv, block in itertools.product(args.kernels, args.kv, args.block_sizes):
+            names = {"case": name, "kernel": kernel, "kv": kv, "block": block}
+            yield names, partial(compile_kernel, CASES[name], KERNELS[kernel], kv, block, target)
 
 
-def compile_kernel(
-    case: Case, kernel: Kernel, kv_dtype: str, block_size: int, sharding: NamedSharding
-) -> dict[str, Any]:
+def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, target: Target) -> Row:
     """Return what the compilers say of a kernel, and what it misses of what is wanted."""
     op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), "gpu")
     arguments = abstract_arguments(op, case, kernel)
@@ -147,13 +146,26 @@ def compile_kernel(
 
     def function(*flat: Any) -> Any:
         x = Arguments(*flat)
-        own = settings | {"window": x.window, "sinks_n": x.sinks_n}
-        return kernel.call(op, x, settings if kernel.call is write else own)
+        masks = {"window": x.window, "sinks_n": x.sinks_n}
+        return kernel.call(op, x, settings if kernel.call is write else settings | masks)
 
-    updates_pool = kernel.call in (write, whole)
-    jitted = jax.jit(function, donate_argnums=0 if updates_pool else (), in_shardings=sharding, out_shardings=sharding)
-    pool = arguments.pool.kv if updates_pool else None
-    return compile_row(jitted, arguments, sharding, pool=pool, is_graph=kernel.call is whole)
+    pools = [arguments.pool.kv] if kernel.call in (write, whole) else []
+    program = compile_program(function, arguments, target, donated=0 if pools else (), as_engine=True)
+    return step_figures(program, *pools, is_graph=kernel.call is whole)
+
+
+def step_figures(program: Program, *pools: Any, is_graph: bool) -> Row:
+    """Return a row: what the program takes, and what it misses; `is_graph` if it should be one command buffer."""
+    missed = ptxas_misses(program) + (graph_misses(program) if is_graph else [])
+    missed += pool_misses(program, *pools, makers=r"copy|fusion|dynamic-\S*")
+    return {
+        "kernels": kernel_figures(program),
+        "smem_KiB": round(max(program.smem.values()) / 1024, 1),
+        "launches": max(1, sum("kCommandBuffer" not in line for line in program.thunks)),
+        "temp_MiB": program.temp_mib,
+        "seconds": program.seconds,
+        "missed": missed,
+    }
 
 
 def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Arguments:
@@ -168,7 +180,3 @@ def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Argume
     window = jax.ShapeDtypeStruct((), jnp.int32)
     table: Any = jax.ShapeDtypeStruct((t, shape.head_dim // 2), jnp.float32)
     return Arguments(op.pool_spec(NUM_LAYERS, NUM_BLOCKS), q, kv, kv, batch, Rope(table, table), window, sinks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
