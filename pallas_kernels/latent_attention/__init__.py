@@ -1,8 +1,8 @@
 """Attention over latents: write this step's latents into the block pool, then attend over them.
 
-This is multi-head latent attention in its absorbed form: a token's keys and values of all heads are made of one latent,
-by matrices that are multiplied into the queries before, and into the output after. So all heads attend to the latents
-themselves, and a pool holds nothing else. `reference.py` defines what is correct.
+This is multi-head latent attention in its absorbed form: one latent gives a token's keys and values of all heads. The
+matrices that would make them are multiplied into the queries before, and into the output after. So all heads attend to
+the latents themselves, and the pool holds nothing else. `reference.py` defines what is correct.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class LatentAttention(PoolAttention):
 
     @property
     def cuts_pool(self) -> bool:
-        """Say that each device has the whole pool, as every head reads all of a latent."""
+        """Return False: each device has the whole pool, as every head reads all of a latent."""
         return False
 
     @property
     def is_invariant(self) -> bool:
-        """Say that the kernel gives a row the same bits whatever is beside it; XLA's matmuls of this width do not."""
+        """Return True for the CPU's kernel: a row has the same bits in any batch. XLA's matmuls do not promise it."""
         return self.implementation == "cpu"
 
     def __call__(
@@ -55,10 +55,11 @@ class LatentAttention(PoolAttention):
 
         Args:
           q_tnh: queries of all tokens of the step, absorbed, [t, n, latent_dim + rope_dim]: the last part is rotated.
-          latents_th: latents of the same tokens, each with its rotated part behind it; for a float8 pool they are
-            clipped to its range.
+          latents_th: latents of the same tokens, each followed by its rotated part; for a float8 pool they are clipped
+            to its range.
           kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token lives; a token sees itself and all before it, and there are no `row_ends_t`.
+          batch: the position of every token; a token sees itself and all tokens before it, and there are no
+            `row_ends_t`.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
           scale: factor on the scores.

@@ -10,14 +10,14 @@ from .layout import LatentShape
 
 
 class Case(NamedTuple):
-    """One model's attention."""
+    """The attention of one model."""
 
     num_heads: int
     latent_dim: int = 512
     rope_dim: int = 64
 
     def shape(self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None) -> LatentShape:
-        """Return what the op is compiled for; the pool is of `dtype` unless `kv_dtype` says otherwise."""
+        """Return the shape that the op is compiled for; the pool is of `dtype` unless `kv_dtype` is set."""
         dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
         return LatentShape(self.num_heads, self.latent_dim, self.rope_dim, block_size, dtype, kv_dtype)
 

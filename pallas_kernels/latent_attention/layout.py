@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 LANES = 128
-"""A row of a TPU's memory has so many numbers."""
+"""The number of numbers in a row of a TPU's memory."""
 
 
 class LatentShape(NamedTuple):
@@ -16,9 +16,9 @@ class LatentShape(NamedTuple):
 
     num_heads: int
     latent_dim: int
-    """The numbers of a token's latent, which all heads take for its key and for its value."""
+    """The size of a token's latent, which is its value in all heads and the first part of its key."""
     rope_dim: int
-    """The numbers of a key besides, which RoPE has rotated."""
+    """The size of the rest of a key, which RoPE has rotated."""
     block_size: int
     dtype: Any
     """The dtype of queries, new latents, and the output."""
@@ -27,20 +27,20 @@ class LatentShape(NamedTuple):
 
     @property
     def key_dim(self) -> int:
-        """Return the numbers of a key, which are those that the pool holds of a token."""
+        """Return the size of a key, which is also the size of a token's entry in the pool."""
         return self.latent_dim + self.rope_dim
 
 
 class LatentPool(NamedTuple):
-    """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, and its rotated part behind it.
+    """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, followed by its rotated part.
 
-    8-bit floats are held as uint8, but by the kernels of TPUs and GPUs as they are. Layer i owns blocks
-    [i * b, (i + 1) * b), and block 0 of every layer is the null block, where padding writes. A token's numbers serve
-    for its key, and the first of them for its value. A TPU's kernels have rows of whole lanes, with zeros behind the
-    rotated part, which a TPU's memory holds in any case.
+    8-bit floats are held as uint8, except by the kernels of TPUs and GPUs. Layer i owns blocks [i * b, (i + 1) * b),
+    and block 0 of every layer is the null block, where padding writes. All of a token's numbers are its key, and the
+    first of them are its value. In a TPU's pool a row has whole lanes, with zeros behind the rotated part; a TPU's
+    memory pads it in any case.
     """
 
-    # An array of JAX, of numpy in the reference, or its spec.
+    # A JAX array, a numpy array in the reference, or its spec.
     latents: Any
 
 
@@ -52,17 +52,17 @@ def latent_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> La
 
 
 def row_columns(shape: LatentShape) -> int:
-    """Return the numbers of a token's row in a pool of whole lanes."""
+    """Return the length of a token's row in a pool of whole lanes."""
     return -(-shape.key_dim // LANES) * LANES
 
 
 def tpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
-    """Return shape and dtype of a pool as a TPU's kernels have it."""
+    """Return shape and dtype of a pool as the TPU's kernels have it."""
     dims = (num_layers * num_blocks, shape.block_size, row_columns(shape))
     return LatentPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))
 
 
 def gpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
-    """Return shape and dtype of a pool as the GPU's kernels have it: 8-bit floats are held as what they are."""
+    """Return shape and dtype of a pool as the GPU's kernels have it: 8-bit floats keep their dtype."""
     [spec] = latent_pool_spec(shape, num_layers, num_blocks)
     return LatentPool(jax.ShapeDtypeStruct(spec.shape, shape.kv_dtype))

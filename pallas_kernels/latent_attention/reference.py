@@ -1,4 +1,4 @@
-"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
+"""The reference: a loop over tokens in float32, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference_latent_attention(
     scale: float,
     latent_dim: int,
 ) -> tuple[np.ndarray, LatentPool]:
-    """See `LatentAttention`; takes and returns numpy arrays, rows of padding are 0."""
+    """See `LatentAttention`; takes and returns numpy arrays. Rows of padding are 0."""
     pool = np.array(kv_pool.latents)
     most, block_size = float(jnp.finfo(pool.dtype).max), pool.shape[1]
     first_block = layer * (len(pool) // num_layers)

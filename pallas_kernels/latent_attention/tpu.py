@@ -1,6 +1,6 @@
-"""Attention over latents on TPUs: the kernels of paged attention with one kv head, whose values are part of its keys.
+"""Attention over latents on TPUs: the kernels of paged attention with one kv head that has its values among its keys.
 
-So a tile of latents is brought into VMEM once for the scores and the values of all heads. The rows of queries are all
+A tile of latents is brought into VMEM once for the scores and the values of all heads. The rows of queries are all
 heads of a token, or of a tile of tokens.
 """
 
@@ -21,11 +21,11 @@ from .layout import LANES, LatentPool, LatentShape, row_columns
 
 KV_TILE = 512
 QUERY_ROWS = 2048
-"""So many rows, tokens times heads, are a query tile, if that is not fewer tokens than the next."""
+"""The rows, tokens times heads, of a query tile, unless that is fewer tokens than `LEAST_TOKENS`."""
 LEAST_TOKENS = 32
-"""A query tile has the rows of at least one 8-bit tile of the pool, as writing wants it."""
+"""The least tokens of a query tile: the rows of an 8-bit tile of the pool, as writing needs them."""
 MOST_HEAD_BYTES = 256
-"""The heads of a device times the bytes of a number: a query tile of more leaves too little of a TPU's fast memory."""
+"""The most heads of a device times the bytes of a number: a larger query tile leaves too little of a TPU's VMEM."""
 
 
 def tpu_latent_attention(

@@ -1,6 +1,6 @@
 """Attention over latents in plain jnp, on all platforms: the loops of paged attention with one kv head.
 
-A head's key is the latent and its rotated part, its value the latent alone: the same numbers are read once for both.
+A head's key is the latent and its rotated part, its value the latent alone; the latent is read once for both.
 """
 
 from __future__ import annotations

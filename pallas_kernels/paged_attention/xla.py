@@ -106,7 +106,7 @@ def attend_step(
         sinks_kg=None if sinks_n is None else sinks_n.astype(jnp.float32).reshape(k, n // k),
         tile=tiles.kv,
     )
-    # Prefill writes whole tiles, the last of which may reach beyond t.
+    # Prefill writes whole tiles; the last one may reach beyond t.
     out = jnp.zeros((t + tiles.query, k, n // k, value_dim), q_tnh.dtype)
     out = _decode(q_tkgh, out, batch, attend, tiles.decode)
     out = _prefill(q_tkgh, out, batch, attend, tiles.query)

@@ -1,8 +1,8 @@
-"""What ops of recurrent state share: a pool that holds a state of fixed size for each sequence, in slots.
+"""Ops of recurrent state, and their common base: a pool holds a state of fixed size for each sequence, in slots.
 
-An op takes the tokens of a step, brings the states of their sequences up to date and returns what each token reads.
-Pools are of all layers, [num_layers * num_slots, ...]: layer i owns slots [i * num_slots, (i + 1) * num_slots), the
-first of which is the layer's null slot, 0 of the batch: what is in it is never used.
+An op takes the tokens of a step, updates the states of their sequences and returns what each token reads. A pool holds
+all layers, [num_layers * num_slots, ...]: layer i owns slots [i * num_slots, (i + 1) * num_slots). The first of them,
+slot 0 of the batch, is the layer's null slot, and its contents are never used.
 """
 
 from .batch import StateBatch

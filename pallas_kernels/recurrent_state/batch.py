@@ -1,4 +1,4 @@
-"""What the host tells kernels of recurrent state about one step."""
+"""A step as kernels of recurrent state see it: rows of tokens, and slots of states."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from jax import Array
 
 
 class StateBatch(NamedTuple):
-    """The places of one step's tokens and states.
+    """The rows and slots of one step's sequences.
 
     All int32. Decode rows (sequences of one token) come first, then the longer chunks, in the order of their rows; rows
     of padding may lie between and behind, and padding sequences, which come last, have no rows. Slots are counted
-    within a layer. No slot is written twice in a step, and none that a sequence writes is read by another.
+    within a layer. No slot is written twice in a step, and no slot that one sequence writes is read by another.
     """
 
     query_starts_s: Array
     """Each sequence's first row in t."""
     query_ends_s: Array
-    """One past each sequence's last row; of padding sequences the first row too."""
+    """One past each sequence's last row; for padding sequences equal to the first row."""
     num_decodes: Array
-    """How many leading sequences have one token each; sequence i < num_decodes is row i."""
+    """The number of leading sequences with one token each; sequence i < num_decodes is row i."""
     read_slots_s: Array
-    """The slot with the state before the step; 0 where the sequence begins, with zeros."""
+    """The slot with the state before the step; 0 where the sequence begins, from zeros."""
     write_slots_s: Array
-    """The slot for the state after the last row, often the one that is read; 0 for padding."""
+    """The slot for the state after the last row, often the slot that is read; 0 for padding."""
     save_ends_s: Array | None
-    """One past the row after which the state is saved too, in (start, end]; any number where `save_slots_s` is 0. None
-    says that the step has decodes alone, whose states are saved after their only row."""
+    """One past the row after which the state is also saved, in (start, end]; any number where `save_slots_s` is 0. None
+    means that the step has decodes alone; their states are saved after their only row."""
     save_slots_s: Array
-    """The slot that the state is saved to; 0 where it is not."""
+    """The slot that the state is also saved to; 0 for none."""
 
     @property
     def has_chunks(self) -> bool:
-        """Say whether the step may have chunks of more than one token, which is known when it is traced."""
+        """Return whether the step may have chunks of more than one token, which is known when it is traced."""
         return self.save_ends_s is not None
 
     def without_chunks(self) -> StateBatch:
-        """Return the batch of a step that has decodes alone, for which less is compiled."""
+        """Return the batch for a step of decodes alone, for which less is compiled."""
         return self._replace(save_ends_s=None)
 
     @property
     def all_save_ends_s(self) -> Array:
-        """Return one past the row after which the state is saved, whether or not there are chunks."""
+        """Return one past the row after which the state is saved, with chunks or without."""
         return self.query_ends_s if self.save_ends_s is None else self.save_ends_s

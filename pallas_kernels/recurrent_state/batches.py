@@ -1,4 +1,4 @@
-"""Steps made up for tests and benchmarks, laid out as an engine would."""
+"""Make steps for tests and benchmarks, laid out as an engine lays them out."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Chunk(NamedTuple):
     """One sequence's part of a step."""
 
     size: int
-    """How many tokens it has."""
+    """The number of tokens."""
     before: int = 0
-    """How many tokens of the sequence came before; it begins where there are none."""
+    """The number of tokens of the sequence that came before; with 0 it begins."""
     read: int = 0
     write: int = 0
     save_after: int = 0
-    """After how many of its tokens the state is saved too; 0 for never."""
+    """The number of tokens after which the state is also saved; 0 for never."""
     save: int = 0
 
 
 def state_batch(chunks: Sequence[Chunk], *, gap: int = 0, padding: int = 0) -> tuple[StateBatch, int]:
-    """Return a step of chunks, those of one token first, in numpy arrays, and how many rows it has.
+    """Return a step of chunks, those of one token first, in numpy arrays, and its number of rows.
 
     `gap` rows of padding lie before each longer chunk; `padding` sequences and as many rows are padding at the end.
     """
@@ -50,6 +50,6 @@ def state_batch(chunks: Sequence[Chunk], *, gap: int = 0, padding: int = 0) -> t
 
 
 def live_rows(batch: StateBatch) -> np.ndarray:
-    """Return the rows that are no padding."""
+    """Return the rows that are not padding."""
     spans = zip(np.asarray(batch.query_starts_s), np.asarray(batch.query_ends_s), strict=True)
     return np.concatenate([np.arange(start, end) for start, end in spans])

@@ -1,8 +1,8 @@
-"""What ops of recurrent state share that take longer chunks many tokens at a time, as matrix products.
+"""Take longer chunks many tokens at a time, as matrix products: the common part of the ops of recurrent state.
 
-A chunk is cut into tiles of up to 64 rows. Products of a tile's own tokens need no state and are made for several tiles
-at once; states then pass from tile to tile. A tile also ends where a state is saved, so that every state that is kept
-is one at a tile's end. Logarithms of decays are only summed up, never subtracted, and no decay is divided by another:
+A chunk is cut into tiles of up to 64 rows. Products of a tile's own tokens need no state and are computed for several
+tiles at once; states then pass from tile to tile. A tile also ends where a state is saved, so that states are kept only
+at the ends of tiles. Logarithms of decays are only summed up, never subtracted, and no decay is divided by another:
 however strong they are, every factor is at most 1 and as exact as float32 allows.
 """
 
@@ -17,24 +17,24 @@ from jax import Array, lax
 from .batch import StateBatch
 
 TILE_ROWS = 64
-"""The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
+"""The most rows of a tile, a power of two: the cost of solving for them grows with it, the number of passes shrinks."""
 MOST_TILES = 32
 """The most tiles that are taken at once."""
 TILES_BYTES = 16 << 20
-"""The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
+"""The most bytes of the inputs of tiles that are taken at once; copies in other forms, and outputs, come on top."""
 
 type Dot = Callable[..., Array]
-"""Returns the float32 product of two matrices, over the axes of theirs that a third argument may name."""
+"""Returns the float32 product of two matrices, over the axes that a third argument may name."""
 
 type Run = Callable[[Array, Tiles, tuple[Array, ...]], tuple[Array, Array]]
-"""Takes states in the pool past several tiles, one after the other, whose inputs [n, c, ...] are zeros where tiles lack
-rows, and returns the pool and what is read [n, c, ...]. The states after the last of them are kept too."""
+"""Takes states in the pool past several tiles, one after the other, and returns the pool and the outputs [n, c, ...].
+The inputs [n, c, ...] are zeros where tiles lack rows. The states after the last tile are kept too."""
 
 
 class Tiles(NamedTuple):
-    """The tiles of a step's longer chunks, in the order of their rows; int32, those behind the last one are empty.
+    """The tiles of a step's longer chunks, in the order of their rows; int32. Tiles behind the last one are empty.
 
-    Slots are those of the pool of all layers.
+    Slots are counted in the pool of all layers.
     """
 
     starts_n: Array
@@ -42,30 +42,30 @@ class Tiles(NamedTuple):
     ends_n: Array
     """One past each tile's last row."""
     begins_n: Array
-    """1 where a tile begins a sequence, with zeros; else there is a state before it."""
+    """1 where a tile begins a sequence, from zeros; 0 where there is a state before it."""
     is_first_n: Array
     """1 where a tile is its chunk's first."""
     is_kept_n: Array
-    """1 where the state after a tile is kept: it is its chunk's last, or the state is to be saved."""
+    """1 where the state after a tile is kept: the tile is its chunk's last, or the state is to be saved."""
     reads_n: Array
-    """The slot of the state before a tile: the sequence's, then what the tile before wrote."""
+    """The slot of the state before a tile: the sequence's slot, then the slot that the tile before wrote."""
     writes_n: Array
-    """The slot of the next state that is kept: the state after a tile may lie there meanwhile."""
+    """The slot of the next state that is kept: until then the state after a tile may lie there."""
     copies_n: Array
-    """The slot where the state after a chunk's last tile is saved too; 0 where it is not."""
+    """The slot where the state after a chunk's last tile is saved too; 0 for none."""
 
 
 def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
-    """Return the tiles of a step of so many rows, room for a multiple of a number of them, and how many there are.
+    """Return the tiles of a step of `num_rows` rows, in arrays with a multiple of `multiple` entries, and their number.
 
-    Where a state is to be saved after a chunk's last row too, `copies_n` says so, or `copy_saved` does it.
+    A state to be saved after a chunk's last row is in `copies_n`; `copy_saved` does the same afterwards.
     """
     num_sequences = len(batch.query_starts_s)
     is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
     starts_s, ends_s = batch.query_starts_s, jnp.where(is_long_s, batch.query_ends_s, batch.query_starts_s)
     is_saved_s = (batch.save_slots_s > 0) & (batch.all_save_ends_s < ends_s)
     middles_s = jnp.where(is_saved_s, batch.all_save_ends_s, starts_s)
-    # Parts, two of a sequence: up to where it is saved, and all or the rest.
+    # Two parts of each sequence: up to where its state is saved, and the rest, or all of it.
     part_starts_p, part_ends_p, slots_p, before_p = (
         jnp.stack(pair, axis=1).reshape(-1)
         for pair in (
@@ -131,9 +131,9 @@ def take_tiles(
     at_once: int,
     saves_copies: bool = False,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once.
+    """Return the pool after the longer chunks of a step, and `out` with their rows' outputs, `at_once` tiles at a time.
 
-    `saves_copies` says that `run` heeds `copies_n`; else those states are copied after it.
+    With `saves_copies`, `run` saves the states of `copies_n` itself; otherwise they are copied afterwards.
     """
     if not batch.has_chunks:
         return pool, out
@@ -144,7 +144,7 @@ def take_tiles(
         own = Tiles(*(lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in tiles))
         rows_nc = own.starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
         is_row_nc = rows_nc < own.ends_n[:, None]
-        # Rows that are lacking are beyond the last one, each another.
+        # Rows that a tile lacks are beyond the last one, each with another number.
         beyond_nc = len(out) + lax.iota(jnp.int32, rows_nc.size).reshape(rows_nc.shape)
         rows_nc = jnp.where(is_row_nc, rows_nc, beyond_nc)
         pool, read = run(pool, own, tuple(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
@@ -155,9 +155,9 @@ def take_tiles(
 
 
 def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:
-    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given.
+    """Return the number of tiles to take at once, by the memory of their inputs, all in `dtype` if that is not None.
 
-    They are no more than a step of as many rows has, unless it has several chunks.
+    It is at most the number of tiles of a single chunk with as many rows as the step.
     """
     row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
     in_step = -(-len(inputs[0]) // TILE_ROWS)
@@ -167,16 +167,16 @@ def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = 
 def prepare_and_advance(
     prepare: Callable[..., Any], advance: Callable[[Any, Array], tuple[Array, Array]], dtype: Any
 ) -> Run:
-    """Return the way of plain XLA past tiles.
+    """Return a `Run` in plain XLA.
 
     `prepare` gets the inputs of several tiles, and returns a tree of arrays [n, ...]; `advance` gets one tile's part of
-    it and the state before, and returns the state after and what is read.
+    it and the state before, and returns the state after and the outputs.
     """
 
     def step(pool: Array, taken: tuple[Tiles, Any]) -> tuple[Array, Array]:
         tile, prepared = taken
         state = lax.dynamic_index_in_dim(pool, tile.reads_n, keepdims=False)
-        # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+        # Otherwise a fusion that reads the pool may come after what writes it, and that would copy the pool.
         state = lax.optimization_barrier(jnp.where(tile.begins_n > 0, 0, state))
         state, read = lax.optimization_barrier(advance(prepared, state))
         return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(dtype)
@@ -185,7 +185,7 @@ def prepare_and_advance(
 
 
 def exact_dot(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
-    """Return the product of two matrices in float32, over these axes of theirs, as exact as float32 allows."""
+    """Return the product of two matrices in float32, over the axes `contract`, as exact as float32 allows."""
     x, y = (each.astype(jnp.float32) for each in (x, y))
     return _dot(x, y, contract, lax.Precision.HIGHEST)
 
@@ -193,21 +193,22 @@ def exact_dot(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
 def dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
     """Return the product of two matrices in float32, with 16 bits of float32 numbers and all of bfloat16 ones.
 
-    A float32 number is taken as two of bfloat16, and the product of their lesser parts is left out. All is one product
-    of matrices that are two or three times as deep.
+    A float32 number is taken as two bfloat16 numbers, and the product of their lower parts is left out. It is one
+    product of matrices that are two or three times as deep.
     """
     return _dot_of(_halves(x), _halves(y), contract)
 
 
 def rounded_dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
-    """Return what `dot_in_halves` does outside of kernels, where XLA may take a number's rounding for none."""
+    """Return the same as `dot_in_halves` outside of kernels, where XLA may remove a rounding."""
     return _dot_of(rounded_halves(x), rounded_halves(y), contract)
 
 
 def rounded_halves(x: Array) -> list[Array]:
-    """Return a float32 array as two of bfloat16, which sum up to it but for its last bits, and one of those as it is.
+    """Return a float32 array as two bfloat16 arrays that sum up to it except for its last bits; a bfloat16 array as
+    itself.
 
-    This is for XLA: it may leave out a conversion back and forth, but not an explicit loss of precision.
+    XLA may remove a conversion back and forth, but not an explicit loss of precision.
     """
     if x.dtype == jnp.bfloat16:
         return [x]
@@ -235,23 +236,23 @@ def _dot(x: Array, y: Array, contract: tuple[int, int], precision: lax.Precision
 
 
 def tile_indices(size: int) -> tuple[Array, Array]:
-    """Return the numbers of rows and of columns [c, c] of a tile's square matrices."""
+    """Return the row and column numbers [c, c] of a tile's square matrices."""
     return lax.broadcasted_iota(jnp.int32, (size, size), 0), lax.broadcasted_iota(jnp.int32, (size, size), 1)
 
 
 class Decays(NamedTuple):
-    """By what a state shrinks over parts of a tile: by one factor, or by one for each number of a key."""
+    """The factors by which a state shrinks over parts of a tile: one factor, or one for each number of a key."""
 
     until_ck: Array
-    """From the tile's start past each token; [c, 1] for one factor, as below."""
+    """From the tile's start to after each token; [c, 1] for one factor, as below."""
     after_ck: Array
-    """Behind each token, to the tile's end."""
+    """From after each token to the tile's end."""
     whole_k1: Array
-    """Over the whole tile, one a row."""
+    """Over the whole tile, one for each row."""
 
 
 def decays_of(log_decay_1c: Array) -> Decays:
-    """Return the decays of a tile by the logarithms of its tokens' decays."""
+    """Return the decays of a tile, from the logarithms of its tokens' decays."""
     row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
 
     def sums(is_summed_cc: Array) -> Array:
@@ -262,7 +263,7 @@ def decays_of(log_decay_1c: Array) -> Decays:
 
 
 def decays_of_keys(log_decay_ck: Array, *, dot: Dot) -> Decays:
-    """Return the decays of a tile whose keys' numbers each have a decay of their own."""
+    """Return the decays of a tile with a decay for each number of a key."""
     row_cc, column_cc = tile_indices(len(log_decay_ck))
     whole_k1 = jnp.exp(jnp.sum(log_decay_ck.T, axis=1, keepdims=True))
     until_ck, after_ck = (jnp.exp(dot(ones(x), log_decay_ck)) for x in (column_cc <= row_cc, column_cc > row_cc))
@@ -270,7 +271,7 @@ def decays_of_keys(log_decay_ck: Array, *, dot: Dot) -> Decays:
 
 
 def decays_between(log_decay_1c: Array, *, dot: Dot) -> Array:
-    """Return by what the state shrinks behind a column's token past a row's [c, c]; 0 for columns behind the row."""
+    """Return the factors [c, c] of the state after a column's token up to a row's; 0 for later columns."""
     row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
     summed_cc = dot(jnp.where(column_cc <= row_cc, log_decay_1c, 0.0), ones(row_cc > column_cc))
     return jnp.where(column_cc <= row_cc, jnp.exp(summed_cc), 0.0)

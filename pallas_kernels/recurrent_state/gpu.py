@@ -1,9 +1,9 @@
-"""Take the states of decodes past one token each on Hopper: they are read once and written once, in place.
+"""Update the states of decodes by one token each on Hopper: they are read once and written once, in place.
 
 A thread block takes a part of one sequence's matrix of a head: TMA loads it into shared memory, it goes through
-registers and back, and TMA stores it to its slot, and to a second one where it is saved. Several thread blocks share a
-multiprocessor: while one computes, others wait for memory. The grid is as large as the batch, so that the host need not
-know how many decodes there are; the thread blocks of other sequences write zeros.
+registers and back, and TMA stores it to its slot, and to a second slot where it is saved. Several thread blocks share a
+multiprocessor: while one computes, others wait for memory. The grid is as large as the batch, so that the number of
+decodes is not needed on the host; the thread blocks of other sequences write zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pallas_kernels.paged_attention.gpu.common import compiler_params, interpret
 from .batch import StateBatch
 
 PART = 64
-"""How many rows, or columns, of a head's matrix a thread block takes: 32 KiB where the other axis has length 128."""
+"""The rows, or columns, of a head's matrix that a thread block takes: 32 KiB where the other axis has length 128."""
 MOST_SUMMED = 256
 """The greatest length of the other axis, over which a query sums: a thread block has all of it."""
 MATRIX = plgpu.Layout.WGMMA
@@ -33,7 +33,7 @@ OF_ROWS, OF_COLUMNS = MATRIX.reduce(1), MATRIX.reduce(0)
 
 
 class Place(NamedTuple):
-    """What a thread block takes."""
+    """The part of a state that a thread block takes."""
 
     seq: Array
     head: Array
@@ -42,10 +42,10 @@ class Place(NamedTuple):
 
 
 def refuse_state(parted: int, summed: int, names: tuple[str, str], dtype: Any) -> str | None:
-    """Say why a GPU's kernels cannot run heads of this size and inputs of a dtype, or None if they can.
+    """Return why the GPU's kernels cannot run heads of this size and inputs of a dtype, or None if they can.
 
-    `parted` and `summed` are the lengths of the axis that is cut into parts and of the one that a query sums over;
-    `names` are theirs.
+    `parted` and `summed` are the lengths of the axis that is cut into parts and of the axis that a query sums over;
+    `names` are their names.
     """
     if parted % PART or summed % PART or summed > MOST_SUMMED:
         return (
@@ -69,11 +69,11 @@ def take_decodes(
     axis: int,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """Return an array like `out` with what decodes read in their rows and zeros in others, and the pool after them.
+    """Return an array like `out` with the outputs of decodes in their rows and zeros in others, and the updated pool.
 
     A head's matrix is cut into parts along its axis of values, `axis`: 0 for rows, 1 for columns. `body` gets its
     place, a function that waits for the state, a Ref to that in shared memory, and Refs to the operands. It leaves the
-    state after the token in the Ref, and returns what the token reads of the part, in float32.
+    state after the token in the Ref, and returns the token's output from the part, in float32.
     """
     count = min(len(batch.query_starts_s), out.shape[0])
     matrix = list(pool.shape[2:])
@@ -143,7 +143,7 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
 def side_by_side(*arrays: Array) -> Array:
     """Return arrays [t, ...] side by side in one [t, c]. Where they are slices of one array, XLA passes that on.
 
-    As operands of their own they would first be copied out of it, each in a launch.
+    As separate operands they would first be copied out of it, each in a launch.
     """
     t = len(arrays[0])
     return jnp.concatenate([x.reshape(t, 1, -1) for x in arrays], axis=2).reshape(t, -1)

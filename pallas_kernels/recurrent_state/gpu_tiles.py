@@ -1,8 +1,9 @@
 """Pass states from tile to tile of longer chunks on Hopper: a thread block carries its part of a head's state along.
 
-What of a tile does not depend on a state is made before, see `Products`; TMA loads it while the last tile is computed.
-The state stays in registers in float32. Products run on the tensor cores, whose operands are bfloat16: a float32 number
-goes as an upper half and a lower one that sum up to it, and the product of two lower halves is left out.
+The parts of a tile that do not depend on a state are computed before, see `Products`; TMA loads them while the last
+tile is computed. The state stays in registers in float32. Products run on the tensor cores, whose operands are
+bfloat16: a float32 number becomes an upper and a lower half that sum up to it, and the product of two lower halves is
+left out.
 """
 
 from __future__ import annotations
@@ -31,29 +32,30 @@ from .chunks import TILE_ROWS, Tiles, rounded_halves
 from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
 TILES_BYTES = 96 << 20
-"""The most bytes that inputs, in float32, of tiles take that are prepared at once: few launches, with much to do."""
+"""The most bytes of the inputs, in float32, of tiles that are prepared at once: few launches, with much to do."""
 NUM_SMS, MOST_RUNS = 132, 4
-"""The multiprocessors of an H100, and the most runs of tiles that go side by side where some of these would be idle."""
+"""The multiprocessors of an H100, and the most runs of tiles side by side, where some of these would be idle."""
 STATE_COLUMNS = 128
 """The most columns of a state that are one array in registers."""
 
 
 class Products(NamedTuple):
-    """What n tiles of c tokens bring to the pass of states, for h heads of k numbers of a key and d of a value.
+    """The inputs of the pass of states from n tiles of c tokens, for h heads with keys of length k and values of length
+    d.
 
     With the state S before a tile its tokens add delta = u - w S. They read q_factor * (q S) + scores delta, and the
-    state after the tile is decay * S + k^T (k_factor * delta). Matrices in bfloat16 of 2 c rows are float32 ones in
+    state after the tile is decay * S + k^T (k_factor * delta). bfloat16 matrices of 2 c rows are float32 ones in
     halves: all rows of the upper half, then those of the lower. Factors and decays are float32.
     """
 
     q: Array
     """Queries of the state before the tile [n, key heads, c or 2 c, k] in bfloat16."""
     w: Array | None
-    """Keys of what the state takes away from `u` [n, h, 2 c, k] in bfloat16; None where that is nothing."""
+    """Keys of what the state subtracts from `u` [n, h, 2 c, k] in bfloat16; None if it subtracts nothing."""
     u: Array
     """What tokens add where the state before is zeros [n, h, c, d]; float32, but bfloat16 without `w`."""
     scores: Array
-    """How much of what each token adds a token reads [n, h, 2 c, c] in bfloat16."""
+    """How much a token reads of what each token adds [n, h, 2 c, c] in bfloat16."""
     k: Array
     """The keys under which it is added to the state [n, key heads, c or 2 c, k] in bfloat16."""
     q_factor: Array
@@ -61,26 +63,26 @@ class Products(NamedTuple):
     k_factor: Array
     """The factors of keys [n, h, c]."""
     decay: Array
-    """The factor by which the state shrinks [n, h, 1], or one for each of its rows, which are keys then, [n, h, k]."""
+    """The factor by which the state shrinks [n, h, 1], or one for each of its rows, which are then keys, [n, h, k]."""
 
 
 def stacked_halves(x: Array) -> Array:
-    """Return a float32 array [..., c, k] in bfloat16 halves [..., 2 c, k], and a bfloat16 array as it is."""
+    """Return a float32 array [..., c, k] in bfloat16 halves [..., 2 c, k]; a bfloat16 array is returned unchanged."""
     return jnp.concatenate(rounded_halves(x), axis=-2)
 
 
 class _Config(NamedTuple):
-    """What the kernel is compiled for, besides shapes."""
+    """The settings that the kernel is compiled for, besides shapes."""
 
     axis: int
     """The axis of values in a head's matrix: 1, or 0 where keys are its columns."""
     group: int
-    """How many heads share a key head."""
+    """The number of heads that share a key head."""
     interpret: bool
 
 
 class _Smem(NamedTuple):
-    """Shared memory: rings [stage, ...] of what is loaded for a tile, and buffers of what is computed."""
+    """The shared memory: rings [stage, ...] of a tile's inputs, and buffers of results."""
 
     q: Any
     w: Any
@@ -96,7 +98,7 @@ class _Smem(NamedTuple):
 
     @property
     def rings(self) -> list[list[Any]]:
-        """Return the rings, those that share a barrier together, in the order in which they are needed."""
+        """Return the rings in the order in which they are needed; rings in one list share a barrier."""
         return [[self.q] if self.w is None else [self.q, self.w], [self.u, self.scores], [self.k]]
 
 
@@ -127,17 +129,18 @@ def _total_bytes(smem: _Smem) -> int:
 def pass_states(
     pool: Array, tiles: Tiles, products: Products, name: str, out_dtype: Any, *, axis: int, interpret: bool
 ) -> tuple[Array, Array]:
-    """Return the pool after n tiles, and what their tokens read [n, c, h, d] in `out_dtype`.
+    """Return the pool after n tiles, and their tokens' outputs [n, c, h, d] in `out_dtype`.
 
     A head's matrix in the pool is [k, d], or [d, k] for an `axis` of 0. Tiles of a chunk go one after the other, chunks
-    side by side in up to `MOST_RUNS` runs. What is read for empty tiles is undefined.
+    side by side in up to `MOST_RUNS` runs. Outputs of empty tiles are undefined.
     """
     num_tiles, num_heads, _, value_dim = products.u.shape
     matrix = list(pool.shape[2:])
     matrix[axis] = PART
     most = SMEM_BYTES - SMEM_RESERVED
     num_runs = min(MOST_RUNS, num_tiles, -(-NUM_SMS // (num_heads * value_dim // PART)))
-    # With two stages the next tile comes meanwhile. Where not all inputs have room for it, q and w do: they come first.
+    # With two stages the next tile is loaded meanwhile. Where not all inputs have room for two, q and w do: they come
+    # first.
     candidates = [_smem_types(products, matrix, out_dtype, stages) for stages in ((2, 2), (2, 1), (1, 1))]
     smem = next((x for x in candidates if _total_bytes(x) <= most), candidates[-1])
     kernel = plgpu.kernel(
@@ -156,7 +159,7 @@ def pass_states(
     )
     count = jnp.sum(tiles.starts_n < tiles.ends_n, dtype=jnp.int32)
     numbers_n = lax.iota(jnp.int32, num_tiles)
-    # A chunk may go on from the launch before, and into the next one: its state is in the pool in between.
+    # A chunk may continue from the launch before, and into the next one: its state is in the pool in between.
     is_loaded_n = (tiles.is_first_n > 0) | (numbers_n == 0)
     is_kept_n = (tiles.is_kept_n > 0) | (numbers_n == count - 1)
     flags = tiles.begins_n, is_loaded_n.astype(jnp.int32), is_kept_n.astype(jnp.int32)
@@ -171,7 +174,7 @@ def pass_states(
 
 
 class _Marks(NamedTuple):
-    """What the host says about the tiles, in global memory: numbers [n] that are not 0 where something holds."""
+    """Facts about the tiles, in global memory: flags [n] that are not 0 where true, and slots."""
 
     begins: Any
     """The tile begins a sequence, so that the state before it is zeros."""
@@ -202,8 +205,8 @@ def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
 class _Run:
     """The work of a thread block: a part of a head's state is passed along a run of tiles.
 
-    All but `config` are refs, and scalars of the kernel. A state is a list of slices of columns, so that an operation
-    takes few registers besides the state's own.
+    All fields except `config` are refs, or scalars of the kernel. A state is a list of slices of columns, so that an
+    operation takes few registers besides the state's own.
     """
 
     config: _Config
@@ -328,7 +331,7 @@ class _Run:
         return state
 
     def _decay(self, tile: Any) -> Array:
-        """Return the state's factor, or the vector of those of its rows."""
+        """Return the state's factor, or a vector of factors of its rows."""
         decay: Any = self.products.decay
         has_vector = decay.shape[2] > 1
         return load_vector(decay.at[tile, self.head], OF_ROWS) if has_vector else decay[tile, self.head, 0]
@@ -337,7 +340,7 @@ class _Run:
         return plgpu.load(self.smem.u.at[stage], layout=MATRIX).astype(jnp.float32)
 
     def _send_read(self, tile: Any) -> None:
-        """Start to store what a tile's tokens read."""
+        """Start to store the outputs of a tile's tokens."""
         rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
         value_dim = self.out.shape[1] // self.pool.shape[1]
         columns = pl.ds(pl.multiple_of(self.head * value_dim + self.values.start, PART), PART)
@@ -353,7 +356,7 @@ class _Run:
         return after
 
     def _keep_state(self, tile: Any, state: list[Array]) -> None:
-        """Store the state after a tile in its slots, if the host wants it."""
+        """Store the state after a tile in its slots, if it is to be kept."""
 
         @pl.when(self.marks.is_kept[tile] > 0)
         def _():

@@ -20,7 +20,7 @@ class StateOp(PoolOp):
         return load(self._entry.function)(*arguments, interpret=self.interpret, **settings)
 
     def _check(self, pool: Array, num_layers: int, **arrays: tuple[Array, tuple[int, ...], Any]) -> None:
-        """Refuse a pool that is not of this shape, and arrays without the shapes and dtypes beside them.
+        """Raise ValueError for a pool of another shape, and for arrays without the shapes and dtypes beside them.
 
         A dtype may be None, for any.
         """

@@ -1,4 +1,4 @@
-"""The loop over tokens that references of recurrent state share."""
+"""The loop over tokens that all references of recurrent state use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def walk(
     num_layers: int,
     step: Callable[[np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Take each sequence's state past its rows, and return the pool after the step.
+    """Update each sequence's state by its rows, and return the pool after the step.
 
     `step` returns the state after a row, by the state before it and the row's number.
     """

@@ -1,9 +1,10 @@
-"""Take states past their tokens on a TPU: they are read once and written once, in place.
+"""Update states by their tokens on a TPU: they are read once and written once, in place.
 
-Of decodes a program of the grid is one sequence, whose state comes whole: Pallas' pipeline brings the next one
-meanwhile, and sends the last one back. Rows of padding stay at the null slot, which moves nothing.
+For decodes a program of the grid is one sequence, with its whole state: Pallas' pipeline loads the next one meanwhile,
+and stores the last one. Rows of padding stay at the null slot, which moves nothing.
 
-Of longer chunks a program is one tile, all heads, one tile after the other; the state stays in VMEM until it is kept.
+For longer chunks a program is one tile of all heads, one tile after the other; the state stays in VMEM until it is
+kept.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .chunks import TILE_ROWS, Tiles, copy_states
 
 VMEM_LIMIT = 56 * 2**20
 MOST_STATE_BYTES = 8 << 20
-"""The largest state that a kernel takes: VMEM has two that come and two that go, and one that stays."""
+"""The largest state that a kernel takes: VMEM holds two being loaded, two being stored, and one that stays."""
 
 
 def refuse_state(num_bytes: int, dtype: Any) -> str | None:
-    """Say why a TPU's kernel cannot have states of a size and inputs of a dtype, None if it can."""
+    """Return why the TPU's kernels cannot have states of a size and inputs of a dtype, or None if they can."""
     if num_bytes > MOST_STATE_BYTES:
         return f"a state of {num_bytes >> 20} MiB does not fit in VMEM several times"
     if dtype not in (jnp.bfloat16, jnp.float32):
@@ -37,7 +38,7 @@ def refuse_state(num_bytes: int, dtype: Any) -> str | None:
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of a number that is not above a limit, or 1."""
+    """Return the largest divisor of a number up to a limit, or 1."""
     return next((x for x in range(limit, 1, -1) if number % x == 0), 1)
 
 
@@ -53,10 +54,10 @@ def take_decodes(
     *,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """Return `out` with what decodes read in their rows, and the pool after them.
+    """Return `out` with the outputs of decodes in their rows, and the updated pool.
 
-    `body` gets whether the sequence goes on, so that there is a state before it, then refs: of the sequence's own of
-    `rows`, of `fixed`, the state before, what it reads, and the state after. The first rows are those of sequences.
+    `body` gets whether there is a state before, then refs: to the sequence's `rows`, to `fixed`, to the state before,
+    to the output, and to the state after. The first rows belong to the sequences in order.
     """
     count = min(len(batch.query_starts_s), len(out))
     is_decode_s = lax.iota(jnp.int32, count) < batch.num_decodes
@@ -90,7 +91,7 @@ def take_decodes(
         **options,
     )(*scalars, *rows, *fixed, pool)
     pool = copy_states(pool, first_slot + writes_s, first_slot + saves_s, saves_s > 0)
-    # Rows that the kernel did not compute hold whatever the memory held.
+    # Rows that the kernel did not compute hold arbitrary memory.
     is_decode = is_decode_s.reshape(-1, *[1] * (out.ndim - 1))
     return out.at[:count].set(jnp.where(is_decode, read, out[:count])), pool
 
@@ -122,11 +123,11 @@ def take_tiles(
     *,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out` [t, columns] with what their rows read.
+    """Return the pool after the longer chunks of a step, and `out` [t, columns] with their rows' outputs.
 
-    `rows` are [t, columns], `numbers` [t, heads]. `body` gets refs: of `rows` [TILE_ROWS, columns], of `numbers`
-    [heads, TILE_ROWS], both zeros where a tile lacks rows; of `fixed`; of what is read; and of the state, which it
-    brings up to date.
+    `rows` are [t, columns], `numbers` [t, heads]. `body` gets refs: to `rows` [TILE_ROWS, columns] and `numbers`
+    [heads, TILE_ROWS], both zeros where a tile lacks rows; to `fixed`; to the output; and to the state, which it
+    updates.
     """
     inputs = (*rows, *numbers)
     run = partial(_run_tiles, body, name, interpret, len(rows), tuple(fixed), jax.typeof(out))
@@ -149,7 +150,8 @@ def _run_tiles(
     inputs = (*inputs[:num_rows], *(x.swapaxes(1, 2) for x in inputs[num_rows:]))
     count, state = len(tiles.starts_n), pool.shape[1:]
     tiles_n = lax.iota(jnp.int32, count)
-    # The state before a chunk stays until the next chunk: what comes early must not be what is yet to be written.
+    # The state before a chunk stays until the next chunk: it is loaded early, and must not be a state that is yet to be
+    # written.
     is_first_n = (tiles_n == 0) | (tiles.is_first_n > 0)
     reads_n = tiles.reads_n[lax.cummax(jnp.where(is_first_n, tiles_n, 0))]
     flags = (tiles.begins_n, is_first_n.astype(jnp.int32), tiles.is_kept_n | (tiles_n == count - 1))
@@ -184,7 +186,7 @@ def _tile_kernel(body: Callable[..., None], *refs: Any) -> None:
     tile = pl.program_id(0)
 
     def take_over(head: Array, _: None) -> None:
-        # What the null slot holds may be NaN.
+        # The null slot may hold NaN.
         state[head] = jnp.where(begins[tile] > 0, 0.0, before[head])
 
     def keep(head: Array, _: None) -> None:

@@ -1,6 +1,6 @@
-"""The loops over tokens that ops of recurrent state share in plain jnp: decodes side by side, chunks token by token.
+"""The loops over tokens of recurrent state in plain jnp: decodes side by side, chunks token by token.
 
-On platforms that are no CPU longer chunks go by tiles instead, see `chunks.py`.
+On other platforms than a CPU longer chunks go by tiles instead, see `chunks.py`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from jax import Array, lax
 from .batch import StateBatch
 
 MAX_DECODES = 32
-"""How many decodes are computed at a time: their states are copied out of the pool and back."""
+"""The number of decodes that are computed at a time: their states are copied out of the pool and back."""
 
 type TakeChunks = Callable[..., tuple[Array, Array]]
 """Takes the pool, the batch, the layer's first slot, inputs and `out`, and returns the pool and `out`."""
 
 type Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
-"""Takes states of sequences and what their tokens bring, and returns the states and what the tokens read."""
+"""Takes states of sequences and their tokens' inputs, and returns the states and the outputs."""
 
 
 def scan_tokens(
@@ -32,7 +32,7 @@ def scan_tokens(
     step: Step,
     take_chunks: TakeChunks,
 ) -> tuple[Array, Array]:
-    """Return the pool after the step, and `out` with what live rows read in it."""
+    """Return the pool after the step, and `out` with the outputs of live rows in it."""
     first_slot = jnp.asarray(first_slot, jnp.int32)
     pool, out = _decode(pool, batch, first_slot, inputs, out, step)
     if not batch.has_chunks:
@@ -60,7 +60,7 @@ def _decode(
         states = pool[first_slot + jnp.where(is_live, reads, 0)]
         states = jnp.where((reads > 0).reshape(-1, *[1] * (pool.ndim - 1)), states, 0)
         taken = tuple(x.at[rows].get(mode="fill", fill_value=0) for x in inputs)
-        # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+        # Otherwise a fusion that reads the pool may come after what writes it, and that would copy the pool.
         states = lax.optimization_barrier(states)
         states, read = step(states, taken)
         states, read = lax.optimization_barrier((states, read))
@@ -98,7 +98,7 @@ def _scan_chunks(
         state = jnp.where(read > 0, lax.dynamic_slice_in_dim(pool, first_slot + read, 1), 0)
         middle = jnp.where(save > 0, save_end, end)
         state, out = lax.fori_loop(start, middle, advance, (lax.optimization_barrier(state), out))
-        # What is not to be saved goes to the null slot.
+        # States that are not to be saved go to the null slot.
         pool = lax.dynamic_update_slice_in_dim(pool, state, first_slot + save, 0)
         state, out = lax.fori_loop(middle, end, advance, (state, out))
         return lax.dynamic_update_slice_in_dim(pool, state, first_slot + write, 0), out

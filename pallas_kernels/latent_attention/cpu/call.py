@@ -15,7 +15,7 @@ from ..layout import LatentPool, LatentShape
 from .kernel import Kernel
 
 UNIT_LANES = 128
-"""How many heads of rows of a chunk are a unit of work, if a row has no more: their sums are to stay in a core's cache.
+"""The number of heads of rows of a chunk in a unit of work, unless one row has more: their sums stay in a core's cache.
 """
 
 
@@ -30,7 +30,7 @@ def cpu_refusal(shape: LatentShape) -> str | None:
 
 
 def cpu_tiles(shape: LatentShape) -> Tiles:
-    """Return how the kernel cuts its work."""
+    """Return the kernel's tile sizes."""
     return Tiles(decode=1, query=max(1, UNIT_LANES // shape.num_heads), kv=shape.block_size)
 
 

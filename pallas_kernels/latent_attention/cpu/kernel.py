@@ -1,15 +1,15 @@
 """The kernel in LLVM IR: writes latents, then attends; all sums are in float32.
 
-A lane is a head of a row, with a query and sums of its own. A unit of work is the lanes of a decode row, or of some
-rows of a chunk, which go past the tokens that they see together: a tile of tokens at a time, of which a group of lanes
-after the other takes
+A lane is a head of a row, with its own query and sums. A unit of work is the lanes of a decode row, or of some rows of
+a chunk. The lanes go past the tokens together, a tile of tokens at a time, and for each tile one group of lanes after
+the other computes
 
     scores [lanes, tile] = q [lanes, h] . latents [tile, h]      masked, exponentiated: online softmax
     acc    [lanes, l]    = p [lanes, tile] @ latents [tile, l]
 
-So a tile's latents are read from memory once, for scores and for values of all lanes. There are two ways of doing it:
-`vectors.py`, and `matrices.py` for processors with AMX. In both a lane's sums have an order of their own, by the places
-of its tokens alone: a row has the same bits however it comes, and whatever is beside it.
+So a tile's latents are read from memory once, for scores and for values of all lanes. There are two ways: `vectors.py`,
+and `matrices.py` for processors with AMX. In both, the order of a lane's sums depends only on the positions of its
+tokens: a row has the same bits in a decode or a chunk, and beside any rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .unit import MASKED, PIECE, Tile, Unit, Way
 from .vectors import Vectors
 
 ROWS_PER_CORE = 4
-"""With so many decode rows per core, a row's heads stay together: its latents are read once."""
+"""With this many decode rows per core, a row's heads stay together, so that its latents are read once."""
 
 BUFFERS = [
     "pool",
@@ -54,7 +54,7 @@ BUFFERS = [
 
 
 def choose_way(shape: LatentShape) -> Way:
-    """Return how a shape is attended on this processor."""
+    """Return the way to attend a shape on this processor."""
     if processor.current().has_matrix_unit and shape.dtype == jnp.bfloat16 and Matrices.takes(shape):
         return Matrices(shape)
     return Vectors(shape)
@@ -70,11 +70,11 @@ class Kernel:
         groups = -(-shape.num_heads // self.way.lanes)
         self.groups_per_part = -(-groups // num_cores())
         self.num_parts = -(-groups // self.groups_per_part)
-        """A decode row's heads are so many units where rows are few."""
+        """The number of units that a decode row's heads are divided into where rows are few."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         add_handler(self.module, name, self._add_prepare(), self._add_run(self._add_attend()))
         return self.module
 
@@ -108,7 +108,7 @@ class Kernel:
         return e.function
 
     def _parts(self, e: Emitter, num_decodes: Any) -> Any:
-        """Return how many units a decode row is."""
+        """Return the number of units of a decode row."""
         is_enough = e.ir.icmp_signed(">=", num_decodes, I64(ROWS_PER_CORE * num_cores()))
         return e.ir.select(is_enough, I64(1), I64(self.num_parts))
 
@@ -136,7 +136,7 @@ class Kernel:
         return e.function
 
     def _add_attend(self) -> ir.Function:
-        """Attend lanes of a sequence, from the first to the one before the end."""
+        """Attend lanes of a sequence: from the first one to before the end."""
         way, n, pieces = self.way, self.shape.num_heads, self.way.tile // PIECE
         most_groups = -(-self.query_tile * n // way.lanes)
         most_lanes = most_groups * way.lanes
@@ -165,7 +165,7 @@ class Kernel:
         return e.function
 
     def _begin(self, e: Emitter, of: dict[str, Any], unit: Unit, group: Any, lanes: tuple[Any, Any, Any]) -> None:
-        """Say what each lane of a group sees, and lay out its query."""
+        """Store how far each lane of a group sees, and lay out its query."""
         (first, last, before), n, h = lanes, self.shape.num_heads, self.shape.key_dim
         queries = []
         for r in range(self.way.lanes):
@@ -178,7 +178,7 @@ class Kernel:
         self.way.begin(e, unit, group, queries)
 
     def _find(self, e: Emitter, of: dict[str, Any], table: Any, start: Any, most: Any, places: Any) -> None:
-        """Store where the pieces of the tile that starts there are."""
+        """Store the addresses of the pieces of the tile that starts at `start`."""
         o, h = self.shape.block_size, self.shape.key_dim
         last = e.product(e.ir.udiv(e.sum(most, -1), I64(PIECE)), PIECE)
         with e.range(0, self.way.tile // PIECE) as which:

@@ -1,10 +1,10 @@
 """Attend with the matrix unit of AMX: 16 lanes, by 16 tokens or by 16 numbers of the latents, at a time.
 
-Scores come as [tokens, lanes]: 16 tokens' latents are one operand as they lie, and queries the other, whose pairs of
-numbers are laid out once. So the softmax is one of vectors of lanes. Probabilities, rounded to bfloat16, are turned to
-[lanes, tokens], and multiply the latents of pairs of tokens, which are interleaved once for all groups of a unit: some
-columns at a time, so that they stay in the first cache. An 8-bit pool's latents are widened to bfloat16 first, which is
-exact.
+Scores come as [tokens, lanes]: 16 tokens' latents are one operand without a new layout, and queries, with pairs of
+numbers laid out once, are the other. So the softmax works on vectors of lanes. Probabilities, rounded to bfloat16, are
+transposed to [lanes, tokens], and multiply the latents of pairs of tokens. These are interleaved once for all groups of
+a unit, some columns at a time, so that they stay in the first cache. An 8-bit pool's latents are widened to bfloat16
+first, which is exact.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from ..layout import LatentShape
 from .unit import MASKED, PIECE, Tile, Unit, each_group
 
 TILE = 128
-"""How many tokens are a tile: sums of latents are loaded and stored once for each."""
+"""The number of tokens of a tile: sums of latents are loaded and stored once for each."""
 AT_ONCE = 4
-"""How many matrices of sums are in registers; one operand is for all of them, in `SHARED`, and the others in `OWN`."""
+"""The number of matrices of sums in registers; one operand is for all of them, in `SHARED`, and the others are in
+`OWN`."""
 SHARED, OWN = 4, (5, 6, 7)
 CHAINS = 4
-"""How many sums of probabilities a lane has, which do not wait for each other."""
+"""The number of sums of probabilities of a lane, which do not wait for each other."""
 LOW = [lane for first in range(0, 2 * LANES, 8) for lane in range(first, first + 4)]
-"""The columns of the first of two vectors that 32 columns of two tokens become, as one instruction interleaves them."""
+"""The columns of the first of the two vectors that the instruction makes of 32 interleaved columns of two tokens."""
 HIGH = [lane + 4 for lane in LOW]
 
 
@@ -44,21 +45,21 @@ class Matrices:
         self.shape = shape
         self.kv_format, self.storage = FORMATS[shape.kv_dtype], FORMATS[jnp.dtype(jnp.bfloat16)].storage
         self.is_narrow = self.kv_format.num_bytes < 2
-        """Whether the pool is of 8 bits."""
+        """True if the pool has 8 bits."""
         self.columns = shape.latent_dim // SIDE
-        """The matrices of a group's sums."""
+        """The number of matrices of a group's sums."""
         self.at_once = AT_ONCE if self.columns % AT_ONCE == 0 else 2
-        """How many of them are multiplied at a time."""
+        """The number of them that are multiplied at a time."""
         self.steps = shape.key_dim // STEP
-        """The matrices of a group's queries."""
+        """The number of matrices of a group's queries."""
 
     @staticmethod
     def takes(shape: LatentShape) -> bool:
-        """Say whether latents are whole matrices."""
+        """Return whether latents are whole matrices."""
         return shape.key_dim % STEP == 0 and shape.latent_dim % STEP == 0 and shape.kv_dtype.itemsize <= 2
 
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
-        """Make room for a unit's queries and sums of latents, and get the registers ready."""
+        """Make room for a unit's queries and sums of latents, and configure the registers."""
         shape = self.shape
         self._scores, self._probs = e.array(F32, TILE * SIDE), e.array(self.storage, num_groups * TILE * SIDE)
         self._rows, self._pairs = e.array(POINTER, TILE), e.array(self.storage, TILE * SIDE * self.at_once)
@@ -71,7 +72,7 @@ class Matrices:
         )
 
     def end(self, e: Emitter) -> None:
-        """Let the registers go."""
+        """Release the registers."""
         amx.release(e)
 
     def _queries(self, e: Emitter, unit: Unit, group: Any) -> Any:
@@ -101,7 +102,7 @@ class Matrices:
         return tile._replace(places=places)
 
     def attend(self, e: Emitter, unit: Unit, tile: Tile) -> None:
-        """Let all groups go past a tile. While the first does, the next tile is fetched."""
+        """Attend a tile with all groups. While the first group does, the next tile is fetched."""
         if self.is_narrow:
             tile = self._widen(e, tile)
         with each_group(e, unit, SIDE, tile) as (group, live):
@@ -123,7 +124,7 @@ class Matrices:
         return e.at(self._probs, self.storage, e.product(group, TILE * SIDE))
 
     def _find_rows(self, e: Emitter, tile: Tile) -> None:
-        """Store where each token's latents are; zeros stand in for those that are not live, as 0 x NaN is NaN."""
+        """Store the address of each token's latents; tokens beyond the live ones get zeros, as 0 x NaN is NaN."""
         with e.range(0, e.product(e.ceil_div(tile.live, STEP), STEP)) as token:
             piece = e.load(tile.places, POINTER, e.ir.udiv(token, I64(PIECE)))
             row = e.at(piece, self.storage, e.product(e.ir.urem(token, I64(PIECE)), self.shape.key_dim))
@@ -143,7 +144,7 @@ class Matrices:
                     e.store_vector(found, target, (2 * j + which) * SIDE * STEP)
 
     def _shrink(self, e: Emitter, acc: Any, decays: Any) -> None:
-        """Multiply what is there of each lane."""
+        """Multiply the sums of each lane by its decay."""
         factors = [e.splat(e.ir.extract_element(decays, I32(r))) for r in range(SIDE)]
         with e.range(0, self.columns) as column:
             for r, factor in enumerate(factors):
@@ -174,7 +175,7 @@ class Matrices:
                 amx.store(e, register, place, CACHE_LINE)
 
     def _fetch(self, e: Emitter, pieces: Sequence[Any], step: Any) -> None:
-        """Begin to read a step's share of the next tile, of which each piece is read in order."""
+        """Begin to read a step's share of the next tile; each piece is read in order."""
         share = PIECE * STEP * self.kv_format.num_bytes
         for piece in pieces:
             for line in range(0, share, CACHE_LINE):
@@ -183,7 +184,7 @@ class Matrices:
     def _softmax(self, e: Emitter, unit: Unit, group: Any, start: Any, live: Any) -> tuple[Any, Any]:
         """Turn a tile's scores into probabilities, not divided by their sums; return each lane's largest score.
 
-        That is the one before, and the one now.
+        The result has the largest score before the tile, and after it.
         """
         first, whole, probs = e.product(group, SIDE), e.product(e.ceil_div(live, STEP), STEP), self._probs_of(e, group)
         seen = e.ir.sub(e.load_vector(unit.seen, I32, first), e.splat(e.ir.trunc(start, I32)))
@@ -208,7 +209,7 @@ class Matrices:
                 is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
                 rows.append(e.ir.select(is_seen, e.exp(e.ir.fsub(score, after)), e.splat(F32(0.0))))
                 added[i % CHAINS].value = e.ir.fadd(added[i % CHAINS].value, rows[-1])
-            # A matrix has the probabilities of 32 tokens: these are one half of each of its rows.
+            # A matrix has the probabilities of 32 tokens; these are one half of each of its rows.
             matrix = e.product(e.ir.udiv(token, I64(STEP)), SIDE * STEP)
             for r, row in enumerate(e.transpose(rows)):
                 place = e.sum(matrix, e.ir.urem(token, I64(STEP)), r * STEP)
@@ -237,7 +238,7 @@ class Matrices:
             amx.store(e, register, place, CACHE_LINE)
 
     def numbers(self, e: Emitter, unit: Unit, group: Any, lane: Any, start: Any) -> list[Any]:
-        """Return two vectors of a lane's sums, whose columns were interleaved with those of the other."""
+        """Return two vectors of a lane's sums, with the columns that were interleaved."""
         place = e.at(self._acc(e, unit, group), I8, e.product(e.ir.udiv(start, I64(SIDE)), MATRIX_BYTES))
         low, high = (e.load_vector(place, F32, i * SIDE * LANES, e.product(lane, LANES)) for i in (0, 1))
         order = [(LOW + HIGH).index(column) for column in range(2 * LANES)]

@@ -1,4 +1,4 @@
-"""What the two ways of attending have in common: a unit of work, and the tiles of tokens that it goes past."""
+"""The base of both ways to attend: a unit of work, and the tiles of tokens that it goes past."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pallas_kernels.native.emitter import I64, Emitter
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 PIECE = 16
-"""How many tokens lie one after the other in the pool wherever they begin at a multiple of it."""
+"""The number of tokens that lie one after the other in the pool, wherever they begin at a multiple of it."""
 
 
 class Unit(NamedTuple):
-    """A unit of work, some lanes: the heads of one row after those of the other. Arrays of what is kept of each lane.
+    """A unit of work, some lanes: the heads of one row after those of the other, and arrays of the state of each lane.
 
-    Lanes go past the tokens in groups. What a group lacks beyond the last lane is that lane again.
+    Lanes attend in groups. A group with too few lanes repeats the last one.
     """
 
     queries: Any
@@ -29,7 +29,7 @@ class Unit(NamedTuple):
     sums: Any
     """The sums of probabilities."""
     seen: Any
-    """How many tokens each lane sees, as int32."""
+    """The number of tokens that each lane sees, as int32."""
     scale: Any
     num_groups: Any
 
@@ -39,24 +39,23 @@ class Tile(NamedTuple):
 
     start: Any
     live: Any
-    """How many there are that a lane of the unit sees."""
+    """The number of them that any lane of the unit sees."""
     places: Any
-    """An array: the address of each `PIECE` of tokens. That of the last one which is seen stands in for those beyond.
-    """
+    """An array: the address of each `PIECE` of tokens. Beyond the last one that is seen, its address is repeated."""
     following: Any
     """An array of the same for the next tile."""
     has_next: Any
 
 
 class Way(Protocol):
-    """A way of attending: how a unit's numbers are laid out, and what is done with them."""
+    """A way to attend: how a unit's numbers are laid out and multiplied."""
 
     lanes: int
-    """How many lanes are a group."""
+    """The number of lanes of a group."""
     tile: int
-    """How many tokens are a tile."""
+    """The number of tokens of a tile."""
     acc_step: int
-    """How many numbers of the sums `numbers` returns."""
+    """The number of sums that `numbers` returns."""
 
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
         """Make room for a unit's queries and sums of latents, and get ready."""
@@ -67,7 +66,7 @@ class Way(Protocol):
         ...
 
     def attend(self, e: Emitter, unit: Unit, tile: Tile) -> None:
-        """Let all groups go past a tile."""
+        """Attend a tile with all groups."""
         ...
 
     def numbers(self, e: Emitter, unit: Unit, group: Any, lane: Any, start: Any) -> list[Any]:
@@ -81,7 +80,7 @@ class Way(Protocol):
 
 @contextmanager
 def each_group(e: Emitter, unit: Unit, lanes: int, tile: Tile) -> Iterator[tuple[Any, Any]]:
-    """Loop over the groups that see any of a tile, and how many of its tokens each of them sees at most."""
+    """Loop over the groups that see any of a tile, with the most tokens that each of them sees."""
     with e.range(0, unit.num_groups) as group:
         of_last = e.load_int(unit.seen, e.sum(e.product(group, lanes), lanes - 1))
         live = e.least(e.ir.sub(of_last, tile.start), tile.live)

@@ -23,11 +23,12 @@ from ..layout import LatentShape
 from .unit import MASKED, PIECE, Tile, Unit, each_group
 
 MOST_LANES, LEAST_LANES = 6, 4
-"""How many lanes are a group: the number of these with which the fewest are computed in vain, the most if several."""
+"""The numbers of lanes that a group may have: the one with the fewest lanes computed in vain, the largest if several.
+"""
 MAX_TOKENS = 4
-"""How many tokens' scores are summed up at a time."""
+"""The number of tokens whose scores are summed up at a time."""
 TILE = 32
-"""How many tokens are a tile, whose latents are to stay in a core's first cache."""
+"""The number of tokens of a tile; their latents stay in a core's first cache."""
 
 
 class Vectors:
@@ -40,13 +41,13 @@ class Vectors:
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         is_bfloat16 = shape.dtype == shape.kv_dtype == jnp.bfloat16
         self.has_pairs = is_bfloat16 and shape.key_dim % (2 * LANES) == 0
-        """Whether scores are sums of pairs of products."""
+        """True if scores are sums of pairs of products."""
         n = shape.num_heads
         self.lanes = n if n < LEAST_LANES else min(range(MOST_LANES, LEAST_LANES - 1, -1), key=lambda each: -n % each)
         most_sums = max(1, num_registers() * 3 // 4 // self.lanes)
         self.num_tokens = 1 << (min(MAX_TOKENS, most_sums).bit_length() - 1)
         self.vectors = next(each for each in range(most_sums, 0, -1) if shape.latent_dim // LANES % each == 0)
-        """How many vectors of sums each lane has at a time: of tokens' scores, and of its latents."""
+        """The number of vectors of sums of each lane at a time: of tokens' scores, and of its latents."""
 
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
         """Make room for a unit's queries and sums of latents, and for a group's scores."""
@@ -71,7 +72,7 @@ class Vectors:
                 e.store_vector(zeros, unit.acc, e.product(index, rank), i)
 
     def end(self, e: Emitter) -> None:
-        """Leave everything as it is."""
+        """Leave everything unchanged."""
 
     def numbers(self, e: Emitter, unit: Unit, group: Any, lane: Any, start: Any) -> list[Any]:
         """Return a vector of a lane's sums of latents."""
@@ -79,7 +80,7 @@ class Vectors:
         return [e.load_vector(unit.acc, F32, e.product(index, self.shape.latent_dim), start)]
 
     def attend(self, e: Emitter, unit: Unit, tile: Tile) -> None:
-        """Let all groups go past a tile. While the first does, the next tile is fetched."""
+        """Attend a tile with all groups. While the first group does, the next tile is fetched."""
         with each_group(e, unit, self.lanes, tile) as (group, live):
             first = e.product(group, self.lanes)
             queries = e.at(unit.queries, self._query_storage, e.product(first, self.shape.key_dim))
@@ -90,7 +91,7 @@ class Vectors:
             self._add_values(e, e.at(unit.acc, F32, e.product(first, self.shape.latent_dim)), tile, live, decays)
 
     def _score(self, e: Emitter, queries: Any, tile: Tile, start: Any, fetches: Any) -> None:
-        """Multiply queries and the latents of a piece; those beyond what is live may be anything."""
+        """Multiply queries and the latents of a piece; scores beyond the live tokens may be anything."""
         h, count, tokens, storage = self.shape.key_dim, self.lanes, self.num_tokens, self.kv_format.storage
         width = 2 if self.has_pairs else 1
         line = CACHE_LINE // self.kv_format.num_bytes // width
@@ -124,7 +125,7 @@ class Vectors:
     def _softmax(self, e: Emitter, unit: Unit, first: Any, start: Any, live: Any) -> list[Any]:
         """Turn a tile's scores into probabilities, not divided by their sums.
 
-        Return by how much older ones shrink, a vector per lane.
+        Return the decay of older probabilities, a vector per lane.
         """
         rows = [e.at(self._scores, F32, r * TILE) for r in range(self.lanes)]
         seen = [e.ir.sub(e.load(unit.seen, I32, first, r), e.ir.trunc(start, I32)) for r in range(self.lanes)]
@@ -158,7 +159,7 @@ class Vectors:
         return decays
 
     def _add_values(self, e: Emitter, acc: Any, tile: Tile, live: Any, decays: list[Any]) -> None:
-        """Shrink what is there, and add the latents of a tile times their probabilities, in order."""
+        """Shrink the sums, and add the latents of a tile times their probabilities, in order."""
         h, rank, count, vectors = self.shape.key_dim, self.shape.latent_dim, self.lanes, self.vectors
         storage = self.kv_format.storage
         with e.range(0, rank, vectors * LANES) as start:
@@ -181,7 +182,7 @@ class Vectors:
 
 
 def _add_up(e: Emitter, sums: list[Any]) -> Any:
-    """Return the sum of each vector's numbers, all in one vector. There are a power of two of them."""
+    """Return the sum of each vector's numbers, all in one vector. The number of vectors is a power of two."""
     width = LANES
     while width > 1:
         width //= 2

@@ -1,8 +1,8 @@
 """Attention over latents on Hopper GPUs, in Mosaic GPU.
 
-Latents are written into the pool in place (`write.py`). Then one kernel (`attend.py`) attends longer chunks, and again
-decodes, whose contexts are split over thread blocks and put together as in paged attention. Nothing stands between the
-kernels, and an unrolled model stays one command buffer.
+Latents are written into the pool in place (`write.py`). Then one kernel (`attend.py`) attends longer chunks, and a
+second call of it decodes. Contexts of decodes are split over thread blocks and merged as in paged attention. Nothing
+stands between the kernels, and an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .write import write_latents
 
 __all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention"]
 
-# Of thread blocks in the interpreter: idle ones take their time too.
+# The number of thread blocks in the interpreter, where idle ones take time too.
 INTERPRETED_WORKERS = 2
 
 
@@ -91,8 +91,8 @@ def decode_attention(
 ) -> Array:
     """Return `out_tnl` with the results of the leading decode rows; the step's latents are in the pool.
 
-    `rule` says how contexts are split, if not as their number of rows has it. A row's result is bitwise the same in
-    every batch of arrays of these shapes. It is not bitwise that of a chunk, whose rows are summed in one pass.
+    `rule` sets how contexts are split; by default the number of rows does. A row's result is bitwise the same in every
+    batch of arrays of these shapes. It is not bitwise that of a chunk, whose rows are summed in one pass.
     """
     (t, n, h), latent_dim = q_tnh.shape, out_tnl.shape[2]
     heads, (s, max_blocks) = divide_heads(n), batch.block_tables_sm.shape

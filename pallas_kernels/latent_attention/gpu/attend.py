@@ -2,9 +2,9 @@
 
 A work item's vectors are the heads of one row, or of several rows of a chunk. As many thread blocks as there are SMs
 walk their share of the items. In each, a producer warpgroup brings tiles of 64 tokens' latents into a ring of shared
-memory, ahead from item to item. A tile is there once, and serves as keys and, without its rotated columns, as values.
-Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as one's registers
-would not hold all of them. They take turns, as those of prefill in paged attention do.
+memory, ahead from item to item. A tile is in memory once, and serves as keys and, without its rotated columns, as
+values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as the
+registers of one would not hold all of them. They take turns, as in the prefill of paged attention.
 
 Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
 """
@@ -41,13 +41,13 @@ from pallas_kernels.paged_attention.gpu.common import (
 
 from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE, WORKERS
 
-# 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
+# 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
 MAX_STAGES, RAW_STAGES = 8, 2
 
 
 class Work(NamedTuple):
-    """The work items, of which each is done for every group of heads; int32."""
+    """The work items, each for every group of heads; int32."""
 
     seqs_i: Array
     """The sequence of each item."""
@@ -60,7 +60,7 @@ class Work(NamedTuple):
     sees_i: Array
     """One past the last position that its first row sees; each row sees one more than the row before."""
     totals: Array
-    """An array whose last number is how many items there are."""
+    """An array with the number of items as its last entry."""
 
 
 class Config(NamedTuple):
@@ -69,23 +69,23 @@ class Config(NamedTuple):
     latent_dim: int
     head_groups: int
     heads: int
-    """The heads of a group, with those that pad them."""
+    """The heads of a group, with padding."""
     rows: int
     """The rows of an item."""
     scale: float
     is_split: bool
-    """True if an item's result is a part of its row's, in float32; else it is the rows' own, in bfloat16."""
+    """True if an item's result is a part of its row's, in float32. Otherwise it is the rows' result, in bfloat16."""
     interpret: bool
     kv_dtype: Any = jnp.dtype(jnp.bfloat16)
     """The dtype of the pool."""
     stages: int = 1
-    """How many tiles the ring holds."""
+    """The number of tiles that the ring holds."""
     workers: int = WORKERS
-    """How many thread blocks there are."""
+    """The number of thread blocks."""
 
     @property
     def converts(self) -> bool:
-        """Say whether the pool is of another type than the matmuls."""
+        """Return whether the pool has another dtype than the matmuls."""
         return self.kv_dtype != jnp.bfloat16
 
     @property
@@ -118,18 +118,18 @@ def fill_smem(config: Config, key_dim: int) -> Config:
 
 
 class _Buffers(NamedTuple):
-    """Shared memory, of 64 rows each."""
+    """The buffers in shared memory, of 64 rows each."""
 
     latents: Any
-    """Ring of tiles [stage, 64, key_dim] in bfloat16."""
+    """A ring of tiles [stage, 64, key_dim] in bfloat16."""
     raw: Any
-    """Ring of tiles [2, 64, key_dim] of a float8 pool, as they lie there."""
+    """A ring of tiles [2, 64, key_dim] of a float8 pool, not converted."""
     queries: Any
-    """Queries [1, 64, key_dim]."""
+    """The queries [1, 64, key_dim]."""
     results: Any
     """Columns of results [w, 64, c] on their way to memory, in the place of the queries."""
     weights: Any
-    """Probabilities [w, 64, 64], in the interpreter."""
+    """The probabilities [w, 64, 64], in the interpreter."""
 
 
 def _buffer_types(config: Config, key_dim: int) -> _Buffers:
@@ -143,7 +143,7 @@ def _buffer_types(config: Config, key_dim: int) -> _Buffers:
 
 
 class _Barriers(NamedTuple):
-    """Barriers: filled and free, whose turn it is, and that all scores of an item are computed."""
+    """The barriers: of filled and free tiles, of the consumers' turns, and of an item's scores being complete."""
 
     q_full: Any
     q_free: Any
@@ -167,33 +167,33 @@ class _Item(NamedTuple):
 
     @property
     def num_tiles(self) -> Array:
-        """Return how many tiles it attends."""
+        """Return the number of tiles that it attends."""
         return lax.div(self.end - self.start + (TILE - 1), TILE)
 
     def live(self, j: Array) -> Array:
-        """Return how many tokens of its j-th tile, if not all, are before its end."""
+        """Return the number of tokens of its j-th tile that are before its end, if not all are."""
         return self.end - (self.start + j * TILE)
 
 
 class _Refs(NamedTuple):
-    """Operands, results and scratch of the kernel."""
+    """The operands, results and scratch of the kernel."""
 
     config: Config
     q_vh: Any
-    """Queries, by rows, groups of heads, and heads."""
+    """The queries, by rows, groups of heads, and heads."""
     pool: Any
     tables_sm: Any
     first_row: Any
     work: Work
     out_vl: Any
-    """The rows' results like queries, or parts [i, 1, head group, heads, latent_dim]."""
+    """The rows' results, laid out like queries, or parts [i, 1, head group, heads, latent_dim]."""
     logs: Sequence[Any]
     """The logarithms of parts' weights [i, 1, head group, 64], or nothing."""
     buffers: _Buffers
     barriers: _Barriers
 
     def vectors(self, item: _Item) -> Any:
-        """Return the slice of all vectors that are an item's."""
+        """Return the slice of all vectors that belong to an item."""
         first = (item.row * self.config.head_groups + item.group) * self.config.heads
         return pl.ds(pl.multiple_of(first, 8), self.config.vectors)
 
@@ -207,9 +207,9 @@ def attend(
       q_vh: queries by rows, groups of heads, and heads.
       pool: the pool of all layers; `first_row` [1] is the layer's first block in it.
       tables_sm: the block ids of each sequence.
-      work: what there is to do.
-      out_vl: a Ref that gets the items' rows, other rows stay as they are; None if the work is split.
-      config: the settings; of `fill_smem`.
+      work: the work items.
+      out_vl: a Ref that gets the items' rows, while other rows stay unchanged; None if the work is split.
+      config: the settings, from `fill_smem`.
 
     Returns:
       If the work is split, each item's normalised results [i, 1, group, heads, latent_dim] and base-2 logarithms
@@ -293,7 +293,7 @@ def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
 
 
 def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
-    """Bring an item's tiles."""
+    """Load an item's tiles."""
     bring = _bring_converted if refs.config.converts else _bring
     if refs.config.converts:
         _bring_raw(refs, item, jnp.int32(0), first_tile)
@@ -301,7 +301,7 @@ def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
 
 
 def _drain(refs: _Refs, num_tiles: Array) -> None:
-    """Wait until all tiles are free: no barrier may end with a phase that was not waited for."""
+    """Wait until all tiles are free: no barrier may end with a phase that nobody waited for."""
     stages = refs.config.stages
 
     def wait(tile, _):
@@ -311,7 +311,7 @@ def _drain(refs: _Refs, num_tiles: Array) -> None:
 
 
 def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
-    """Bring an item's j-th tile, of the worker's the `tile`-th."""
+    """Load an item's j-th tile, which is the worker's `tile`-th."""
     barriers, stage = refs.barriers, lax.rem(tile, refs.config.stages)
     latents, live = refs.buffers.latents.at[stage], item.live(j)
     # Before the wait, so that these loads pass while the stage drains.
@@ -333,7 +333,7 @@ def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
 
 
 def _bring_converted(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
-    """Turn a tile of a float8 pool into bfloat16, while the next one comes."""
+    """Convert a tile of a float8 pool to bfloat16, while the next one is loaded."""
     raw, stage, live = lax.rem(tile, RAW_STAGES), lax.rem(tile, refs.config.stages), item.live(j)
     pl.when(j + 1 < item.num_tiles)(partial(_bring_raw, refs, item, j + 1, tile + 1))
     plgpu.barrier_wait(refs.barriers.raw.at[raw])
@@ -351,7 +351,7 @@ def _bring_converted(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
 
 
 def _bring_raw(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
-    """Bring a tile of a float8 pool."""
+    """Load a tile of a float8 pool."""
     raw = lax.rem(tile, RAW_STAGES)
     _copy(_sources(refs, item, j), refs.buffers.raw.at[raw], refs.barriers.raw.at[raw])
 
@@ -371,14 +371,14 @@ def _sources(refs: _Refs, item: _Item, j: Array) -> list[Any]:
 
 
 def _copy(sources: list[Any], target: Any, barrier: Any) -> None:
-    """Start copying slices of the pool to a tile."""
+    """Start to copy slices of the pool to a tile."""
     chunk = TILE // len(sources)
     for i, source in enumerate(sources):
         plgpu.copy_gmem_to_smem(source, target.at[pl.ds(i * chunk, chunk)], barrier)
 
 
 def _wait_until_free(refs: _Refs, tile: Array) -> None:
-    """Wait until the consumers are done with the tile whose place a new one takes."""
+    """Wait until the consumers are done with the tile that a new one overwrites."""
     free = refs.barriers.tile_free.at[lax.rem(tile, refs.config.stages)]
     pl.when(tile >= refs.config.stages)(partial(plgpu.barrier_wait, free))
 
@@ -393,7 +393,7 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     plgpu.barrier_wait(barriers.q_full)
 
     def take_turns() -> None:
-        # With one tile each would wait for the other: for its turn, or for the next tile in this one's place.
+        # With one tile, each would wait for the other: for its turn, or for the next tile in place of this one.
         if config.stages > 1:
             plgpu.barrier_arrive(barriers.turn)
             plgpu.barrier_wait(barriers.turn)
@@ -428,10 +428,10 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     max_r, sum_r, acc = lax.fori_loop(0, item.num_tiles, step, nothing)
     pl.when(me == 0)(take_turns)
     sum_r = jnp.maximum(sum_r, TINY)
-    # Both are done with the queries, whose place results take.
+    # Both are done with the queries, and results take their place.
     plgpu.barrier_arrive(barriers.scored)
     plgpu.barrier_wait(barriers.scored)
-    # Else addresses of what is stored are computed before the loop, and held in registers all the while.
+    # Otherwise addresses of what is stored are computed before the loop, and held in registers all the while.
     me, item = lax.optimization_barrier((me, item))
     for logs in refs.logs:
         pl.when(me == 0)(partial(_store_logs, logs, item, max_r + jnp.log2(sum_r)))
@@ -451,14 +451,14 @@ def _scores(queries: Any, latents: Any, take_turns: Callable[[], None]) -> Array
 
 
 def _bring_queries(refs: _Refs, item: _Item) -> None:
-    """Bring an item's queries once the last item's results are on their way."""
+    """Load an item's queries once the last item's results are on their way."""
     plgpu.barrier_wait(refs.barriers.q_free)
     queries = refs.buffers.queries.at[0, pl.ds(0, refs.config.vectors)]
     plgpu.copy_gmem_to_smem(refs.q_vh.at[refs.vectors(item)], queries, refs.barriers.q_full)
 
 
 def _mask(config: Config, item: _Item, first_position: Array, scores: Array) -> Array:
-    """Hide from each row of an item what is beyond it, and from all what is beyond the item's end."""
+    """Hide from each row of an item the positions beyond it, and from all rows the positions beyond the item's end."""
     layout = plgpu.Layout.WGMMA
     keys = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=layout) + first_position
     is_seen = keys < item.end

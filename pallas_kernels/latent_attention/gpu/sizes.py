@@ -13,22 +13,22 @@ from pallas_kernels.paged_attention.tiles import Tiles
 
 from ..layout import LatentShape
 
-# Tokens of a tile: a consumer's scores are 64 x 64.
+# The tokens of a tile: a consumer's scores are 64 x 64.
 TILE = 64
-# Warpgroups that attend. Each computes all scores of a tile, and sums up its share of the latents' columns.
+# The warpgroups that attend. Each computes all scores of a tile, and sums up its share of the latents' columns.
 CONSUMERS = 2
-# Of each row of a result that a consumer stores at a time: both take no more shared memory than the queries did.
+# The bytes of each row of a result that a consumer stores at a time: both take no more shared memory than the queries.
 STORE_BYTES = 512
-# Columns that the producer, which has few registers, handles at a time.
+# The columns that the producer, which has few registers, handles at a time.
 PART_COLUMNS = 64
-# Chunks of a prompt begin at multiples of so many rows.
+# Chunks of a prompt begin at multiples of this many rows.
 ROW_ALIGNMENT = 16
-# Thread blocks: one for each SM of an H100 or H200.
+# The number of thread blocks: one for each multiprocessor of an H100 or H200.
 WORKERS = 132
-# The least tiles of a split, in steps of up to so many rows and in larger ones. For each split the sums of a row are
-# written and read, which is 256 KiB for 64 heads of 512 columns, where a tile has 72.
+# The least tiles of a split, in steps of up to this many rows, and in larger ones. For each split the sums of a row are
+# written and read: 256 KiB for 64 heads of 512 columns, where a tile has 72.
 LEAST_TILES, MANY_ROWS_TILES = {8: 2, 32: 4}, 8
-# What splits are for may take so much memory, used or not.
+# The most memory for the parts of splits, used or not.
 PARTS_BYTES = 128 * 2**20
 
 
@@ -36,37 +36,37 @@ class Heads(NamedTuple):
     """How heads, and in chunks several rows of them, fill the 64 rows of a wgmma."""
 
     groups: int
-    """How many parts a row's heads are cut into, which are attended one by one."""
+    """The number of groups that a row's heads are divided into, which are attended one by one."""
     size: int
     """The heads of a group."""
     rows: int
-    """How many rows of a chunk are attended together."""
+    """The number of rows of a chunk that are attended together."""
 
     @property
     def padded(self) -> int:
-        """Return the heads of a group of a decode with what pads them: a TMA brings whole groups of 8."""
+        """Return the heads of a group of a decode, with padding: a TMA brings whole groups of 8."""
         return -(-self.size // TILED_ROWS) * TILED_ROWS
 
 
 def divide_heads(num_heads: int) -> Heads:
-    """Return how so many heads fill a wgmma best."""
+    """Return how `num_heads` heads fill a wgmma best."""
     groups = next(
         count for count in range(1, num_heads + 1) if num_heads % count == 0 and num_heads // count <= MMA_ROWS
     )
     size, rows = num_heads // groups, 1
-    # Parts of the row alignment, so that the rows that are attended together never are of two chunks.
+    # The rows divide the row alignment, so that rows that are attended together never belong to two chunks.
     while groups == 1 and 2 * rows <= min(ROW_ALIGNMENT, MMA_ROWS // size):
         rows *= 2
     return Heads(groups, size, rows)
 
 
 def gpu_tiles(shape: LatentShape) -> Tiles:
-    """Return how the kernels cut their work."""
+    """Return the kernels' tile sizes."""
     return Tiles(decode=1, query=divide_heads(shape.num_heads).rows, kv=TILE)
 
 
 def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
-    """Return how decodes' contexts are cut in steps of up to so many rows; see `splits.split_rule`."""
+    """Return how decodes' contexts are split in steps of up to `num_rows` rows; see `splits.split_rule`."""
     split_bytes = num_rows * heads.groups * heads.padded * latent_dim * 4
     fits = (tiles for most_rows, tiles in LEAST_TILES.items() if num_rows <= most_rows)
     return SplitRule(
@@ -76,7 +76,7 @@ def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
 
 
 def refusal(shape: LatentShape) -> str | None:
-    """Say why the kernels cannot run a shape, or None if they can."""
+    """Return why the kernels cannot run a shape, or None if they can."""
     if shape.latent_dim not in (256, 512) or shape.rope_dim != PART_COLUMNS:
         return f"latents must be of 256 or 512 numbers and 64 rotated ones, not {shape.latent_dim} and {shape.rope_dim}"
     heads = divide_heads(shape.num_heads)

@@ -1,4 +1,4 @@
-"""Writes a step's latents into the block pool on Hopper, in place."""
+"""Write a step's latents into the block pool on Hopper, in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.gpu.write import TOKENS, write_token
 
 from ..layout import LatentPool
 
-# Numbers that a thread loads at a time; a token has a multiple of 64.
+# The numbers that a thread loads at a time; a token has a multiple of 64.
 VECTOR = 4
 
 
@@ -33,8 +33,8 @@ def write_latents(
 ) -> tuple[Array, LatentPool]:
     """Return an array for results, and the pool with latents of the pool's dtype at the tokens' slots.
 
-    The null block is not written to. The array is as `rows` says, [t, n, latent_dim]; tokens that go to the null block
-    are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a multiple of 8, or
+    The null block is not written to. The array has the shape [t, n, latent_dim] and dtype of `rows`; tokens of the null
+    block are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a multiple of 8, or
     ValueError is raised.
 
     The kernel gets the pool as a Ref, which XLA neither copies nor slices. A thread block takes 8 tokens, by a bulk
@@ -54,7 +54,7 @@ def write_latents(
         interpret=interpret_params(interpret),
     )
     first_row = jnp.asarray(layer * (len(kv_pool.latents) // num_layers), jnp.int32).reshape(1)
-    # A pool of one kv head, as that of keys and values is laid out.
+    # A pool with one kv head, laid out like a pool of keys and values.
     pool = jax.new_ref(kv_pool.latents[:, None])
     results = kernel(latents_th, slots_t, first_row, pool)
     return results.reshape(rows.shape), LatentPool(jax.freeze(pool)[:, 0])
@@ -74,7 +74,7 @@ def _write_kernel(latents_th, slots_t, first_row, pool, results_tc, *, latents_s
 
 
 def _clear(results_tc: Any, row: Array, width: int) -> None:
-    """Write zeros into a row, so many at a time."""
+    """Write zeros into a row, `width` at a time."""
     layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP_LANES)
 
     @pl.loop(0, results_tc.shape[1] // width)

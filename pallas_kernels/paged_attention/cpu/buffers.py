@@ -1,4 +1,4 @@
-"""What a call of the CPU's attention kernel is given and gives, and how its numbers lie in memory."""
+"""The arguments and results of a call of the CPU's attention kernel, and how its numbers lie in memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ BUFFERS = [
     "pool_v_after",
     "out",
 ]
-"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so are the sizes of `row_ends`, `sinks` and
-of the rotation's `cos` and `sin`."""
+"""The call's arguments and results, in order. Without a soft cap `soft_cap` is 0; without them, `row_ends`, `sinks` and
+the rotation's `cos` and `sin` are empty."""
 
 
 class Call:
-    """What the kernel's functions share: the shape they are written for, and how they find what a call is given."""
+    """The base of the kernel's functions: the shape they are compiled for, and access to a call's arrays."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.width = 2 if has_pairs(shape) else 1
-        """How many numbers one step of a sum takes."""
+        """The number of numbers that one step of a sum takes."""
         self.has_words = self.kv_format.num_bytes * self.width == 4
-        """Whether a step takes 32 bits."""
+        """True if a step takes 32 bits."""
 
     def buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
         """Return the addresses of the call's arrays, by name."""
@@ -60,11 +60,11 @@ class Call:
         return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
 
     def has_rope(self, e: Emitter, dims: Any) -> Any:
-        """Say whether the kernel is to rotate queries and keys."""
+        """Return whether the kernel rotates queries and keys."""
         return e.ir.icmp_signed(">", self.size(e, dims, "cos", 0), I64(0))
 
     def rotate(self, e: Emitter, of: dict[str, Any], stored: Format, x: Any, angles: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield vectors of a head's numbers, rotated, and where in the head they belong."""
+        """Yield vectors of a head's numbers, rotated, with their positions in the head."""
         half = self.shape.head_dim // 2
         lanes = LANES if half % LANES == 0 else LANES // 2
         for i in range(0, half, lanes):

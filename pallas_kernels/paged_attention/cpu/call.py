@@ -28,7 +28,7 @@ def cpu_refusal(shape: AttentionShape) -> str | None:
 
 
 def cpu_tiles(shape: AttentionShape) -> Tiles:
-    """Return how the kernel cuts its work."""
+    """Return the kernel's tile sizes."""
     return Tiles(decode=1, query=QUERY_TILE, kv=shape.block_size)
 
 

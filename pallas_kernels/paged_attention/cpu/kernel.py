@@ -1,17 +1,16 @@
 """The kernel in LLVM IR: rotates and writes K and V, then attends; all sums are in float32.
 
 A unit of work is one decode row; if rows are few, one kv head of it; if those are few too and a context is long, some
-spans of that kv head (`spans.py`); or one kv head of one tile of a longer chunk.
-The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
-registers, past the sequence's blocks, several short ones at a time:
+spans of that kv head (`spans.py`); or one kv head of one tile of a longer chunk. The query rows of a kv head (`group`
+heads of each token) attend a few at a time, so that their sums stay in registers, to the sequence's blocks, several
+short ones at a time:
 
     scores [rows, o] = q [rows, h] @ k [h, o]      masked, exponentiated: online softmax
     acc    [rows, h] = p [rows, o] @ v [o, h]
 
 Both are one loop, `_multiply`: in each step a few vectors of the right matrix are multiplied by a number of each row.
-In bfloat16 it is two numbers, of pairs that the pool holds side by side, and q and p are rounded to it; otherwise the
-pool's numbers are widened to float32. What a row's sum adds up, and in which order, does not depend on the rows beside
-it.
+In bfloat16 it is two numbers, of pairs that the pool holds side by side, and q and p are rounded to bfloat16; otherwise
+the pool's numbers are widened to float32. The order of a row's sums does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ from .spans import MASKED, SPAN, Kept, State, merge
 from .write import Writer
 
 MAX_ROWS = 6
-"""How many query rows are attended at a time."""
+"""The number of query rows that are attended at a time."""
 TILE = 64
-"""How many tokens are attended at a time, where blocks are no longer; the online softmax goes on each time."""
+"""The number of tokens that are attended at a time, unless blocks are longer; the online softmax goes on each time."""
 MAX_NARROW = 64
 """Up to this head_dim the rows of a chunk, which come past the same blocks again and again, fetch nothing ahead."""
 ROWS_PER_CORE = 4
-"""With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
+"""With this many decode rows per core, a row's heads stay together, and the next head's keys are fetched early."""
 UNITS_PER_CORE = 4
-"""Where decode rows times kv heads are fewer than so many per core, the spans of a long row are shared out to units."""
+"""Where decode rows times kv heads are fewer than this per core, the spans of a long row are divided among units."""
 
 
 class Parts(NamedTuple):
@@ -73,21 +72,22 @@ class Parts(NamedTuple):
     heads: Any
     """An array: the kv head of each part. The others hold all rows."""
     places: Any
-    """Where each row is among all queries, and its result among all results."""
+    """The index of each row among all queries, and of its result among all results."""
     queries: Any
-    """As they are multiplied: in bfloat16, if the pool is; else float32."""
+    """The queries in the dtype in which they are multiplied: bfloat16 if the pool is, otherwise float32."""
     span: State
-    """Arrays: what each row has come to in the span that it attends."""
+    """Arrays: the softmax state of each row in the span that it attends."""
     merged: State
-    """Arrays: what each row has come to in the spans before, its sink included. Unused where spans are kept apart."""
+    """Arrays: the merged state of each row in the spans before, with its sink. Unused where spans are kept separately.
+    """
 
 
 class Rows(NamedTuple):
-    """One part, addressed in what is kept of all, and room for its scores."""
+    """One part: its slices of the arrays of all parts, and room for its scores."""
 
     queries: Any
     states: list[State]
-    """What each row has come to; their sums of values lie one behind the other."""
+    """The softmax state of each row; their sums of values lie one behind the other."""
     scores: Any
     probs: Any
     """The probabilities that `scores` become, in the same dtype as `queries`."""
@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The positions of a sequence that some rows attend: all that they see, or one unit's share of it."""
+    """The positions of a sequence that some rows attend: all that they see, or one unit's share of them."""
 
     table: Any
     """The sequence's row of the block tables."""
@@ -115,9 +115,9 @@ class Blocks(NamedTuple):
     """The pool from this head's keys on."""
     values: Any
     places: Any
-    """An array: where in the pool each block is."""
+    """An array: the address of each block in the pool."""
     live: Any
-    """How many tokens of the sequence they hold."""
+    """The number of tokens of the sequence that they hold."""
 
 
 class Kernel(Call):
@@ -127,20 +127,20 @@ class Kernel(Call):
         super().__init__(shape)
         self.query_tile = query_tile
         self._left_storage = self.format.storage if self.width == 2 else F32
-        """The dtype of what the pool's numbers are multiplied by."""
+        """The dtype of the numbers that the pool's numbers are multiplied by."""
         self.max_sums = num_registers() * 3 // 4
-        """How many vectors of sums there are at a time; the other registers hold their operands."""
+        """The number of vectors of sums at a time; the other registers hold their operands."""
         self.num_blocks = max(1, TILE // shape.block_size)
-        """How many blocks are attended at a time: those from a multiple of it on, whichever rows attend."""
+        """The number of blocks that are attended at a time: from a multiple of it on, whichever rows attend."""
         self.tile = self.num_blocks * shape.block_size
         self.span = max(1, SPAN // self.tile) * self.tile
-        """How many tokens have a softmax of their own, which is then merged with those before."""
+        """The number of tokens that have a softmax of their own, which is then merged with the earlier ones."""
         self.kept = Kept(shape.group, shape.head_dim)
         self.module = ir.Module()
         self.writer = Writer(shape, self.module)
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         group = self.shape.group
         passes = -(-group // MAX_ROWS)
         writes = {count: self.writer.add(count) for count in ((1, LANES) if self.has_words else (1,))}
@@ -153,7 +153,7 @@ class Kernel(Call):
     def _add_prepare(self, writes: Mapping[int, ir.Function]) -> ir.Function:
         """Write K and V of longer chunks, clear the output of rows of padding, make room for spans, and count the work.
 
-        What a decode row writes, no other row reads.
+        No other row reads what a decode row writes.
         """
         shape = self.shape
         k, width = shape.num_kv_heads, shape.num_heads * shape.head_dim
@@ -182,7 +182,7 @@ class Kernel(Call):
             [end] = self._ends(e, of, dims, [row], [position])
             first, last = self._spans(e, self._first_seen(e, of, position), end)
             most.value = e.most(most.value, e.ir.sub(last, first))
-        # Units are as many as cores can share evenly, and of whole spans; the longest row decides.
+        # There are as many units as cores can share evenly, each of whole spans; the longest row decides.
         wanted = e.ceil_div(UNITS_PER_CORE * num_cores(), e.most(units, 1))
         per_unit = e.ceil_div(most.value, e.least(wanted, most.value))
         kept = self.kept.make(e, e.product(decodes, k), most.value, per_unit)
@@ -197,7 +197,7 @@ class Kernel(Call):
         return e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), token)
 
     def _first_seen(self, e: Emitter, of: dict[str, Any], position: Any) -> Any:
-        """Return the first position that a position sees."""
+        """Return the first position that a row at a position sees."""
         return e.most(e.sum(e.ir.sub(position, e.load_int(of["window"], 0)), 1), 0)
 
     def _ends(self, e: Emitter, of: dict[str, Any], dims: Any, tokens: list[Any], positions: list[Any]) -> list[Any]:
@@ -213,7 +213,7 @@ class Kernel(Call):
         return e.ir.sdiv(begin, I64(self.span)), e.ceil_div(end, self.span)
 
     def _heads_per_unit(self, e: Emitter, num_decodes: Any) -> Any:
-        """Return how many kv heads of a decode row are one unit: all, if there are rows enough for all cores."""
+        """Return the number of kv heads of a decode row in one unit: all, if there are rows enough for all cores."""
         is_enough = e.ir.icmp_signed(">=", num_decodes, I64(ROWS_PER_CORE * num_cores()))
         return e.ir.select(is_enough, I64(self.shape.num_kv_heads), I64(1))
 
@@ -239,7 +239,7 @@ class Kernel(Call):
         return e.function
 
     def _kept(self, e: Emitter, buffers: Any) -> Any:
-        """Return the address that `prepare` left: of the states of spans that are attended apart, or NULL."""
+        """Return the address, left by `prepare`, of the states of spans that are attended separately, or NULL."""
         return e.load(buffers, POINTER, len(BUFFERS))
 
     def _share(self, e: Emitter, kept: Any, stretch: Any, begin: Any, end: Any) -> tuple[Any, Any]:
@@ -256,7 +256,7 @@ class Kernel(Call):
         return own_begin.value, own_end.value
 
     def _add_finish(self) -> ir.Function:
-        """Give back what was kept."""
+        """Free the states that were kept."""
         e, (buffers, _) = add_function(self.module, "finish", VOID, *[POINTER] * 2)
         self.kept.free(e, self._kept(e, buffers))
         e.ir.ret_void()
@@ -285,8 +285,8 @@ class Kernel(Call):
     def _add_attend(self, name: str, num_rows: int, most_parts: int, write: ir.Function | None = None) -> ir.Function:
         """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of some kv heads.
 
-        With `kept` it is only a stretch of the spans that they see, of which the states are kept. If there is what
-        writes, the unit with the last span writes the token's own K and V just before it reads them.
+        With `kept` it is only a stretch of the spans that they see, and the states of the spans are kept. With `write`,
+        the unit with the last span writes the token's K and V just before it reads them.
         """
         group, h, storage = self.shape.group, self.shape.head_dim, self._left_storage
         e, (buffers, dims, seq, head, num_heads, first, count, kept, stretch) = add_function(
@@ -301,7 +301,8 @@ class Kernel(Call):
         total = e.product(num_heads, per_head)
 
         def members(which: Any) -> list[Any]:
-            """Return which rows of its head a part has. Beyond the last row the last one is computed again."""
+            """Return the rows of a part among the rows of its head. Beyond the last row, the last one is computed
+            again."""
             place, last = e.product(e.ir.srem(which, per_head), num_rows), e.sum(e.product(count, group), -1)
             return [e.least(e.sum(place, r), last) for r in range(num_rows)]
 
@@ -341,7 +342,7 @@ class Kernel(Call):
         return e.function
 
     def _end_span(self, e: Emitter, parts: Parts, kept: Any, span: Any) -> None:
-        """Merge what all rows have come to in a span, or keep it, and begin the next one."""
+        """Merge the states of all rows in a span, or keep them, and begin the next span."""
         h, num_rows = self.shape.head_dim, len(parts.ends)
         with e.range(0, parts.count) as part:
             places = [e.sum(e.product(part, num_rows), r) for r in range(num_rows)]
@@ -366,7 +367,7 @@ class Kernel(Call):
         tokens: list[Any],
         members: list[Any],
     ) -> None:
-        """Scale and rotate a part's queries, given their tokens and which they are of the group; begin its states."""
+        """Scale and rotate a part's queries, by their tokens and their indices in the group; begin its states."""
         h, num_rows = self.shape.head_dim, len(tokens)
         scale = e.splat(e.load(of["scale"], F32, 0))
         head, query = e.load(parts.heads, I64, part), e.array(F32, h)
@@ -397,8 +398,10 @@ class Kernel(Call):
         *,
         fetches: bool,
     ) -> None:
-        """Go past the blocks of one sequence, a few at a time, with all parts. Write just before the last, whose memory
-        is then near. `end_span` is given the number of each span, counted from position 0, when its last tile is done.
+        """Attend the blocks of one sequence, a few at a time, with all parts.
+
+        Write just before the last blocks, which are then near in memory. `end_span` is called with the number of each
+        span, counted from position 0, when its last tile is done.
         """
         h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(parts.ends)
         soft_cap, window = e.load(of["soft_cap"], F32, 0), e.load_int(of["window"], 0)
@@ -444,9 +447,9 @@ class Kernel(Call):
                 end_span(e.ir.sdiv(index, I64(self.span // tile)))
 
     def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, found: Any) -> Any:
-        """Store where each block of a tile is, and return how many tokens of the sequence they hold.
+        """Store the address of each block of a tile, and return the number of tokens of the sequence that they hold.
 
-        Blocks that no row sees need not exist: the nearest that one sees stand in for them.
+        Blocks that no row sees need not exist: the nearest one that is seen stands in for them.
         """
         k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
         first, last = e.ir.sdiv(past.begin, I64(o)), e.ir.sdiv(e.sum(past.end, -1), I64(o))
@@ -465,7 +468,7 @@ class Kernel(Call):
         return Rows(queries, states, scores, probs if self.width == 2 else scores)
 
     def _store(self, e: Emitter, out: Any, state: State, place: Any) -> None:
-        """Divide the sum of values by that of probabilities, and store the result."""
+        """Divide the sum of values by the sum of probabilities, and store the result."""
         assert self.format.narrow is not None
         factor = e.splat(e.ir.fdiv(F32(1.0), e.larger(e.load(state.total, F32), F32(1e-30))))
         with e.range(0, self.shape.head_dim, LANES) as i:
@@ -473,11 +476,11 @@ class Kernel(Call):
             e.store_vector(self.format.narrow(e, numbers), out, place, i)
 
     def _fetch(self, e: Emitter, blocks: Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
-        """Return what begins to read a step's share of keys or values before they are wanted."""
+        """Return a function that begins to read a step's share of keys or values before they are needed."""
         pool, o, h = blocks.keys if is_keys else blocks.values, self.shape.block_size, self.shape.head_dim
         storage, count = self.kv_format.storage, -(-o * h // num_steps)
         starts = [e.at(pool, storage, e.load(blocks.places, I64, which)) for which in range(self.num_blocks)]
-        # Of a block that is attended alone only what is live: of each key row, of all values.
+        # Of a block that is attended alone only the live part is read: of each key row, and of all values.
         row, live = (o, 1) if is_keys else (o * h // self.width, h // self.width)
         row, most = row * self.width, e.sum(e.product(blocks.live, live * self.width), -1)
 
@@ -493,7 +496,7 @@ class Kernel(Call):
         return fetch
 
     def _block(self, e: Emitter, pool: Any, places: Any, token: Any) -> tuple[Any, Any]:
-        """Return the address of the block with a token of the tile, and the token's number in it."""
+        """Return the address of the block with a token of the tile, and the token's number in the block."""
         o = I64(self.shape.block_size)
         which, place = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
         return e.at(pool, self.kv_format.storage, e.load(places, I64, which)), place
@@ -502,7 +505,7 @@ class Kernel(Call):
         """Multiply queries and keys, and begin to read the values."""
         h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(rows.states)
         most = _even(tile // LANES, self.max_sums // num_rows)
-        # Of a tile that is not full only what is live is read, but for the rest of a cache line or two of each row.
+        # Of a tile that is not full only the live part is read, rounded up to a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
         steps = h // self.width
         num_steps = steps * tile // LANES // most
@@ -545,7 +548,7 @@ class Kernel(Call):
             found = self._right(e, values, place, start, j * LANES)
             if self.width == 1:
                 return found
-            # What lies beyond may be anything, and 0 x NaN is NaN.
+            # Numbers beyond may be anything, and 0 x NaN is NaN.
             is_half = e.ir.icmp_signed("==", e.sum(e.product(i, 2), 1), live)
             return e.ir.and_(found, e.splat(e.ir.select(is_half, I32(0xFFFF), I32(-1))))
 
@@ -565,7 +568,7 @@ class Kernel(Call):
                 target=lambda r, j: e.at(rows.acc, F32, r * h, start, j * LANES),
                 adds=True,
             )
-            if fetch:  # what has no step in a tile that is not full
+            if fetch:  # the part without a step in a tile that is not full
                 for others in ((0, first), (last, steps)):
                     with e.range(*others) as i:
                         fetch(e.sum(done, i))
@@ -575,7 +578,7 @@ class Kernel(Call):
         e.store_vector(self.format.narrow(e, numbers) if self.width == 2 else numbers, base, *index)
 
     def _left(self, e: Emitter, numbers: Any, first: int, step: Any) -> Any:
-        """Return what a row's step is multiplied by, in each lane."""
+        """Return the number that a row's step is multiplied by, in each lane."""
         return e.splat(e.load(numbers, F32 if self.width == 1 else I32, first // self.width, step))
 
     def _right(self, e: Emitter, numbers: Any, *index: Any) -> Any:
@@ -600,8 +603,8 @@ class Kernel(Call):
     def _softmax(self, e: Emitter, parts: Parts, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
         """Turn scores, of tokens from position `first` on, into probabilities, not divided by their sums.
 
-        Return by how much older ones shrink, a vector per row. Rows go through each loop together: they do not wait
-        for each other.
+        Return the decay of older probabilities, a vector per row. All rows go through each loop together, as they do
+        not wait for each other.
         """
         scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.states))]
         behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in parts.ends]
@@ -615,7 +618,7 @@ class Kernel(Call):
             for row, distance, reach, most in zip(scores, behind, reaches, found, strict=True):
                 score = e.load_vector(row, F32, i)
                 distance = e.ir.sub(e.splat(e.ir.sub(distance, e.ir.trunc(i, I32))), lanes)
-                # Unsigned, what lies beyond the row's end is farther than every reach.
+                # Unsigned, a position beyond the row's end is farther than every reach.
                 is_seen = e.ir.icmp_unsigned("<", distance, reach)
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
@@ -656,7 +659,7 @@ class Kernel(Call):
     ) -> None:
         """Store at target(r, j), or add there, the sum of left(r, i) * right(i, j) over steps i, in order.
 
-        `also` is told each step, counted from those that are done.
+        `also` is called with the number of each step.
         """
         zeros = e.splat(F32(0.0))
         targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]

@@ -1,8 +1,9 @@
-"""Rows attend spans of positions, each with a softmax of its own, and what the spans come to is merged in order.
+"""Spans of positions: each has a softmax of its own, and the states of a row's spans are merged in order.
 
 A span is a whole number of the kernel's tiles of positions and begins at a multiple of its own length, so that it does
 not depend on which rows attend. Where decode rows are few, the spans of a row are attended at the same time on several
-cores, and merged by the unit that is done last; otherwise each is merged as it ends. The result is the same to the bit.
+cores, and merged by the unit that finishes last; otherwise each is merged as it ends. The result is the same to the
+bit.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 SPAN = 256
 """About how many tokens a span has: a core's share of a long context, beside which merging costs little."""
 HEADER_BYTES, I64_BYTES, F32_BYTES = 64, 8, 4
-"""The header has three integers: how many spans a row has at most, how many of them a unit attends, and how many kv
-heads all decode rows have."""
+"""The header has three integers: the most spans of a row, the spans that a unit attends, and the kv heads of all decode
+rows."""
 
 
 class State(NamedTuple):
-    """The addresses of what a row's online softmax has come to; or of arrays of that, for several rows."""
+    """The addresses of the state of a row's online softmax, or of arrays of states, for several rows."""
 
     acc: Any
     """The sum of values, each times exp(its score - the largest)."""
@@ -40,13 +41,13 @@ class State(NamedTuple):
         return State(e.array(F32, num_rows * head_dim), e.array(F32, num_rows), e.array(F32, num_rows))
 
     def of(self, e: Emitter, row: Any, head_dim: int) -> State:
-        """Return one row's of several."""
+        """Return the state of one row of several."""
         return State(
             e.at(self.acc, F32, e.product(row, head_dim)), e.at(self.largest, F32, row), e.at(self.total, F32, row)
         )
 
     def clear(self, e: Emitter, head_dim: int) -> None:
-        """Begin with no score at all."""
+        """Begin without any score."""
         e.store(F32(MASKED), self.largest)
         e.store(F32(0.0), self.total)
         with e.range(0, head_dim, LANES) as i:
@@ -79,17 +80,17 @@ def merge(e: Emitter, states: Sequence[State], later: Sequence[State], head_dim:
 class Kept(NamedTuple):
     """How the states of a call lie in memory: one for each query head of each decode row, in each of the row's spans.
 
-    Before them, for each kv head of each decode row, it is counted how many of its units are done.
+    Before them is, for each kv head of each decode row, a count of its units that are done.
     """
 
     group: int
-    """How many query heads share a kv head."""
+    """The number of query heads that share a kv head."""
     head_dim: int
 
     def make(self, e: Emitter, num_kv_rows: Any, num_spans: Any, per_stretch: Any) -> Any:
-        """Allocate memory for decode rows times kv heads, with so many spans at most, and return its address.
+        """Allocate memory for decode rows times kv heads, with `num_spans` spans at most, and return its address.
 
-        It is NULL if one unit attends all spans, or if there is no memory. `per_stretch` is how many one unit attends.
+        It is NULL if one unit attends all spans, or if there is no memory. One unit attends `per_stretch` spans.
         """
         found = e.variable(POINTER, NULL)
         with e.ir.if_then(e.ir.icmp_signed("<", per_stretch, num_spans)):
@@ -104,22 +105,23 @@ class Kept(NamedTuple):
         return found.value
 
     def free(self, e: Emitter, base: Any) -> None:
-        """Give the memory back, if there is some."""
+        """Free the memory, if there is some."""
         e.ir.call(libc(e.module, "free", VOID, [POINTER]), [base])
 
     def num_stretches(self, e: Emitter, base: Any) -> Any:
-        """Return how many units attend each kv head of a decode row: one, where nothing is kept."""
+        """Return the number of units that attend each kv head of a decode row: one, where nothing is kept."""
         found = e.variable(I64, I64(1))
         with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
             found.value = e.ceil_div(e.load(base, I64), self.spans_per_stretch(e, base))
         return found.value
 
     def spans_per_stretch(self, e: Emitter, base: Any) -> Any:
-        """Return how many spans one unit attends."""
+        """Return the number of spans that one unit attends."""
         return e.load(base, I64, 1)
 
     def is_last(self, e: Emitter, base: Any, kv_row: Any) -> Any:
-        """Count a unit of a decode row's kv head as done, and say whether the others are: their states can be read."""
+        """Count a unit of a decode row's kv head as done, and return whether it was the last: then all states can be
+        read."""
         before = e.ir.atomic_rmw("add", e.at(self._counts(e, base), I64, kv_row), I64(1), "acq_rel")
         return e.ir.icmp_signed("==", e.sum(before, 1), self.num_stretches(e, base))
 

@@ -1,4 +1,4 @@
-"""The part of the CPU's attention kernel that writes K and V to the pool, the keys rotated."""
+"""The part of the CPU's attention kernel that writes K and V to the pool, with rotated keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Writer(Call):
         self.module = module
 
     def begins_run(self, e: Emitter, slots: Any, token: Any, num_tokens: Any) -> Any:
-        """Say whether a token and those after it fill `LANES` slots side by side, from a multiple of it on."""
+        """Return whether a token and those after it fill `LANES` slots side by side, from a multiple of `LANES` on."""
         is_run, slot = e.variable(I1, I1(0)), e.load(slots, I32, token)
         is_aligned = e.ir.icmp_signed("==", e.ir.srem(slot, I32(LANES)), I32(0))
         is_within = e.ir.icmp_signed("<=", e.sum(token, LANES), num_tokens)
@@ -45,7 +45,7 @@ class Writer(Call):
             place = e.product(e.sum(e.product(first, k), head), h)
             keys, values = (e.at(of[name], storage, place) for name in ("k", "v"))
             apart = I64(k * h)
-            if self.kv_format.narrow:  # else they come rotated
+            if self.kv_format.narrow:  # otherwise they come rotated
                 with e.ir.if_then(has_rope), e.range(0, count) as which:
                     own, angles = e.at(keys, storage, e.product(which, apart)), e.product(e.sum(first, which), h // 2)
                     for some, i in self.rotate(e, of, self.kv_format, own, angles):
@@ -88,7 +88,7 @@ class Writer(Call):
     def _write_run(
         self, e: Emitter, of: dict[str, Any], keys: Any, apart: Any, values: Any, target: Any, offset: Any
     ) -> None:
-        """Write `LANES` tokens, with keys that are so far apart: 32 bits at a time, turned around in registers."""
+        """Write `LANES` tokens, with keys that are `apart` apart: 32 bits at a time, transposed in registers."""
         k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
         pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
         words = h // self.width

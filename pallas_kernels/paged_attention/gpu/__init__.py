@@ -1,9 +1,9 @@
 """Paged attention on Hopper GPUs, in Mosaic GPU.
 
-Three steps on the same pool, none of which copies it: q and k are rotated, and k and v written in place (`write.py`),
-decode rows are attended by a split-KV kernel (`decode.py`), longer chunks by one in the shape of FlashAttention-3
-(`prefill.py`), unless the batch has no room for tiles. Results take the place of the rotated queries; rows that are
-neither's stay these. Nothing stands between the kernels, and an unrolled model stays one command buffer.
+Three steps on the same pool, without a copy: `write.py` rotates q and k and writes k and v in place, `decode.py`
+attends decode rows in splits of their contexts, and `prefill.py` attends longer chunks in the manner of
+FlashAttention-3, unless the batch has no room for tiles. Results replace the rotated queries; rows of neither kernel
+stay rotated queries. Nothing stands between the kernels, and an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def gpu_refusal(shape: AttentionShape) -> str | None:
 
 
 def gpu_tiles(shape: AttentionShape) -> Tiles:
-    """Return tile sizes of which two fit in shared memory; decode cuts its own, see `decode_config`."""
+    """Return tile sizes; two tiles fit in shared memory. Decode uses its own, see `decode_config`."""
     return Tiles(decode=1, query=QUERY_TILE, kv=128 if shape.head_dim <= 128 else 64)
 
 

@@ -1,4 +1,4 @@
-"""The ptxas that compiles the kernels on this machine may be one that is not to be trusted."""
+"""Check the ptxas that compiles the kernels on this machine: old versions miscompile them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FIRST_ISA = 93
 
 
 def assembler_doubt() -> str | None:
-    """Return what is wrong with the ptxas that Mosaic GPU finds, or None if nothing is known to be."""
+    """Return what is wrong with the ptxas that Mosaic GPU finds, or None if nothing is known."""
     isa = _isa_version()
     if isa is None or isa >= FIRST_ISA:
         return None

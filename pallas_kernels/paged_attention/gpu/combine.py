@@ -1,4 +1,4 @@
-"""Split decode has this second half: it puts together what the splits of a row made of it."""
+"""The second half of split decode: combine the results of a row's splits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from .common import LOG2_E, LOWEST, TINY, WARPGROUP_LANES, compiler_params, interpret_params
 from .splits import DecodeWork
 
-# Parts of a row combined at a time, their loads in flight together.
+# The parts of a row that are combined at a time; their loads are in flight together.
 COMBINED = 4
 
 
 def heads_at_a_time(head_dim: int) -> int:
-    """Return how many query heads a thread block combines: a warpgroup holds a vector of at least 128 numbers."""
+    """Return the number of query heads that a thread block combines: a warpgroup holds a vector of at least 128
+    numbers."""
     return max(1, WARPGROUP_LANES // head_dim)
 
 
@@ -29,12 +30,12 @@ def combine_splits(
     """Add up the parts of every decode row, in order.
 
     Args:
-      parts: what decode made of item i in its p-th group of consumers, normalised, float32 [i, p, k, g, h]; g is a
-        multiple of `heads_at_a_time`, and the query heads that pad it to one hold anything.
-      logs: base-2 logarithms of what they weigh, float32 [i, p, k, 64].
-      work: which items are whose.
+      parts: the normalised result of item i in decode's p-th group of consumers, float32 [i, p, k, g, h]; g is a
+        multiple of `heads_at_a_time`, and the query heads that pad it hold anything.
+      logs: base-2 logarithms of their weights, float32 [i, p, k, 64].
+      work: the items of each row.
       sinks_n: one more score per query head.
-      out_tc: a Ref to [t, n * h] that gets the rows; other rows stay as they are.
+      out_tc: a Ref to [t, n * h] that gets the rows; other rows are unchanged.
       interpret: run in the interpreter.
     """
     _, _, k, padded_g, h = parts.shape
@@ -76,7 +77,7 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
     def add(i, state):
         max_e, sum_e, acc = state
         some = [i * COMBINED + j for j in range(COMBINED)]
-        # Past the last part comes the last one again, with no weight.
+        # Past the last part the last one comes again, without a weight.
         indices = [lax.min(part, num_parts - 1) for part in some]
         places = [(first + lax.div(index, consumers), lax.rem(index, consumers), head) for index in indices]
         values = [plgpu.load(parts.at[*place, columns], layout=layout) for place in places]
@@ -95,7 +96,7 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
         return tuple(new_max_e), tuple(sum_e), acc
 
     def store(result: Array) -> None:
-        """Write the heads that there are: a kv head with an odd number of them leaves half of the last vector."""
+        """Store the existing heads: with an odd number of heads, half of the last vector is left out."""
         start = head * (g * h) + step * width
         if out_smem is None:
             out_tc[seq, pl.ds(start, width)] = result
@@ -108,7 +109,7 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
             pl.when(step * heads + e < g)(copy)
         plgpu.wait_smem_to_gmem(0)
 
-    # Rows that are no decodes have no parts, and are not touched.
+    # Rows that are not decodes have no parts, and are not touched.
     @pl.when(num_parts > 0)
     def _():
         nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])

@@ -1,4 +1,4 @@
-"""The Hopper kernels share this: how they are compiled, how shared memory is laid out, small numeric helpers.
+"""The common part of the Hopper kernels: compiler parameters, layouts of shared memory, and small numeric helpers.
 
 The kernels are written in Mosaic GPU (`plgpu`) for sm_90a, for jax 0.11.2 to 0.12.
 """
@@ -17,24 +17,25 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 LOG2_E = math.log2(math.e)
-# Where an online softmax starts: finite, so that a row that has seen nothing decays by exp2(0) and not by NaN.
+# The maximum that an online softmax starts from: finite, so that a row that has seen nothing decays by exp2(0), not
+# NaN.
 LOWEST = -1e30
-# Keeps what was not attended from dividing by 0.
+# Avoids division by 0 for rows that attended to nothing.
 TINY = 1e-30
-# Rows of a wgmma.
+# The rows of a wgmma.
 MMA_ROWS = 64
 WARPGROUP_LANES = 128
-# Rows of a tile of tiled shared memory: a TMA writes whole tiles.
+# The rows of a tile of tiled shared memory: a TMA writes whole tiles.
 TILED_ROWS = 8
-# Shared memory of a thread block of an H100, and what Mosaic GPU itself needs of it (barriers, reductions).
+# The shared memory of a thread block of an H100, and the part that Mosaic GPU needs (barriers, reductions).
 SMEM_BYTES = 227 * 1024
 SMEM_RESERVED = 3 * 1024
-# Of XLA's pool: the interpreter blocks one for each warpgroup that runs.
+# The threads of XLA's pool: the interpreter blocks one for each warpgroup that runs.
 INTERPRETER_THREADS = 8
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """Return the parameters of every kernel here: warpgroup semantics, and the hardware's exp2 and division."""
+    """Return the compiler parameters of all kernels: warpgroup semantics, and the hardware's exp2 and division."""
     return plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 
@@ -47,7 +48,7 @@ def interpret_params(interpret: bool) -> Any:
 
 
 def require_interpreter_threads() -> None:
-    """Raise RuntimeError where the interpreter would wait for ever, as XLA's pool has too few threads for it."""
+    """Raise RuntimeError if XLA's pool has too few threads: the interpreter would wait for ever."""
     num_threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts them
     if num_threads < INTERPRETER_THREADS:
         raise RuntimeError(
@@ -59,7 +60,7 @@ def require_interpreter_threads() -> None:
 def tiled_smem(shape: tuple[int, ...], dtype: DTypeLike, *, columns: int | None = None) -> Any:
     """Return an SMEM scratch type in the tiled and swizzled form that TMA writes and wgmma reads.
 
-    `columns` is the width of the slices that the last axis is read in, its whole length by default.
+    `columns` is the width of the slices in which the last axis is read, by default its whole length.
     """
     bits = 8 * jnp.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle((shape[-1] if columns is None else columns) * bits)
@@ -84,8 +85,8 @@ def scaled_scores(scores: Array, scale: float, soft_cap: float | None) -> Array:
 def product(a: Any, b: Any) -> Array:
     """Return the float32 product of two matrices in shared memory, wgmma's operands.
 
-    A fresh accumulator that is added to the running sum afterwards costs no more than scaling the running sum, which an
-    online softmax does anyway; and it can be interpreted.
+    A fresh accumulator that is added to the running sum afterwards costs no more than scaling that sum, which an online
+    softmax does anyway, and it runs in the interpreter.
     """
 
     def multiply(accumulator_ref):
@@ -98,8 +99,8 @@ def product(a: Any, b: Any) -> Array:
 def add_product(accumulator: Array, weights: Array, values: Any, smem: Any | None) -> Array:
     """Return `accumulator + weights @ values`: weights [r, c] in registers, values [c, h] in shared memory.
 
-    The interpreter knows neither operands in registers nor accumulators that start from a value. It gets a buffer
-    `smem` [r, c] for the weights, for which the compiler gets None.
+    The interpreter supports neither operands in registers nor accumulators that start from a value. It gets a buffer
+    `smem` [r, c] for the weights; when compiled, `smem` is None.
     """
     if smem is None:
 

@@ -3,8 +3,8 @@
 A work item is one kv head of one split of one sequence. As many thread blocks as there are SMs each walk their share of
 the items. In each, a producer warpgroup streams KV tiles by TMA into a ring of shared memory, ahead from item to item;
 two consumer warpgroups attend with wgmma, the g query heads of the kv head padded to 64 rows. Up to h = 128 each takes
-half of a tile's positions, above it half of the columns of V, as one's registers would not hold all of them. What they
-make of an item is a part of its row; a second kernel adds up a row's parts, in order.
+half of a tile's positions, above it half of the columns of V, as the registers of one would not hold all of them. Their
+result for an item is a part of its row; a second kernel adds up a row's parts, in order.
 
 Where splits and tiles begin depends on a row's own context and on the shapes of the step's arrays, so its result is
 bitwise the same in every batch of these shapes. It is not bitwise that of the prefill kernel, which sums a row's tiles
@@ -44,15 +44,15 @@ from .common import (
 )
 from .splits import DecodeWork, SplitRule, decode_work, split_rule
 
-# Positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
+# The positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
 ROWS = 64
 QUERY_BUFFERS = 2
-# Columns of V multiplied at a time, which bounds the registers for it, and of a result stored at a time.
+# The columns of V that are multiplied, and of a result that are stored, at a time. They bound the registers.
 VALUE_COLUMNS = 64
 STORE_COLUMNS = 32
-# Columns of a float8 pool converted at a time: a swizzled tile of it.
+# The columns of a float8 pool that are converted at a time: a swizzled tile of it.
 CONVERTED_COLUMNS = 128
-# Thread blocks: one for each SM of an H100 or H200.
+# The number of thread blocks: one for each multiprocessor of an H100 or H200.
 WORKERS = 132
 
 
@@ -60,30 +60,30 @@ class DecodeConfig(NamedTuple):
     """The sizes that the kernel is compiled with for a shape."""
 
     groups: int
-    """How many parts of a KV tile are attended at the same time."""
+    """The number of parts of a KV tile that are attended at the same time."""
     shares: int
-    """How many warpgroups attend each part; each multiplies its share of the columns of V."""
+    """The number of warpgroups that attend each part; each multiplies its share of the columns of V."""
     stages: int
-    """How many KV tiles the ring holds."""
+    """The number of KV tiles that the ring holds."""
     splits: SplitRule
-    """How a row's context is cut."""
+    """The rule by which a row's context is divided."""
     workers: int = WORKERS
-    """How many thread blocks there are."""
+    """The number of thread blocks."""
 
     @property
     def tile(self) -> int:
-        """Positions of a KV tile."""
+        """Return the positions of a KV tile."""
         return self.groups * ROWS
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that attend."""
+        """Return the number of warpgroups that attend."""
         return self.groups * self.shares
 
 
 def decode_config(head_dim: int, kv_dtype: DTypeLike, num_rows: int, num_kv_heads: int) -> DecodeConfig:
-    """Return the configuration that fills the shared memory; of the shapes only, so that sums don't change."""
-    # One warpgroup's registers don't hold 64 rows of h = 256.
+    """Return the configuration that fills the shared memory. It depends on shapes only, so that sums never change."""
+    # One warpgroup's registers do not hold 64 rows of h = 256.
     groups, shares = (2, 1) if head_dim <= 128 else (1, 2)
     config = DecodeConfig(groups, shares, 1, split_rule(num_rows, num_kv_heads, WORKERS))
     buffers = _buffer_types(config, head_dim, kv_dtype)
@@ -110,10 +110,10 @@ def decode_attention(
 
     Args:
       q_rkgh: the queries of at least s rows. g is a multiple of 8, as a TMA writes whole groups of 8 rows of a tiled
-        buffer; the query heads that pad it to one hold anything.
+        buffer; the query heads that pad it hold anything.
       kv_pool, batch, layer, num_layers, window, scale, soft_cap, sinks_n: see `PagedAttention`.
-      out_tc: a Ref to [t, n * h] that gets the result in the decode rows; the others stay as they are.
-      config: sizes other than those of the shape.
+      out_tc: a Ref to [t, n * h] that gets the result in the decode rows; the others are unchanged.
+      config: sizes to use instead of the shape's.
       interpret: run in the interpreter.
     """
     k, h = q_rkgh.shape[1], q_rkgh.shape[3]
@@ -133,12 +133,12 @@ def decode_attention(
 
 
 class _Buffers(NamedTuple):
-    """Shared memory; w counts consumers, p the groups of them, r = 64 a group's positions of a tile."""
+    """The shared memory; w counts consumers, p the groups of them, r = 64 a group's positions of a tile."""
 
     kv: Any
-    """Ring of KV tiles [stage, p, r, 2 h], as they lie in the pool."""
+    """A ring of KV tiles [stage, p, r, 2 h], in the pool's layout."""
     q: Any
-    """Queries [2, 64, h]; an item's come while the last one's are used."""
+    """Queries [2, 64, h]; an item's are loaded while the last one's are used."""
     p: Any
     """Probabilities [w, 64, r]."""
     out: Any
@@ -172,7 +172,7 @@ def _attend(
 ) -> tuple[Array, Array]:
     """Return each item's normalised results [i, p, k, g, h] and base-2 logarithms [i, p, k, 64] of their weights.
 
-    Of the query heads the first `g` are stored.
+    Only the first `g` query heads are stored.
     """
     k, h = kv.shape[1], q_rkgh.shape[3]
     items, w = work.seqs_i.shape[0], config.consumers
@@ -213,7 +213,7 @@ class _Item(NamedTuple):
 
 
 class _Refs(NamedTuple):
-    """Operands, results and scratch of the kernel."""
+    """The operands, results and scratch of the kernel."""
 
     q_rkgh: Any
     kv: Any
@@ -267,7 +267,7 @@ def _for_each_item(refs: _Refs, config: DecodeConfig, body: Callable[[Array, _It
 
 
 def _drain(refs: _Refs, config: DecodeConfig, num_tiles: Array) -> None:
-    """Wait until all stages and query buffers are free: no barrier may end with a phase that was not waited for."""
+    """Wait until all stages and query buffers are free: no barrier may end with a phase that nobody waited for."""
 
     def wait(tile, _):
         plgpu.barrier_wait(refs.kv_free.at[lax.rem(tile, config.stages)])
@@ -282,7 +282,7 @@ def _num_tiles(item: _Item, config: DecodeConfig) -> Array:
 
 
 def _start_queries(refs: _Refs, wg: Array) -> None:
-    """Zero the rows that pad the g query heads, and hand both buffers to the producer."""
+    """Zero the rows that pad the g query heads, and give both buffers to the producer."""
 
     @pl.when(wg == 0)
     def _():
@@ -296,7 +296,7 @@ def _start_queries(refs: _Refs, wg: Array) -> None:
 
 
 def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_tile: Array) -> None:
-    """Bring an item's queries and KV tiles."""
+    """Load an item's queries and KV tiles."""
     g = refs.q_rkgh.shape[2]
     o, max_blocks = refs.kv.shape[2], refs.tables_sm.shape[1]
     chunk = min(o, ROWS)
@@ -332,7 +332,7 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
 
 
 class _Consumer(NamedTuple):
-    """The place of a warpgroup among the consumers."""
+    """The index of a warpgroup among the consumers."""
 
     warpgroup: Array
     group: Array
@@ -342,7 +342,7 @@ class _Consumer(NamedTuple):
     num_shares: int
 
     def columns(self, start: int, h: int, width: int) -> list[Any]:
-        """Return this share of columns start .. start + h, cut into slices of `width` or less."""
+        """Return this share of columns start .. start + h, divided into slices of at most `width`."""
         share = h // self.num_shares
         width = min(width, share)
         firsts = [start + self.share * share + column for column in range(0, share, width)]
@@ -463,13 +463,13 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
 
 
 def _convert(ref: Any) -> Array:
-    """Return a float8 matrix in bfloat16, by way of float32: the hardware takes float8 to float16 only."""
+    """Return a float8 matrix in bfloat16, converted through float32: the hardware converts float8 to float16 only."""
     x = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X)
     return plgpu.layout_cast(x.astype(jnp.float32).astype(jnp.bfloat16), plgpu.Layout.WGMMA)
 
 
 def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, acc_c: tuple[Array, ...]) -> None:
-    """Write a consumer's part: its rows divided by their sums, and log2 of what they weigh."""
+    """Store a consumer's part: its rows divided by their sums, and log2 of their weights."""
     g, h = refs.parts.shape[3:]
     out = refs.buffers.out.at[me.warpgroup]
     part = refs.parts.at[item.entry, me.group, item.head]

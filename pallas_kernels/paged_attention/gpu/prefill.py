@@ -1,8 +1,8 @@
 """Ragged paged prefill for Hopper, in the shape of FlashAttention-3.
 
 One program is one query head and one tile of 128 query rows of one sequence. Warpgroups 0 and 1 take 64 rows each and
-alternate, one in its softmax while the other has the tensor cores; warpgroup 2 brings K and V from the blocks, one TMA
-per block and operand, through a ring of stages. What a program makes of its queries takes their place.
+alternate, one in its softmax while the other has the tensor cores; warpgroup 2 loads K and V from the blocks, one TMA
+per block and operand, through a ring of stages. A program's results replace its queries.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .common import (
 COMPUTE_WARPGROUPS = 2
 PRODUCER = COMPUTE_WARPGROUPS
 QUERY_TILE = COMPUTE_WARPGROUPS * MMA_ROWS
-# 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
+# 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
 COMPUTE_REGISTERS, PRODUCER_REGISTERS = 224, 56
 OVERHEAD_BYTES = 3 * 1024
-"""Shared memory for barriers and Mosaic GPU's own 2 KiB."""
+"""The shared memory of barriers and of Mosaic GPU's own 2 KiB."""
 STORE_ROWS = 16
-"""Rows are read and stored in pieces of this size, so that a tile's last rows don't run into the next chunk."""
-# With one, a warpgroup that skips a tile could free the stage in the other's name: it may be one tile ahead.
+"""The rows that are read and stored at a time, so that a tile's last rows do not reach into the next chunk."""
+# With one stage, a warpgroup that skips a tile could free the stage for the other, which may be one tile behind.
 MIN_STAGES, MAX_STAGES = 2, 4
 PART_COLUMNS = 64
-"""Columns that the producer, which has few registers, handles at a time."""
+"""The columns that the producer, which has few registers, handles at a time."""
 
 
 class _Config(NamedTuple):
@@ -60,7 +60,7 @@ class _Config(NamedTuple):
     scale: float
     soft_cap: float | None
     absent: frozenset[str]
-    """Names of operands that there are not."""
+    """The names of the operands that are absent."""
     interpret: bool
 
     @property
@@ -69,7 +69,7 @@ class _Config(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """Return how many tokens one TMA brings."""
+        """Return the number of tokens that one TMA brings."""
         return min(self.block_size, self.kv_tile)
 
     @property
@@ -78,19 +78,19 @@ class _Config(NamedTuple):
 
     @property
     def converts(self) -> bool:
-        """Say whether the pool is of another type than the matmuls."""
+        """Return whether the pool has another dtype than the matmuls."""
         return self.kv_dtype != jnp.bfloat16
 
     @property
     def raw_stages(self) -> int:
-        """Return how many buffers hold tiles as the pool has them, before they are converted."""
+        """Return the number of buffers for tiles in the pool's dtype, before they are converted."""
         if not self.converts:
             return 0
         return 2 if self.head_dim < 256 else 1
 
     @property
     def stages(self) -> int:
-        """Return how many stages fit in the shared memory."""
+        """Return the number of stages that fit in the shared memory."""
         q_bytes = QUERY_TILE * self.head_dim * 2
         kv_bytes = self.kv_tile * self.head_dim * 2
         raw_bytes = self.raw_stages * kv_bytes
@@ -98,10 +98,10 @@ class _Config(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """Refs to the operands in global memory."""
+    """The refs to operands in global memory."""
 
     qo_tc: Any
-    """The queries [t, n * h]; results take their place."""
+    """The queries [t, n * h]; results replace them."""
     kv_pool: Any
     block_tables_sm: Any
     context_lens_s: Any
@@ -113,15 +113,15 @@ class _Operands(NamedTuple):
     window_1: Any
     sinks_n: Any
     row_ends_r: Any
-    """One past the last position that each row of each tile sees. It and the next two are there with row ends only."""
+    """One past the last position that each row of each tile sees. This and the next two exist with row ends only."""
     least_ends_p: Any
-    """One past the last position that the row of each half tile sees that sees least; the first tile's halves first."""
+    """The least end among the rows of each half tile; the first tile's halves come first."""
     most_ends_p: Any
-    """The same of the row that sees most."""
+    """The largest end among them."""
 
 
 class _Smem(NamedTuple):
-    """Refs in SMEM: w compute warpgroups, r rows of one, c tokens of a KV tile, a stages."""
+    """The refs in SMEM: w compute warpgroups, r rows of one, c tokens of a KV tile, a stages."""
 
     q_wrh: Any
     k_ach: Any
@@ -131,7 +131,7 @@ class _Smem(NamedTuple):
 
 
 class _Barriers(NamedTuple):
-    """Barriers: filled and emptied, per warpgroup or stage; and whose turn it is."""
+    """The barriers: of filled and emptied stages, per warpgroup or stage, and of the warpgroups' turns."""
 
     q_w: Any
     k_a: Any
@@ -143,7 +143,7 @@ class _Barriers(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """Scalars of one program."""
+    """The scalars of one program."""
 
     head: Array
     tile: Array
@@ -152,7 +152,7 @@ class _Work(NamedTuple):
     end: Array
     """One past the sequence's last row."""
     shift: Array
-    """A row's position in the sequence, less the row."""
+    """A row's position in the sequence, minus the row."""
     context_len: Array
     window: Array
     first: Array
@@ -187,8 +187,8 @@ def prefill_attention(
 ) -> None:
     """Attend the rows of the batch's tiles; this step's K and V are in the pool already.
 
-    `qo_tc` is a Ref to the queries [t, n * h], t a multiple of 16; the tiles' rows get their results, the others stay
-    as they are. A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0,
+    `qo_tc` is a Ref to the queries [t, n * h], t a multiple of 16; the tiles' rows get their results, the others are
+    unchanged. A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0,
     and each row of a wgmma is summed for itself. Rows from a sequence's end to the next multiple of 16 become finite.
     """
     pool = kv_pool.kv
@@ -334,14 +334,14 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     if config.has_row_ends:
         half = work.tile * COMPUTE_WARPGROUPS + warpgroup
         least_end, last = operands.least_ends_p[half], operands.most_ends_p[half] - 1
-    # Past its own last KV tile, and if its rows are all beyond the end, a warpgroup only keeps the turns.
+    # Past its own last KV tile, and if all of its rows are beyond the end, a warpgroup only keeps the turns.
     stop = jnp.where(row < work.end, lax.div(last, c) + 1, work.first)
 
     q_rh = smem.q_wrh.at[warpgroup]
     columns = pl.ds(pl.multiple_of(work.head * h, h), h)
     last_piece = lax.div(work.end - 1, STORE_ROWS) * STORE_ROWS
     for first in range(0, MMA_ROWS, STORE_ROWS):
-        # Rows beyond the sequence's end may be another program's, so the last piece comes again.
+        # Rows beyond the sequence's end may be another program's, so the last piece is read again.
         piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), STORE_ROWS), STORE_ROWS)
         target = q_rh.at[pl.ds(first, STORE_ROWS)]
         plgpu.copy_gmem_to_smem(operands.qo_tc.at[piece, columns], target, barriers.q_w.at[warpgroup])
@@ -407,7 +407,7 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
     q_rh[...] = (acc_rh * along_rows(1.0 / sum_r, acc_rh)).astype(jnp.bfloat16)
     plgpu.commit_smem()
-    # Else addresses of these are computed with those of the queries, and held in registers all the while.
+    # Otherwise addresses of these are computed with those of the queries, and held in registers all the while.
     row, head = lax.optimization_barrier((row, work.head))
     columns = pl.ds(pl.multiple_of(head * h, h), h)
     for first in range(0, MMA_ROWS, STORE_ROWS):
@@ -428,7 +428,7 @@ def _in_log2(scores_rc: Array, config: _Config) -> tuple[Array, float]:
 
 
 def _mask(work: _Work, scores_rc: Array, row: Array, first_position: Array) -> Array:
-    """Hide from each row, the first of which is `row`, what is ahead of it or before its window."""
+    """Hide the positions after each row's own or before its window; the first row is `row`."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, scores_rc.shape, layout=plgpu.Layout.WGMMA)
     # Rows of padding see what the last row sees: finite, and nothing beyond the context.
     positions_rc = lax.min(iota(0) + (row + work.shift), work.context_len - 1)
@@ -439,7 +439,7 @@ def _mask(work: _Work, scores_rc: Array, row: Array, first_position: Array) -> A
 def _mask_by_row_ends(
     program: _Program, warpgroup: Array, scores_rc: Array, row: Array, first_position: Array
 ) -> Array:
-    """Hide from each row, the first of which is `row`, what is before its window or from its end on."""
+    """Hide the positions before each row's window, and from its end on; the first row is `row`."""
     work, layout = program.work, plgpu.Layout.WGMMA
     first = pl.multiple_of((work.tile * COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
     ends_r = program.operands.row_ends_r.at[pl.ds(first, MMA_ROWS)]
@@ -447,7 +447,8 @@ def _mask_by_row_ends(
     rows_r = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=layout.reduce(1))
     positions_r = lax.min(rows_r + (row + work.shift), work.context_len - 1)
     begins_r = positions_r - (work.window - 1)
-    # Not columns, but positions: what does not depend on the KV tile would be held in registers all through the loop.
+    # Positions, not columns: a value that does not depend on the KV tile would be held in registers all through the
+    # loop.
     keys_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=layout) + first_position
     is_seen_rc = (keys_rc < along_rows(ends_r, scores_rc)) & (keys_rc >= along_rows(begins_r, scores_rc))
     return jnp.where(is_seen_rc, scores_rc, -jnp.inf)
@@ -473,7 +474,7 @@ def _produce(program: _Program) -> None:
     if not config.interpret:
         return
 
-    # jax 0.11's interpreter wants whoever waits at a barrier to see all of it.
+    # jax 0.11's interpreter requires that a waiting thread sees all phases of a barrier.
     @pl.loop(lax.max(work.stop - config.stages, work.first), work.stop)
     def _(tile: Array) -> None:
         stage = lax.rem(tile - work.first, config.stages)
@@ -482,7 +483,7 @@ def _produce(program: _Program) -> None:
 
 
 def _sources(program: _Program, tile: Array) -> list[Any]:
-    """The pool's slices [piece, 2 * h] with a KV tile's tokens. Pieces beyond the context repeat its last block."""
+    """Return the pool's slices [piece, 2 * h] of a KV tile. Pieces beyond the context repeat its last block."""
     config, operands, work = program.config, program.operands, program.work
     kv_head = lax.div(work.head, config.group)
     last_block = lax.div(work.context_len - 1, config.block_size)
@@ -500,14 +501,14 @@ def _sources(program: _Program, tile: Array) -> list[Any]:
 
 
 def _copy(config: _Config, sources: list[Any], column: int, target_ch: Any, barrier: Any) -> None:
-    """Start copying as many columns as the target has, from `column` on."""
+    """Start to copy as many columns as the target has, from `column` on."""
     for j, source in enumerate(sources):
         target = target_ch.at[pl.ds(j * config.piece, config.piece)]
         plgpu.copy_gmem_to_smem(source.at[:, pl.ds(column, target_ch.shape[-1])], target, barrier)
 
 
 def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
-    """Bring a KV tile."""
+    """Load a KV tile."""
     config, barriers = program.config, program.barriers
     k_ch, v_ch = program.smem.k_ach.at[stage], program.smem.v_ach.at[stage]
     # Block ids are read before the stage is free.
@@ -535,7 +536,7 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
 
 
 def _fetch_raw(program: _Program, tile: Array) -> None:
-    """Start bringing a KV tile in the pool's type, if there is one."""
+    """Start to load a KV tile in the pool's dtype, if there is one."""
     config, work = program.config, program.work
 
     @pl.when(tile < work.stop)
@@ -546,7 +547,7 @@ def _fetch_raw(program: _Program, tile: Array) -> None:
 
 
 def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
-    """Turn a KV tile into bfloat16, while the next one comes if there is a second buffer for it."""
+    """Convert a KV tile to bfloat16, while the next one is loaded if there is a second buffer for it."""
     config, smem, barriers, work = program.config, program.smem, program.barriers, program.work
     raw = lax.rem(tile - work.first, config.raw_stages)
     raw_c2h, live = smem.raw_ac2h.at[raw], work.context_len - tile * config.kv_tile
@@ -577,7 +578,7 @@ def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until
 
 
 def _parts(config: _Config) -> list[tuple[Any, Any]]:
-    """Cut a tile of K or V into what the producer's few registers hold."""
+    """Divide a tile of K or V into parts that the producer's few registers hold."""
     return [
         (pl.ds(row, MMA_ROWS), pl.ds(column, PART_COLUMNS))
         for row in range(0, config.kv_tile, MMA_ROWS)

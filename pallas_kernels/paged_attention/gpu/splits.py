@@ -1,4 +1,4 @@
-"""A decode step's work is every row's context cut into splits, and the list of those that are live."""
+"""The work of a decode step: every row's context divided into splits, and the list of the live splits."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from jax import Array
 
 from ..layout import AttentionBatch
 
-# The least tiles of a split, in steps of up to so many rows and in larger ones. For each split a part of the result is
-# written and read, a few percent of two tiles' bytes, and a thread block has to change over.
+# The least tiles of a split, in steps of up to this many rows and in larger ones. For each split a part of the result
+# is written and read, a few percent of two tiles' bytes, and a thread block has to change over.
 FEW_ROWS, FEW_ROWS_TILES, MANY_ROWS_TILES = 32, 2, 4
 
 
 class SplitRule(NamedTuple):
-    """The rule by which a row's context is cut, by its own length alone: into equal splits of whole tiles."""
+    """The rule by which a row's context is divided, by its own length alone: into equal splits of whole tiles."""
 
     most: int
-    """How many splits a row has at most."""
+    """The most splits of a row."""
     least_tiles: int
-    """How many tiles a split has at least."""
+    """The least tiles of a split."""
 
 
 def split_rule(num_rows: int, num_kv_heads: int, workers: int) -> SplitRule:
-    """Return the rule for steps of up to `num_rows` rows on so many thread blocks.
+    """Return the rule for steps of up to `num_rows` rows on `workers` thread blocks.
 
-    A row has no more items than there are thread blocks, and a long one about as many, of the same length. So thread
-    blocks that take them in turn get equal shares of each row, however long the rows are.
+    A row has at most as many items as there are thread blocks, and a long one about as many, of the same length. So
+    thread blocks that take them in turn get equal shares of each row, whatever the rows' lengths.
     """
     return SplitRule(
         most=max(1, workers // num_kv_heads),
@@ -53,7 +53,7 @@ class DecodeWork(NamedTuple):
 
 
 def decode_work(batch: AttentionBatch, rule: SplitRule, tile: int, window: Array | int, max_context: int) -> DecodeWork:
-    """Return what there is to do. Of the batch and the window only: layers with the same window share it."""
+    """Return the work of a step. It depends on the batch and the window only: layers with the same window share it."""
     s = batch.context_lens_s.shape[0]
     rows_s = jnp.arange(s, dtype=jnp.int32)
     lens_s = jnp.where(rows_s < batch.num_decodes, batch.context_lens_s, 0)
@@ -62,7 +62,7 @@ def decode_work(batch: AttentionBatch, rule: SplitRule, tile: int, window: Array
     tiles_s = (lens_s + (tile - 1)) // tile - first_tiles_s
     lengths_s = jnp.maximum((tiles_s + (rule.most - 1)) // rule.most, rule.least_tiles)
     counts_s = (tiles_s + lengths_s - 1) // lengths_s
-    # Not cumsum: this is one fusion.
+    # Instead of cumsum: this is one fusion.
     lasts_s = jnp.sum(jnp.where(rows_s[None] <= rows_s[:, None], counts_s[None], 0), axis=1, dtype=jnp.int32)
     firsts_s = lasts_s - counts_s
 

@@ -1,4 +1,4 @@
-"""Rotates a step's queries and keys, and writes its keys and values into the block pool, on Hopper, in place."""
+"""Rotate a step's queries and keys, and write its keys and values into the block pool, on Hopper, in place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..layout import FusedPool, to_pool_dtype
 from ..rope import Rope, rotate_halves
 from .common import TILED_ROWS, WARPGROUP_LANES, compiler_params, interpret_params
 
-# Of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
+# The tokens of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
 TOKENS = 8
-# At most, of a thread block: their loads are in flight together.
+# The most query heads of a thread block: their loads are in flight together.
 QUERY_HEADS = 4
 
 
@@ -47,12 +47,12 @@ def rotate_and_write(
 ) -> tuple[Queries, FusedPool]:
     """Return q rotated, and the pool with k, rotated, and v at the tokens' slots; the null block is not written to.
 
-    Without `rope` nothing is rotated. At most the first `num_rows` tokens are decodes. The number of tokens must be a
+    Without `rope` nothing is rotated. Decodes are among the first `num_rows` tokens. The number of tokens must be a
     multiple of 8, or ValueError is raised.
 
     A thread block takes a kv head of 8 tokens, with some or all of its query heads. It loads cos and sin once, and
-    halves of heads, so that numbers that are multiplied are in the same thread. The kernel gets the pool as a Ref,
-    which XLA neither copies nor slices.
+    halves of heads, so that factors are in the same thread. The kernel gets the pool as a Ref, which XLA neither copies
+    nor slices.
     """
     t, n, h = q_tnh.shape
     k, g = k_tkh.shape[1], n // k_tkh.shape[1]
@@ -60,7 +60,7 @@ def rotate_and_write(
         raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
     heads = 0 if rope is None else max(count for count in range(1, QUERY_HEADS + 1) if g % count == 0)
     # XLA makes one matmul of those for q, k and v, and sees that these slices of it, in four dimensions, are the whole.
-    # Taken as three operands they would first be cut out, by as many kernels as the rotation took before.
+    # As three operands they would first be cut out, by as many kernels as the rotation took before.
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
     new_tc = jnp.concatenate([x[:, None] for x in new], axis=2).reshape(t, -1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
@@ -92,7 +92,8 @@ def rotate_and_write(
 def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: int):
     """Rotate `heads` query heads; the first thread block of a kv head writes its keys and values, too.
 
-    `rotation` is cos, sin and where rotated queries go, decodes' perhaps to a second place, or nothing.
+    `rotation` is cos, sin and the Refs for rotated queries, with a second Ref for decodes where there is one; or
+    nothing.
     """
     k, h = pool.shape[1], pool.shape[3] // 2
     n = new_tc.shape[1] // h - 2 * k
@@ -106,7 +107,7 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
 
     cos_and_sin = [load(table.at[rows]) for table in rotation[:2]]
     query_heads = [kv_head * (n // k) + part * heads + i for i in range(heads)]
-    # Before the keys, so that they are on their way while these are written.
+    # Before the keys, so that they are loading while the keys are written.
     queries = [[load(half) for half in halves(new_tc, head)] for head in query_heads]
 
     @pl.when(part == 0)
@@ -131,7 +132,7 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
 
 
 def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array | int) -> None:
-    """Start the copy of a head's key and value to a slot, unless it is the null block's."""
+    """Start to copy a head's key and value to a slot, unless it is the null block's."""
     o = pool.shape[2]
 
     @pl.when(slot >= o)
@@ -150,5 +151,5 @@ def _store_padded(padded_rkgh: Any, first_token: Array, kv_head: Array, head: Ar
 
 
 def _in_pool_dtype(x: Array, dtype: Any) -> Array:
-    # Hopper makes 8-bit floats of float32 only.
+    # Hopper converts only float32 to 8-bit floats.
     return x if x.dtype == dtype else to_pool_dtype(x.astype(jnp.float32), dtype)

@@ -3,8 +3,8 @@
 Both stream K and V through a ring of VMEM buffers (`stream.py`): the work of a call is one flat list of KV tiles, over
 all sequences, and the fetch runs ahead of the attention by the length of the ring, so that a short sequence does not
 wait for the one before it. A tile starts at a multiple of `Tiles.kv` positions and a row's state is float32
-(`softmax.py`), the same in both calls; so the order of a row's sums does not depend on its batch or chunk. The rows
-that share its matmuls do: nothing is known yet of TPUs on which that would change a row's bits.
+(`softmax.py`), the same in both calls, so the order of a row's sums does not depend on its batch or chunk. The number
+of rows that share its matmuls does; whether that can change a row's bits on a TPU is not known yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def tpu_paged_attention(
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in Pallas' simulation of a TPU."""
     t, n, h = q_tnh.shape
     k = k_tkh.shape[1]
-    # Where K and V share a row of lanes both take all of it: q is widened with zeros, (q | 0) @ (K | V)^T is q @ K^T.
+    # Where K and V share a row of lanes, both take all of it: q is widened with zeros, and (q | 0) @ (K | V)^T is q @
+    # K^T.
     shares_lanes = h % LANES != 0
     options = Options(
         name="paged",

@@ -22,7 +22,7 @@ from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 
 UNROLL = 8
-"""At most so many heads are attended together: each one's latencies hide behind the others."""
+"""The most heads that are attended together: the latencies of each hide behind the others."""
 OUTPUTS = 2
 
 
@@ -51,7 +51,7 @@ class _Scratch(NamedTuple):
     """[2, k, r, v]."""
     out_semaphores: Any
     maxima: Any
-    """[k / unroll, unroll * r, 128], as the sums."""
+    """[k / unroll, unroll * r, 128], as for the sums."""
     sums: Any
     values: Any
     """[k / unroll, unroll * r, v]."""
@@ -124,7 +124,7 @@ def _kernel(*refs: Any, options: Options) -> None:
 
 
 class _Operands(NamedTuple):
-    """Operands, in HBM but for the sinks."""
+    """The operands, in HBM except the sinks."""
 
     tables: Any
     q: Any
@@ -181,7 +181,7 @@ class _Decode:
         stream.for_last(OUTPUTS, wait)
 
     def describe(self, index: Array) -> _Sequence:
-        """The new token attends to the positions from `first` to its own."""
+        """Return an item: the new token attends to the positions from `first` to its own."""
         end = jnp.maximum(self.scalars.lens_s[index], 1)
         first = jnp.maximum(end - self.scalars.place[1], 0)
         return _Sequence(index, index, first, end, self.scalars.slots_s[index])
@@ -224,7 +224,7 @@ class _Decode:
     def attend(self, stream: KVStream, tile: Tile[_Sequence]) -> None:
         item, num_tokens = tile.item, self.options.kv_tile
         first_slab, end_slab = stream.slabs(item, tile.tile)
-        # What was not fetched may hold NaN, and 0 x NaN is NaN.
+        # Slabs that were not fetched may hold NaN, and 0 x NaN is NaN.
         clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
         pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.write(tile))
         clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
@@ -251,7 +251,7 @@ class _Decode:
     def write(self, tile: Tile[_Sequence]) -> None:
         """Put the new token into the fetched tile, and its slab on the way to the pool.
 
-        In the tile the rows after it become 0, in the pool they stay as they are.
+        In the tile the rows after it become 0; in the pool they are unchanged.
         """
         item, scratch = tile.item, self.scratch
         pl.when(item.number >= OUTPUTS)(lambda: self.slab_copy(item).wait())
@@ -281,5 +281,5 @@ class _Decode:
 
 
 def heads_together(k: int) -> int:
-    """Return how many heads are attended together."""
+    """Return the number of heads that are attended together."""
     return max(x for x in range(1, UNROLL + 1) if k % x == 0)

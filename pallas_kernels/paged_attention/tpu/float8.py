@@ -1,7 +1,7 @@
-"""Some TPUs unpack float8_e4m3b11fnuz in one instruction, and take seven more for float8_e4m3fn.
+"""Read float8_e4m3fn as float8_e4m3b11fnuz, which some TPUs unpack in one instruction instead of eight.
 
-Both have the same numbers, but for a factor: of the same bits, one is `FACTOR` times the other. Only minus zero of
-float8_e4m3fn is NaN of the other format, which has no minus zero, and the NaN of float8_e4m3fn is a number there.
+Both have the same numbers except for a factor: with the same bits, one is `FACTOR` times the other. Only minus zero of
+float8_e4m3fn is NaN in the other format, which has no minus zero, and the NaN of float8_e4m3fn is a number there.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ FACTOR = 16
 
 
 def is_unpacked(dtype: DTypeLike, architecture: str | None) -> bool:
-    """Say whether a pool of this dtype is read so by this kind of TPU."""
+    """Return whether this kind of TPU reads a pool of this dtype like that."""
     return dtype == jnp.float8_e4m3fn and architecture in UNPACKED_KINDS
 
 
 def to_be_unpacked(x: Array) -> Array:
-    """Return float8_e4m3fn in which minus zero is zero, and NaN is minus zero, as `unpack` takes it."""
+    """Return float8_e4m3fn with minus zero as zero, and NaN as minus zero, for `unpack`."""
     bits = lax.bitcast_convert_type(x, jnp.uint8)
     magnitude = bits & 0x7F
     bits = jnp.where(magnitude == 0, jnp.uint8(0), jnp.where(magnitude == 0x7F, jnp.uint8(0x80), bits))

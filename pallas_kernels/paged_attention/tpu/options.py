@@ -1,4 +1,4 @@
-"""TPU kernels are compiled for these options and tile sizes."""
+"""The options and tile sizes that the TPU kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ ROW_ALIGNMENT = 16
 """Longer chunks start at a multiple of this row of the step."""
 VMEM_LIMIT = 56 * 2**20
 RING_BYTES: dict[str | None, int] = {"TPU7x": 16 * 2**20}
-"""Bytes of KV tiles in VMEM, by the kind of device. Of 3.7 TB/s 7.4 MB are in flight in 2 us; of 1.6 TB/s 3.3 MB."""
+"""The bytes of KV tiles in VMEM, by the kind of device. In 2 us 3.7 TB/s bring 7.4 MB, and 1.6 TB/s 3.3 MB."""
 MOST_BUFFERS = 16
 
 
 class Options(NamedTuple):
-    """The static side of a call."""
+    """The static options of a call."""
 
     name: str
-    """What the programs of the kernels are called."""
+    """The name of the kernels' programs."""
     group: int
     keys: slice
-    """The columns of a token's row in the pool that queries, as wide, are multiplied with."""
+    """The columns of a token's row in the pool that queries, which are as wide, are multiplied by."""
     values: slice
-    """The columns that are summed up, which may be among those of the keys."""
+    """The columns that are summed up, which may be among the columns of keys."""
     block_size: int
     scale: float
     soft_cap: float | None
     has_sinks: bool
     has_row_ends: bool
     unpacks_float8: bool
-    """The pool is read as `float8.unpack` does."""
+    """True if the pool is read by `float8.unpack`."""
     tiles: Tiles
     interpret: bool
 
@@ -50,12 +50,12 @@ class Options(NamedTuple):
 
     @property
     def kv_tile(self) -> int:
-        """Return how many tokens a KV tile has."""
+        """Return the number of tokens of a KV tile."""
         return max(self.tiles.kv, self.block_size)
 
     @property
     def absent(self) -> set[str]:
-        """Return the names of what a kernel has no ref of."""
+        """Return the names of the refs that the kernels do not have."""
         absent: set[str] = set() if self.has_sinks else {"sinks_krx"}
         return absent if self.has_row_ends else absent | {"tile_ends_i", "least_ends_p", "most_ends_p", "ahead"}
 
@@ -64,10 +64,10 @@ class Options(NamedTuple):
         return min(self.block_size, 4 * SUBLANES // jnp.dtype(dtype).itemsize)
 
     def pallas_options(self) -> dict[str, Any]:
-        """Return what every `pallas_call` takes."""
+        """Return the options of every `pallas_call`."""
         if self.interpret:
             return {"interpret": pltpu.InterpretParams()}
-        # The interpreter's tests look for reads and writes out of bounds; the checks cost as much as a copy's start.
+        # Tests in the interpreter find reads and writes out of bounds; the checks cost as much as a copy's start.
         return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT, disable_bounds_checks=True)}
 
 
@@ -77,12 +77,12 @@ def matmul_dtype(q: Any, pool: Any) -> Any:
 
 
 def ceil_div(a: Any, b: int) -> Any:
-    """Divide a non-negative scalar by a number, upwards; Python's operators add code for the sign."""
+    """Divide a non-negative scalar by a number, rounding up; Python's operators add code for the sign."""
     return lax.div(a + (b - 1), jnp.int32(b))
 
 
 def hbm() -> pl.BlockSpec:
-    """Return the spec of an operand that a kernel fetches by itself."""
+    """Return the spec of an operand that a kernel fetches itself."""
     return pl.BlockSpec(memory_space=pl.ANY)
 
 
@@ -96,8 +96,8 @@ def tpu_refusal(shape: AttentionShape) -> str | None:
 def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
     """Return tile sizes that fit the fast memory of every generation.
 
-    `decode` is the number of KV tiles in the ring, which may be of as many sequences. All but one are in flight, to
-    hide the latency of HBM. `query` is a number of tokens whose rows of all heads fit.
+    `decode` is the number of KV tiles in the ring, possibly each of another sequence. All but one are in flight, to
+    hide the latency of HBM. `query` is a number of tokens; their rows of all heads fit.
     """
     token_bytes = shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(shape.kv_dtype).itemsize
     kv = 512 if 512 * token_bytes <= 4 * 2**20 else 256
@@ -108,17 +108,17 @@ def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
 
 
 def ring_length(tile_bytes: int, architecture: str | None) -> int:
-    """Return how many KV tiles the ring of decodes has."""
+    """Return the number of KV tiles of the ring of decodes."""
     return max(3, min(MOST_BUFFERS, RING_BYTES.get(architecture, 8 * 2**20) // tile_bytes))
 
 
 def take(kind: Any, refs: tuple[Any, ...], absent: Container[str] = ()) -> tuple[Any, tuple[Any, ...]]:
-    """Return the first of a kernel's refs as the NamedTuple `kind`, with None for what is absent, and the others."""
+    """Return the first of a kernel's refs as the NamedTuple `kind`, with None for absent fields, and the other refs."""
     given = iter(refs)
     taken = kind(*(None if name in absent else next(given) for name in kind._fields))
     return taken, tuple(given)
 
 
 def present(record: tuple[Any, ...]) -> list[Any]:
-    """Return what is not None of a NamedTuple."""
+    """Return the fields of a NamedTuple that are not None."""
     return [x for x in record if x is not None]

@@ -3,7 +3,7 @@
 One program: it writes all chunks' K and V (`write.py`), then attends tile after tile. The rows of a tile are its tokens
 times the query heads of a kv head, so that a KV tile is one matmul operand for many rows. They are taken in blocks,
 which mask where some rows do not see all of the KV tile (the diagonal, a row's end, the window's edge), and leave out
-its second half where none sees that. Only at a chunk's end, where half a block or less has rows, is it taken in parts.
+its second half where no row sees it. A block at a chunk's end that is at most half full is taken in parts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 BUFFERS = 2
 KV_BUFFERS = 2
 PART_ROWS = 256
-"""At most so many rows are a part, if those of `ROW_ALIGNMENT` tokens are not more."""
+"""The most rows of a part, unless the rows of `ROW_ALIGNMENT` tokens are more."""
 BLOCK_ROWS = 2048
-"""At most so many rows, of one head or several, are a block: a long stretch of code hides latencies."""
+"""The most rows, of one head or several, of a block: a long stretch of code hides latencies."""
 
 
 class _Scalars(NamedTuple):
@@ -48,15 +48,15 @@ class _Scalars(NamedTuple):
     tile_rows_i: Any
     num_tiles: Any
     tile_ends_i: Any
-    """One past the last position that any row of the tile sees. This and the next two are there with row ends only."""
+    """One past the last position that any row of the tile sees. This and the next two exist with row ends only."""
     least_ends_p: Any
-    """The same for the row of each part, of all tiles one after the other, that sees least."""
+    """The least end among the rows of each part, of all tiles one after the other."""
     most_ends_p: Any
-    """The same for the row of each part that sees most."""
+    """The largest end among the rows of each part."""
 
 
 class _Operands(NamedTuple):
-    """Operands, in HBM but for the sinks."""
+    """The operands, in HBM except the sinks."""
 
     tables: Any
     q: Any
@@ -66,11 +66,11 @@ class _Operands(NamedTuple):
     pool: Any
     sinks_krx: Any
     ahead: Any
-    """[t / 16, 16 * g, 128], in all lanes how many positions after its own a row sees; with row ends only."""
+    """[t / 16, 16 * g, 128], the number of later positions that a row sees, in all lanes; with row ends only."""
     out: Any
     """[k, t / 16, 16 * g, v]."""
     written: Any
-    """The pool again, to write and to read what was written."""
+    """The pool again, to write, and to read what was written."""
 
 
 class _Scratch(NamedTuple):
@@ -85,7 +85,7 @@ class _Scratch(NamedTuple):
     """[2, k, query / 16, 16 * g, v]."""
     out_semaphores: Any
     maxima: Any
-    """[k, query * g, 128], as the sums."""
+    """[k, query * g, 128], as for the sums."""
     sums: Any
     values: Any
     """[k, query * g, v]."""
@@ -164,19 +164,19 @@ def prefill_attention(
 
 
 class _Ends(NamedTuple):
-    """The ends of what some rows see."""
+    """The limits of the ends of some rows."""
 
     least: Array
     most: Array
 
 
 class _Rows(NamedTuple):
-    """Rows that are attended together: `num_tokens` tokens of each of some heads, the same ones."""
+    """Rows that are attended together: `num_tokens` tokens, the same ones for each of some heads."""
 
     head: Array
     num_heads: int
     place: Array
-    """So many times `num_tokens` tokens of the tile come before."""
+    """The first of the tokens, divided by `num_tokens`."""
     num_tokens: int
 
 
@@ -305,7 +305,7 @@ class _Prefill:
         return pltpu.make_async_copy(source, target, self.scratch.out_semaphores.at[place])
 
     def _rows_of(self, item: QueryTile, operand: Any, buffer: Any) -> tuple[Array, Any, Any]:
-        """Return the buffer's place, and the tile's rows in HBM and there; rows up to the alignment are padding."""
+        """Return a buffer's index, and the tile's rows in HBM and in the buffer, with padding up to the alignment."""
         place = lax.rem(item.number, BUFFERS)
         first, num = lax.div(item.row, ROW_ALIGNMENT), ceil_div(item.num_rows, ROW_ALIGNMENT)
         heads = (slice(None),) * (len(operand.shape) - 3)
@@ -355,7 +355,7 @@ class _Prefill:
         lax.fori_loop(0, self.scratch.q.shape[1] // cut.block_heads, of_heads, None)
 
     def attend_block(self, tile: Tile[QueryTile], head: Array, block: Array) -> None:
-        """Attend a block's rows together, unless no more than half of them are there: then part by part."""
+        """Attend a block's rows together; if no more than half of them exist, part by part."""
         cut, item, kv_tile = self.cut, tile.item, self.options.kv_tile
         first = item.position + block * cut.block_tokens
         rows_left = item.num_rows - block * cut.block_tokens
@@ -365,7 +365,7 @@ class _Prefill:
         together = is_seen & (2 * num_parts > cut.parts_per_block)
         rows = _Rows(head, cut.block_heads, block, cut.block_tokens)
         pl.when(together & is_whole)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=False))
-        # Adding what is all masked would change nothing.
+        # Adding fully masked scores would change nothing.
         near = max(kv_tile // 2, LANES)
         is_near = ends.most <= tile.tile * kv_tile + near
         pl.when(together & ~is_whole & ~is_near)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
@@ -398,7 +398,8 @@ class _Prefill:
         )
 
     def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int, ends: _Ends) -> tuple[Array, Array]:
-        """Say whether any of some tokens, the first at this position, attends to any of the tile, and all to all."""
+        """Return whether any of some tokens, the first at this position, attends to any of the tile, and all to all of
+        it."""
         last, window = first + num_tokens - 1, self.scalars.place[1]
         begin, end = tile.tile * self.options.kv_tile, (tile.tile + 1) * self.options.kv_tile
         return (begin < ends.most) & (end > first - window + 1), (end <= ends.least) & (begin > last - window)
@@ -417,7 +418,7 @@ class _Prefill:
         softmax.attend(self.state(rows), heads, keep_rt, self.options)
 
     def clear(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
-        """Zero what lies beyond the item's positions: it may hold NaN, and 0 x NaN is NaN."""
+        """Zero the positions beyond the item's: they may hold NaN, and 0 x NaN is NaN."""
         first_slab, end_slab = stream.slabs(tile.item, tile.tile)
         clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
         clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
@@ -431,13 +432,13 @@ class _Prefill:
             self.ring.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
 
     def _keep(self, item: QueryTile, some: _Rows, ahead: Array, kv_tokens: int) -> Array:
-        """Return the mask of some tokens' rows of one head; the first is `ahead` of the tile's first position."""
+        """Return the mask of some tokens' rows of one head; the first is `ahead` positions behind the tile's first."""
         group, window = self.options.group, self.scalars.place[1]
         rows = some.num_tokens * group
-        # The tokens of so many rows are those of the rows before, plus a number.
+        # The tokens of this many rows are those of the rows before, plus a number.
         period = math.lcm(group, SUBLANES)
         token = lax.broadcasted_iota(jnp.int32, (period, LANES), 0)
-        if group > 1:  # whole division, by way of float32: exact, the half keeps it off the edge
+        if group > 1:  # integer division in float32: exact, since the half keeps it off the edge
             token = ((token.astype(jnp.float32) + 0.5) * (1 / group)).astype(jnp.int32)
         token += ahead - window + 1
         first = jnp.concatenate([token + i * (period // group) for i in range(rows // period)], axis=0)

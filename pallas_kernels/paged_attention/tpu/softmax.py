@@ -1,4 +1,4 @@
-"""Do one step of the online softmax: query rows against one KV tile.
+"""One step of the online softmax: query rows against one KV tile.
 
 Scores are in base 2 (one multiplication gives both `scale` and log2 e). A row's maximum is kept in all 128 lanes, its
 sum as 128 partial sums, which are added up once at the end.
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The operands that one kv head multiplies."""
+    """The operands of one kv head."""
 
     q_rc: Array
     kv_tc: Array
@@ -41,7 +41,7 @@ class Operands(NamedTuple):
 
 
 def start(state: State, sinks: Array | None) -> None:
-    """Begin with nothing seen but the sinks, in the shape of the maxima."""
+    """Begin with nothing seen except the sinks, in the shape of the maxima."""
     state.values[...] = jnp.zeros(state.values.shape, jnp.float32)
     if sinks is None:
         state.maxima[...] = jnp.full(state.maxima.shape, NOTHING_SEEN)
@@ -55,9 +55,8 @@ def start(state: State, sinks: Array | None) -> None:
 def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, options: Options) -> None:
     """Take one tile into account; the rows of the state are those of the heads, one after the other.
 
-    `keep_rt` says for each row of any head and each position whether it counts; None: all do. V must be finite where
-    it does not.
-    The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
+    `keep_rt` is True for each row of any head and each position that counts; None: all do. V must be finite where it is
+    False. The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
     """
     dtype = heads[0].q_rc.dtype
     unpack = float8.unpack if options.unpacks_float8 else lax.convert_element_type

@@ -24,9 +24,9 @@ def attend_step(
     sinks_kg: Array | None = None,
     options: Options,
 ) -> tuple[Array, Array]:
-    """Write tokens' rows into a pool [l * b, k, o, c] and attend; return [t, k, g, v], of `options.values`, and it.
+    """Write tokens' rows into a pool [l * b, k, o, c] and attend; return [t, k, g, v] and the pool.
 
-    The columns of q are `options.keys`.
+    The columns of q are `options.keys`, and those of the result `options.values`.
     """
     if options.unpacks_float8:
         new_tkc = float8.to_be_unpacked(new_tkc)
@@ -35,13 +35,13 @@ def attend_step(
     first_block = jnp.asarray(layer, jnp.int32) * (l_b // num_layers)
     tables = _paged_tables(batch.block_tables_sm)
     place = jnp.stack([first_block, jnp.asarray(window, jnp.int32)])
-    # Slabs of rows that fill whole tiles of the dtype: a DMA takes any number of them. The reshape moves nothing.
+    # Slabs of rows fill whole tiles of the dtype, so that a DMA can take any number of them. The reshape moves nothing.
     slab = options.slab(pool.dtype)
     slabs = pool.reshape(l_b, k, o // slab, slab, c)
 
     decoded_skgv, slabs = decode_attention(q_tkgc[:s], new_tkc[:s], slabs, tables, sinks_kg, batch, place, options)
     out_tkgv, slabs = prefill_attention(q_tkgc, new_tkc, slabs, tables, sinks_kg, batch, place, options)
-    # Rows that no kernel wrote hold whatever the memory held.
+    # Rows that no kernel wrote hold arbitrary memory.
     out_tkgv = jnp.where((batch.slots_t > 0)[:, None, None, None], out_tkgv, 0)
     decoded_tkgv = jnp.pad(decoded_skgv, ((0, t - s), (0, 0), (0, 0), (0, 0)))
     is_decode_t = lax.iota(jnp.int32, t) < batch.num_decodes
@@ -49,6 +49,6 @@ def attend_step(
 
 
 def _paged_tables(block_tables_sm: Array) -> Array:
-    """Return the tables [s, m / 128, 128], of which a kernel fetches a sequence's own."""
+    """Return the tables [s, m / 128, 128]; a kernel fetches each sequence's own."""
     s, m = block_tables_sm.shape
     return jnp.pad(block_tables_sm, ((0, 0), (0, -m % LANES))).reshape(s, -1, LANES)

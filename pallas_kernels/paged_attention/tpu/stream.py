@@ -1,7 +1,7 @@
-"""A kernel's KV tiles stream through a ring of VMEM buffers.
+"""Stream a kernel's KV tiles through a ring of VMEM buffers.
 
-A kernel has a list of items (sequences, or tiles of query rows), each of which attends to a range of positions. The
-tiles of all items, one after the other, are fetched `num_buffers - 1` tiles ahead of their use.
+A kernel has a list of items (sequences, or tiles of query rows). Each item attends to a range of positions. The tiles
+of all items, one after the other, are fetched `num_buffers - 1` tiles before they are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TABLE_BYTES = 256 * 2**10
 
 
 class Item(Protocol):
-    """The fields of an item that the stream reads; it is a NamedTuple of scalars."""
+    """The fields of an item that the stream reads. An item is a NamedTuple of scalars."""
 
     @property
     def number(self) -> Array:
-        """Return the item's place in the list."""
+        """Return the item's index in the list."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Tile[T: Item](NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """The next tile to fetch, and how many came before it."""
+    """The next tile to fetch, and the number of tiles fetched before it."""
 
     item: Any
     tile: Array
@@ -64,7 +64,7 @@ class _Cursor(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Scratch of a stream: refs in a kernel, their shapes outside."""
+    """The scratch of a stream: refs in a kernel, their shapes outside."""
 
     buffers: Any
     """[num_buffers, k, tile / slab, slab, c] in VMEM."""
@@ -75,7 +75,7 @@ class Ring(NamedTuple):
 
 
 def ring_scratch(num_buffers: int, tile: int, pool: Array, tables: Array) -> Ring:
-    """Return the shapes of a ring; of block tables it holds as many as SMEM has room for."""
+    """Return the shapes of a ring; it holds as many block tables as fit in SMEM."""
     _, k, _, slab, c = pool.shape
     num_tables = MOST_TABLES  # a power of two, for cheap remainders
     while num_tables > 2 and 4 * num_tables * tables.size // tables.shape[0] > TABLE_BYTES:
@@ -90,7 +90,7 @@ def ring_scratch(num_buffers: int, tile: int, pool: Array, tables: Array) -> Rin
 
 @dataclass(frozen=True)
 class KVStream[T: Item]:
-    """The pool that streams through a ring, and the items it streams for."""
+    """The pool that streams through a ring, and the items that it streams for."""
 
     pool: Any
     """[l * b, k, o / slab, slab, c] in HBM."""
@@ -100,9 +100,9 @@ class KVStream[T: Item]:
     first_block: Array
     num_items: Array
     describe: Callable[[Array], T]
-    """Read an item's scalars."""
+    """A function that reads an item's scalars."""
     on_fetch: Callable[[T], None] | None = None
-    """Start what else an item needs; called before its first tile is fetched."""
+    """A function that starts the copies of an item's other data; called before its first tile is fetched."""
 
     @property
     def _slab(self) -> int:
@@ -205,7 +205,7 @@ class KVStream[T: Item]:
         def fetch_used(i: Array, _: None) -> None:
             fetch_block(i, jnp.minimum(end - i * per_block, per_block))
 
-        # The starts of a whole tile's copies are one stretch of code, where one hides the latencies of the next.
+        # The starts of a whole tile's copies are one stretch of code, where each hides the latencies of the next.
         unroll = min(blocks_per_tile, UNROLL)
         is_whole = (first == 0) & (end == self._slabs_per_tile)
         pl.when(is_whole)(lambda: lax.fori_loop(0, blocks_per_tile // unroll, fetch_some, None))
@@ -213,7 +213,7 @@ class KVStream[T: Item]:
         pl.when(~is_whole)(lambda: lax.fori_loop(*used, fetch_used, None))
 
     def _enter(self, item: T) -> None:
-        """Fetch what belongs to an item, and the table of a later one."""
+        """Fetch an item's other data, and the block table of a later item."""
         self._table_copy(item.number, item.sequence).wait()
         later = item.number + self.ring.tables.shape[0] - 1
         pl.when(later < self.num_items)(lambda: self._table_copy(later, self.describe(later).sequence).start())

@@ -1,8 +1,8 @@
 """Write chunks of K and V into the pool, before anything attends to them.
 
-A tile of new rows lands at any offset in a block, but a DMA moves whole slabs. So the rows are shifted in VMEM to
-where slabs begin, the slabs at the two ends of a chunk are filled up with what the pool holds, and a slab that two
-tiles share is left to the second, which has the rows of the first before its own.
+A tile of new rows lands at any offset in a block, but a DMA moves whole slabs. So the rows are shifted in VMEM to where
+slabs begin, and the slabs at the two ends of a chunk are completed with the pool's rows. A slab that two tiles share is
+left to the second tile, which has the rows of the first before its own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class WriteScratch(NamedTuple):
     """Scratch of the writing, in VMEM."""
 
     new: Any
-    """[2, k, (lead + query) / 16, 16, c]: rows of the step, a tile's own after those before it."""
+    """[2, k, (lead + query) / 16, 16, c]: rows of the step, a tile's own rows after those before it."""
     old: Any
-    """[2, 2, k, slab, c]: what the pool holds in the chunk's first and last slab."""
+    """[2, 2, k, slab, c]: the pool's rows in the chunk's first and last slab."""
     read_semaphores: Any
     shifted: Any
     """[c / 128, lead + query + slab, 128] float32: one row of lanes, 32 bits wide, can be read from any row."""
@@ -70,7 +70,7 @@ def write_scratch(new: Array, pool: Array, options: Options) -> WriteScratch:
 
 
 def _lead(slab: int) -> int:
-    """Return how many rows before a tile's first may share its first slab, in whole steps of the alignment."""
+    """Return the number of rows before a tile's first that may share its first slab, rounded up to the alignment."""
     return pl.cdiv(slab, ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
@@ -130,7 +130,7 @@ class ChunkWriter:
         pl.when(tile.is_last)(lambda: read_old(1, tile.num_rows - 1))
 
     def _place_of(self, tile: QueryTile, position: Array) -> tuple[Array, Array]:
-        """Return block and slab of a position of the tile, from the slot of its row."""
+        """Return the block and slab of a position of the tile, from the slot of its row."""
         slot = self.slots_t[tile.row + position - tile.position]
         block_size = self.pool.shape[2] * self._slab
         return self.first_block + lax.div(slot, block_size), lax.div(lax.rem(slot, block_size), self._slab)
@@ -153,7 +153,7 @@ class ChunkWriter:
         lax.fori_loop(0, k, shift_head, None)
 
     def _fill_ends(self, tile: QueryTile) -> None:
-        """Keep what the pool holds before the chunk's first row and after its last."""
+        """Keep the pool's rows before the chunk's first row and after its last."""
         place = lax.rem(tile.number, BUFFERS)
         slabs, old = self.scratch.slabs, self.scratch.old
         _, k, _, slab, columns = slabs.shape

@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel by itself: Mamba-2's, Qwen3-Next's and Qwen3.5's, and LFM2's.
+"""A short causal convolution of each channel separately: Mamba-2's, Qwen3-Next's and Qwen3.5's, and LFM2's.
 
 A state is a sequence's last inputs. `reference.py` defines what is correct.
 """
@@ -44,13 +44,13 @@ class CausalConv(StateOp):
 
         Args:
           x_tc: inputs of all tokens of the step.
-          weight_kc: what they are multiplied by, in x's dtype; the last is a row's own.
+          weight_kc: the factors of the inputs, in x's dtype; the last is for a row's own input.
           pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token and state is.
+          batch: the rows and states of the step.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
-          bias_c: what the sum begins with, in x's dtype.
-          activation: the function that the sum, in float32, goes through.
+          bias_c: the number that the sum begins with, in x's dtype.
+          activation: the function that is applied to the sum, in float32.
 
         Returns:
           The sums [t, c] in x's dtype (rows of padding are 0), and the pool.

@@ -10,7 +10,7 @@ from .shape import ConvShape
 
 
 class Case(NamedTuple):
-    """One model's layers."""
+    """The layers of one model."""
 
     num_channels: int
     kernel_size: int = 4
@@ -18,7 +18,7 @@ class Case(NamedTuple):
     has_bias: bool = False
 
     def shape(self, dtype: Any = jnp.bfloat16) -> ConvShape:
-        """Return what the op is compiled for."""
+        """Return the shape that the op is compiled for."""
         return ConvShape(self.num_channels, self.kernel_size, jnp.dtype(dtype))
 
 

@@ -1,7 +1,7 @@
-"""The convolution on Hopper GPUs: one Mosaic kernel for steps of decodes alone; other steps go in plain XLA.
+"""The convolution on Hopper GPUs: one Mosaic kernel for steps of decodes alone; other steps run in plain XLA.
 
-XLA takes any step without a loop, and chunks as well as a kernel would. But it gathers states, sums up, and scatters
-states to each of two slots in launches of their own, which take longer than the work of decodes itself.
+XLA takes any step without a loop, and chunks as fast as a kernel would. But it gathers states, sums up, and scatters
+states to each of two slots in separate launches, which take longer than the decodes' work itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def gpu_causal_conv(
 
 
 def thread_block_channels(num_channels: int, dtype: Any) -> int:
-    """Return how many channels a thread block takes: as many as its threads load at once, or a part of them."""
+    """Return the number of channels of a thread block: as many as its threads load at once, or a part of them."""
     width = WARPGROUP_LANES * LOAD_BYTES // jnp.dtype(dtype).itemsize
     while num_channels % width:
         width //= 2
@@ -91,7 +91,7 @@ def _kernel(
     width: int,
     activation: str | None,
 ):
-    """Take some channels of a sequence past its token; `refs` are the bias, if there is one, and the output."""
+    """Update some channels of a sequence by its token; `refs` are the bias, if there is one, and the output."""
     part, seq = (lax.axis_index(name) for name in ("part", "seq"))
     channels = pl.ds(pl.multiple_of(part * width, width), width)
     layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP_LANES)
@@ -106,7 +106,7 @@ def _kernel(
     def _():
         slot, kept = reads_s[seq], pool.shape[1]
         state = [load(pool.at[first_slot[0] + slot, row, channels]) for row in range(kept)]
-        # What the null slot holds may be NaN.
+        # The null slot may hold NaN.
         goes_on = plgpu.layout_cast(jnp.full((width,), slot, jnp.int32), layout) > 0
         seen = [*(jnp.where(goes_on, x, jnp.zeros_like(x)) for x in state), load(x_tc.at[seq, channels])]
         weights = [load(weight_kc.at[tap, channels]) for tap in range(kept + 1)]

@@ -1,4 +1,4 @@
-"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
+"""The reference: a loop over tokens in float32, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference_causal_conv(
     bias_c: np.ndarray | None = None,
     activation: Literal["silu"] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See `CausalConv`; takes and returns numpy arrays, states are [k - 1, c], rows of padding are 0."""
+    """See `CausalConv`; takes and returns numpy arrays. States are [k - 1, c]; rows of padding are 0."""
     out_tc = np.zeros(x_tc.shape, np.float32)
 
     def step(state_kc: np.ndarray, row: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the op must know about a layer."""
+"""The shape of a layer, for which the op is compiled, and its pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConvShape(NamedTuple):
 
     num_channels: int
     kernel_size: int
-    """How many tokens each output depends on, its own the last."""
+    """The number of tokens that each output depends on; the last is its own."""
     dtype: Any
     """The dtype of x, weights, states and the output."""
 

@@ -1,7 +1,7 @@
 """The convolution on TPUs: XLA convolves, and states go from the pool and back by kernels that move a slot at a time.
 
-XLA's own scatter would turn the whole pool around in each layer, and back. A slot is [rows, 128], the inputs one
-after the other in rows that fill tiles: else XLA would hold the pool in another order than kernels read.
+XLA's own scatter would transpose the whole pool in each layer, and back. A slot is [rows, 128], the inputs one after
+the other in rows that fill tiles: otherwise XLA would lay the pool out in another order than kernels read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tpu_pool_spec(shape: ConvShape, num_layers: int, num_slots: int) -> jax.Shap
 
 
 def tpu_refusal(shape: ConvShape) -> str | None:
-    """Say why the kernels cannot run a shape, or None if they can."""
+    """Return why the kernels cannot run a shape, or None if they can."""
     if shape.num_channels % LANES:
         return f"num_channels must be a multiple of {LANES}, not {shape.num_channels}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
@@ -83,7 +83,7 @@ def _read(pool: Array, slots_s: Array, *, interpret: bool) -> Array:
 def _write(pool: Array, states_i: Array, first_slot: Array, slots_i: Array, *, interpret: bool) -> Array:
     """Return the pool with states in their slots, where these are not 0."""
     state = (None, *pool.shape[1:])
-    # What is not written goes to the null slot, and neither it nor its source moves while it stays the same.
+    # States that are not written go to the null slot; neither it nor its source moves while it stays the same.
     sources_i = jnp.where(slots_i > 0, jnp.arange(len(slots_i), dtype=jnp.int32), 0)
     return pl.pallas_call(
         lambda _sources, _targets, states, _pool, out: _copy(states, out),

@@ -26,7 +26,7 @@ def xla_causal_conv(
     """See `CausalConv`; there is nothing to interpret."""
     del interpret
     first_slot = layer * (len(pool) // num_layers)
-    # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+    # Otherwise a fusion that reads the pool may come after what writes it, and that would copy the pool.
     states_skc = lax.optimization_barrier(pool[first_slot + batch.read_slots_s])
     out_tc, *states = convolve(x_tc, weight_kc, states_skc, batch, bias_c, activation)
     is_live_s = batch.query_ends_s > batch.query_starts_s
@@ -44,9 +44,9 @@ def convolve(
     bias_c: Array | None,
     activation: Literal["silu"] | None,
 ) -> tuple[Array, Array, Array]:
-    """Return what `CausalConv` does for a step's rows, and the states to write and to save of each sequence.
+    """Return the result of `CausalConv` for a step's rows, and the states to write and to save of each sequence.
 
-    `states_skc` are what is in the slots that sequences read, anything where they begin.
+    `states_skc` are the contents of the slots that sequences read, arbitrary where they begin.
     """
     t, kept = len(x_tc), states_skc.shape[1]
     starts_s, ends_s = batch.query_starts_s, batch.query_ends_s

@@ -26,7 +26,7 @@ def call_kernel(
     out: jax.ShapeDtypeStruct,
     first_slot: Array | int,
 ) -> tuple[Array, Array]:
-    """Return the output and the pool, which takes the place of the one before. The name is XLA's for the kernel."""
+    """Call a kernel by XLA's name for it; return the output, and the pool, which replaces the one before."""
     call = jax.ffi.ffi_call(
         name, (jax.ShapeDtypeStruct(pool.shape, pool.dtype), out), input_output_aliases={0: 0}
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 A pool of them is [slots, heads, values / columns, keys, columns]: a part, of all keys by a few columns of values, lies
 in one piece and stays in a core's first cache while tokens go by. Columns do not depend on each other. Tokens come a
-few at a time: first what they bring that all columns share is made of their inputs, once; then they pass by each part.
+few at a time: first the operands that all columns share are computed from their inputs, once; then the tokens pass by
+each part.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from pallas_kernels.native.number_formats import Format
 from .units import StateKernel, States, add_zeros, copy
 
 PART_BYTES = 16 << 10
-"""The most bytes of a part, if it has more columns than a vector: half of a small first cache."""
+"""The most bytes of a part with more columns than a vector: half of a small first cache."""
 MAX_COLUMNS = 32
 MAX_PARTS = 2
-"""How many parts of a head are a unit of work."""
+"""The number of parts of a head in a unit of work."""
 TOKENS = 16
-"""How many tokens come at a time."""
+"""The number of tokens that come at a time."""
 UNROLLED_KEYS = 4
-"""Keys are multiples of it, as of `LANES`."""
+"""Keys must be a multiple of this, and of `LANES`."""
 
 
 def num_columns(keys: int, values: int) -> int:
-    """Return how many columns of values a part has."""
+    """Return the number of columns of values of a part."""
     fits = (each for each in (MAX_COLUMNS, LANES) if values % each == 0 and keys * each * 4 <= PART_BYTES)
     return next(fits, LANES)
 
@@ -55,7 +56,7 @@ def matrix_pool_spec(num_layers: int, num_slots: int, heads: int, keys: int, val
 
 
 class MatrixKernel(StateKernel):
-    """Writes the functions of one kernel. What a token does to a part is in `add_operands` and `add_token`."""
+    """Writes the functions of one kernel. `add_operands` and `add_token` define what a token does to a part."""
 
     def __init__(
         self,
@@ -76,9 +77,9 @@ class MatrixKernel(StateKernel):
         self.num_vectors = self.columns // LANES
         count = values // self.columns
         self.parts = next(each for each in range(min(MAX_PARTS, count), 0, -1) if count % each == 0)
-        """How many parts of a head are a unit of work."""
+        """The number of parts of a head in a unit of work."""
         self.num_chains = min(UNROLLED_KEYS, max(1, num_registers() // 2 // self.num_vectors))
-        """How many sums of each column there are at a time, each of some of the keys: they do not wait for another."""
+        """The number of sums of each column, each over some of the keys, which do not wait for each other."""
         super().__init__(
             inputs,
             out_format=number_format,
@@ -89,23 +90,23 @@ class MatrixKernel(StateKernel):
         )
 
     def add_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any, operands: Any, scalars: Any) -> None:
-        """Write what a token brings for all columns of a head: vectors of keys, and single numbers."""
+        """Write a token's operands that all columns of a head share: vectors of keys, and single numbers."""
         raise NotImplementedError
 
     def fetch_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any) -> None:
-        """Begin to read what `add_operands` will."""
+        """Begin to read the inputs of `add_operands`."""
         raise NotImplementedError
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define what takes a token past a part.
+        """Define the function that takes a token past a part.
 
-        void (ptr before, ptr after, ptr next, ptr operands, ptr scalars, ptr values, ptr out); if it fetches, what is
-        at `next`, as large as a part, is begun to be read.
+        void (ptr before, ptr after, ptr next, ptr operands, ptr scalars, ptr values, ptr out); if it fetches, it begins
+        to read what is at `next`, as large as a part.
         """
         raise NotImplementedError
 
     def add_part(self) -> ir.Function:
-        """Define what takes a few parts of a head past all rows."""
+        """Define the function that takes a few parts of a head past all rows."""
         tokens = [self.add_token(fetches) for fetches in (False, True)]
         zeros = add_zeros(self.module, self.part_size * 4)
         e, (buffers, seq, unit, has_next) = add_function(self.module, "part", VOID, POINTER, *[I64] * 3)
@@ -160,7 +161,7 @@ class MatrixKernel(StateKernel):
         return e.function
 
     def _fetch_row(self, e: Emitter, of: dict[str, Any], row: Any, head: Any, column: Any) -> None:
-        """Begin to read and write what a token of the next few has: rows lie too far apart for a processor to guess."""
+        """Begin to read and write a token of the next few: rows lie too far apart for a processor to prefetch."""
         self.fetch_operands(e, of, row, head)
         place = e.sum(e.product(e.sum(e.product(row, self.heads), head), self.values), column)
         for name in (self.values_name, "out"):
@@ -171,10 +172,10 @@ class MatrixKernel(StateKernel):
         with e.ir.if_then(e.ir.and_(states.is_saved, is_end)):
             copy(e, after, saved, self.part_size * 4)
 
-    # What kernels make their tokens of.
+    # The following methods are for kernels' tokens.
 
     def fetch_numbers(self, e: Emitter, base: Any, place: Any, count: int, number_format: Format) -> None:
-        """Begin to read so many numbers."""
+        """Begin to read `count` numbers."""
         for first in range(0, count, CACHE_LINE // number_format.num_bytes):
             e.prefetch(base, number_format.storage, place, first)
 
@@ -201,7 +202,7 @@ class MatrixKernel(StateKernel):
         return rows[0]
 
     def fetch(self, e: Emitter, following: Any, first: Any, share: int = 0, shares: int = 1) -> None:
-        """Begin to read, at a step of a loop over chains' keys, what falls to it of one of several shares of a part."""
+        """Begin to read, at a step of a loop over chains' keys, the step's part of one of several shares of a part."""
         start = e.sum(share * self.part_size // shares, e.product(first, self.columns // shares))
         for place in range(0, self.num_chains * self.columns // shares, CACHE_LINE // 4):
             e.prefetch(following, F32, start, place)

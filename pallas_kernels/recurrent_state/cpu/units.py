@@ -1,6 +1,6 @@
-"""Cut a step into units of work: a part of one sequence's state, past all of the sequence's rows.
+"""Divide a step into units of work: a part of one sequence's state, past all of the sequence's rows.
 
-Parts of a state do not depend on each other. Units of longer chunks are one part of one sequence; those of decodes are
+Parts of a state do not depend on each other. A unit of a longer chunk is one part of one sequence; a unit of decodes is
 several parts side by side, if there are many, so that the next one can be fetched from memory meanwhile.
 """
 
@@ -18,16 +18,16 @@ from pallas_kernels.native.number_formats import Format
 
 BATCH = ("starts", "ends", "num_decodes", "read_slots", "write_slots", "save_ends", "save_slots", "first_slot")
 UNITS_PER_CORE = 8
-"""The least number of units that decodes are cut into for each core, as far as they have so many parts."""
+"""The least number of units of decodes for each core, as far as they have enough parts."""
 
 
 class States(NamedTuple):
-    """One sequence's rows, and where its states are, as addresses of whole slots."""
+    """One sequence's rows, and the addresses of its states' slots."""
 
     start: Any
     end: Any
     begins: Any
-    """Whether the state before is zeros, and not in the pool."""
+    """True if the state before is zeros, and not in the pool."""
     before: Any
     after: Any
     is_saved: Any
@@ -36,7 +36,7 @@ class States(NamedTuple):
 
 
 class StateKernel:
-    """Writes the functions of one kernel. What differs from one to the next is in `add_part`."""
+    """Writes the functions of one kernel. Kernels differ in `add_part`."""
 
     def __init__(
         self,
@@ -53,17 +53,18 @@ class StateKernel:
         self.out_format, self.row_size = out_format, row_size
         self.pool_type, self.slot_size = pool_type, slot_size
         self.num_parts = parts
-        """How many parts a sequence's state has."""
+        """The number of parts of a sequence's state."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
-        """Return the module, with a function of this name for XLA to call."""
+        """Return the module, with a function of this name that XLA calls."""
         part = self.add_part()
         add_handler(self.module, name, self._add_prepare(), self._add_run(part))
         return self.module
 
     def add_part(self) -> ir.Function:
-        """Define what takes a part past all rows: void (ptr buffers, i64 sequence, i64 part, i64 has_next).
+        """Define the function that takes a part past all rows: void (ptr buffers, i64 sequence, i64 part, i64
+        has_next).
 
         `has_next` is 1 if the part that follows in memory comes next, on the same core.
         """
@@ -74,7 +75,7 @@ class StateKernel:
         return {name: e.load(buffers, POINTER, index) for index, name in enumerate(self.buffers)}
 
     def states(self, e: Emitter, of: dict[str, Any], seq: Any) -> States:
-        """Return where a sequence's rows and states are."""
+        """Return a sequence's rows and the addresses of its states."""
         first = e.load_int(of["first_slot"], 0)
 
         def slot(number: Any) -> Any:
@@ -96,7 +97,7 @@ class StateKernel:
         return e.load(e.load(dims, POINTER, self.buffers.index(name)), I64, axis)
 
     def _ranges(self, e: Emitter, decodes: Any) -> tuple[Any, Any, Any]:
-        """Return how many parts all decodes have, how many of them are a unit, and how many units that makes."""
+        """Return the number of parts of all decodes, of parts in a unit, and of units."""
         total = e.product(decodes, self.num_parts)
         most = e.most(e.ir.sdiv(total, I64(num_cores() * UNITS_PER_CORE)), 1)
         size = e.least(most, self.num_parts)

@@ -1,7 +1,7 @@
 """The gated delta rule, a recurrent form of linear attention: Qwen3-Next's and Qwen3.5's, and Kimi's delta attention.
 
-A state is a memory of values by keys. Each token lets it fade, looks up what it holds for the token's key, corrects
-that towards the token's value, and reads what it holds for the token's query. `reference.py` defines what is correct.
+A state is a memory of values by keys. Each token lets it fade, looks up the value held for the token's key, corrects it
+towards the token's value, and reads the value held for the token's query. `reference.py` defines what is correct.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class GatedDelta(StateOp):
         layer: Array | int,
         num_layers: int,
     ) -> tuple[Array, Array]:
-        """Take the states of the batch's sequences past their tokens of this step, in `layer`.
+        """Update the states of the batch's sequences by their tokens of this step, in `layer`.
 
         Args:
-          q_tkd, k_tkd: queries and keys of all tokens of the step; each is brought to length 1 here, and queries are
-            divided by the root of `key_dim` besides.
+          q_tkd, k_tkd: queries and keys of all tokens of the step; the op brings each to length 1, and divides queries
+            by the root of `key_dim`.
           v_tvd: their values.
           log_decay_tvd: logarithms of decays, at most 0, in float32: [t, v, 1], or [t, v, key_dim] with decays of keys.
-          beta_tv: how far what is held is corrected, in float32.
+          beta_tv: how far the held value is corrected, in float32.
           pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token and state is.
+          batch: the rows and states of the step.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
 
         Returns:
-          What is read [t, v, value_dim] in v's dtype (rows of padding are 0), and the pool.
+          The outputs [t, v, value_dim] in v's dtype (rows of padding are 0), and the pool.
 
         Raises:
           ValueError: for arrays that are not of this shape and these dtypes.

@@ -10,7 +10,7 @@ from .shape import GatedDeltaShape
 
 
 class Case(NamedTuple):
-    """One model's layers."""
+    """The layers of one model."""
 
     num_key_heads: int
     num_value_heads: int
@@ -19,7 +19,7 @@ class Case(NamedTuple):
     has_key_decay: bool = False
 
     def shape(self, dtype: Any = jnp.bfloat16) -> GatedDeltaShape:
-        """Return what the op is compiled for."""
+        """Return the shape that the op is compiled for."""
         return GatedDeltaShape(*self, jnp.dtype(dtype))
 
 

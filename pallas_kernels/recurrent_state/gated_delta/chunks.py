@@ -1,9 +1,9 @@
 """The gated delta rule for tiles of tokens: the corrections of a tile's values solve a triangular system.
 
 With the tile's keys in rows and each product shrunk by the decays between its tokens, A = beta * K K^T below the
-diagonal. The corrections are (I + A)^-1 beta (V - K S) for the state S before the tile, of which U = (I + A)^-1 beta V
-and W = (I + A)^-1 beta K need no state. The inverse grows out of those of its diagonal blocks, from one row to all: all
-of its numbers stay small, where powers of A would not, for tokens with alike keys.
+diagonal. The corrections are (I + A)^-1 beta (V - K S) for the state S before the tile; U = (I + A)^-1 beta V and W =
+(I + A)^-1 beta K need no state. The inverse is built from the inverses of its diagonal blocks, from one row to all. So
+all of its numbers stay small, unlike powers of A for tokens with similar keys.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from .norm import norm
 
 
 class Prepared(NamedTuple):
-    """What the tokens of a tile come to before a state is known, for one value head, in float32."""
+    """The results of a tile's tokens before a state is known, for one value head, in float32."""
 
     u_cd: Array
-    """The corrections of values, had the state been zeros."""
+    """The corrections of values, if the state were zeros."""
     w_ck: Array
-    """What the state is multiplied by, to be subtracted from them."""
+    """The matrix that the state is multiplied by, and subtracted from them."""
     q_ck: Array
     """Queries of the state before the tile, in any dtype."""
     q_factor_c1: Array
-    """What they are to be multiplied by."""
+    """The factors of the queries."""
     scores_cc: Array
     """How much of each correction a token reads."""
     k_ck: Array
-    """Keys that corrections are added at in the state after the tile, in any dtype."""
+    """The keys under which corrections are added to the state after the tile, in any dtype."""
     k_factor_c1: Array
-    """What they are to be multiplied by."""
+    """The factors of these keys."""
     decay_k1: Array
-    """By what the state shrinks."""
+    """The factors by which the state shrinks."""
 
 
 class Related(NamedTuple):
-    """What tokens of a tile are to each other; corrections are solved for with the first three, the others stay."""
+    """The relations between the tokens of a tile. Corrections are solved for with the first three; the others stay."""
 
     a_cc: Array
     """The A of this module."""
     k_until_factor_1c: Array
-    """What columns of (I + A)^-1 are to be multiplied by, before their product with these keys:"""
+    """The factors of the columns of (I + A)^-1, before its product with these keys:"""
     k_until_ck: Array
     q_ck: Array
     q_factor_c1: Array
@@ -82,11 +82,11 @@ def take_chunks(
     run: Run | None = None,
     most_bytes: int = TILES_BYTES,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out_tvd` with what their rows read.
+    """Return the pool after the longer chunks of a step, and `out_tvd` with their rows' outputs.
 
-    The inputs are those of `GatedDelta`, from queries to beta. `run` takes them past tiles, with value heads by key
-    heads, [n, c, key heads, value heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes`
-    is what they may take in memory for all tiles that are taken at once.
+    The inputs are those of `GatedDelta`, from queries to beta. `run` takes states past tiles, with value heads by key
+    heads, [n, c, key heads, value heads of each, ...], and saves the states of `copies_n`; None runs plain XLA.
+    `most_bytes` is the memory that the inputs of all tiles taken at once may use.
     """
     q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv = inputs
     t, num_key_heads = q_tkd.shape[:2]
@@ -103,7 +103,7 @@ def take_chunks(
 
 
 def by_heads(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the inputs of `prepare` for the inputs of several tiles; it returns arrays [n, v, ...]."""
+    """Map a function with the inputs of `prepare` over tiles and heads; it then returns arrays [n, v, ...]."""
 
     def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c: Array) -> Any:
         log_decay = log_decay_ck if log_decay_ck.shape[1] > 1 else log_decay_ck.T
@@ -117,7 +117,7 @@ def by_heads(function: Callable[..., Any]) -> Callable[..., Any]:
 def prepare(
     q_ck: Array, k_ck: Array, v_cd: Array, log_decay: Array, beta_1c: Array, *, dot: Dot = exact_dot
 ) -> Prepared:
-    """Return what a tile comes to without a state. Rows without beta and decay change nothing.
+    """Return the results of a tile without a state. Rows without beta and decay change nothing.
 
     The logarithms of decays are [1, c], or [c, key_dim] with decays of keys.
     """
@@ -129,14 +129,14 @@ def prepare(
 
 
 def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: Dot) -> Related:
-    """Return what `prepare` does before the corrections are solved for."""
+    """Return the part of `prepare` before the corrections are solved for."""
     q_norm_c1, k_norm_c1 = (norm(x) for x in (q_ck, k_ck))
     q_norm_c1 *= q_ck.shape[1] ** -0.5
     if len(log_decay) > 1:
         decays = decays_of_keys(log_decay, dot=dot)
         q_ck, k_ck = q_ck * q_norm_c1, k_ck * k_norm_c1
         scores_cc, overlaps_cc = products_with_key_decay(q_ck, k_ck, log_decay, dot=dot)
-        # Each number has a decay, so that rows have no factor that is left for after a product.
+        # Each number has a decay, so that rows have no factor that could be applied after a product.
         k_until = beta_1c, k_ck * decays.until_ck
         queries = q_ck * decays.until_ck, jnp.ones_like(q_norm_c1)
         keys = k_ck * decays.after_ck, jnp.ones_like(k_norm_c1)
@@ -152,7 +152,7 @@ def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: D
 
 
 def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tuple[Array, Array]:
-    """Return the state after a tile by the one before it, and what its rows read [c, value_dim]."""
+    """Return the state after a tile, from the one before it, and its rows' outputs [c, value_dim]."""
     delta_cd = prepared.u_cd - dot(prepared.w_ck, state_kd)
     read_cd = dot(prepared.q_ck, state_kd) * prepared.q_factor_c1 + dot(prepared.scores_cc, delta_cd)
     added_kd = dot(prepared.k_ck, delta_cd * prepared.k_factor_c1, (0, 0))
@@ -160,7 +160,7 @@ def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tup
 
 
 def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: Dot) -> tuple[Array, Array]:
-    """Return the products of queries [c, c] and of keys with each key before, shrunk by the decays between."""
+    """Return the products [c, c] of queries and of keys with each key before, shrunk by the decays between."""
     row_cc, column_cc = tile_indices(len(q_ck))
     decay_cc = decays_between(log_decay_1c, dot=dot)
     both = dot(jnp.concatenate([q_ck, k_ck]), k_ck, (1, 1))
@@ -169,11 +169,11 @@ def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: D
 
 
 def products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array, *, dot: Dot) -> tuple[Array, Array]:
-    """Return the products of queries [c, c] and of keys with each key before, where each of its numbers decays.
+    """Return the products [c, c] of queries and of keys with each key before, where each of its numbers decays.
 
-    A token and an earlier one lie in neighbouring blocks of one of six sizes, of the same block twice as large. There
-    the decays between them are those up to the border between the blocks, times those from there on: both factors are
-    at most 1, and rows are multiplied by theirs once for each size of blocks.
+    A token and an earlier one lie in neighbouring blocks, of one of six sizes, in the same block of twice the size. The
+    decays between them are the decays up to the border between the blocks, times those after it: both factors are at
+    most 1, and rows are multiplied by theirs once for each size of blocks.
     """
     size = len(q_ck)
     row_cc, column_cc = tile_indices(size)
@@ -209,6 +209,6 @@ def _num_levels(size: int) -> int:
 
 
 def _are_neighbours(row_cc: Array, column_cc: Array, level: int) -> Array:
-    """Say of which elements the row is in the second and the column in the first block of 2 ** level of a pair."""
+    """Return where the row is in the second and the column in the first block of 2 ** level of a pair of blocks."""
     row_cc, column_cc = row_cc >> level, column_cc >> level
     return (row_cc % 2 == 1) & (column_cc == row_cc - 1)

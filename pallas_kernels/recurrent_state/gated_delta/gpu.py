@@ -1,9 +1,9 @@
 """The gated delta rule on Hopper GPUs: a Mosaic kernel for decodes, and two for the tiles of longer chunks.
 
-A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. Of tiles one kernel
-solves for the corrections, with scores and A that it makes itself or, with decays of keys, plain XLA; another passes
-states from tile to tile. Chunks go in plain XLA for float32 inputs, where it is more exact, and for keys that are wider
-than `MOST_KEYS`.
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. For tiles one kernel
+solves for the corrections, with scores and A that it computes or, with decays of keys, plain XLA does; another kernel
+passes states from tile to tile. Chunks run in plain XLA for float32 inputs, where it is more exact, and for keys that
+are wider than `MOST_KEYS`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _pass_tiles(
     else:
         q_norm, k_norm, a_factor, key_factor, q_factor, k_factor, decay = by_heads(_factors)(*inputs)
         factors = q_factor, k_factor, decay
-        # These go in as they were given: several value heads share each.
+        # These are unchanged: several value heads share each.
         queries, keys = (x.swapaxes(1, 2) for x in inputs[:2])
         log_decay_nhc = log_decay_ncghd.reshape(n, c, -1).swapaxes(1, 2)
         relations = Relations(queries, q_norm, k_norm, a_factor, log_decay_nhc)

@@ -1,6 +1,6 @@
 """Solve for the corrections of tiles on Hopper: each thread block takes one tile of one value head.
 
-As in `chunks.py`, (I + A)^-1 grows out of the inverses of its diagonal blocks: here in registers, in float32, with its
+As in `chunks.py`, (I + A)^-1 is built from the inverses of its diagonal blocks: in registers, in float32, with its
 halves in shared memory for the tensor cores. Its products with values and keys, u and w, are stored in the form that
 `gpu_tiles.py` loads.
 """
@@ -23,25 +23,25 @@ from pallas_kernels.recurrent_state.gpu_tiles import halves_of, parts_of, produc
 
 
 class Relations(NamedTuple):
-    """What A and scores are made of, besides keys, for n tiles of h heads with one decay a token.
+    """The inputs of A and scores besides keys, for n tiles of h heads with one decay a token.
 
-    All but the queries is float32.
+    All except the queries are float32.
     """
 
     q: Array
-    """Queries [n, key heads, c, key_dim] in bfloat16, which is the form of keys too."""
+    """Queries [n, key heads, c, key_dim] in bfloat16; keys have the same form."""
     q_norm: Array
     """The factors of queries [n, h, c]."""
     k_norm: Array
     """The factors of keys [n, h, c]."""
     a_factor: Array
-    """The factors of A's rows [n, h, c], those of keys times beta: no vector is loaded in two layouts."""
+    """The factors of A's rows [n, h, c]: of keys times beta. So no vector is loaded in two layouts."""
     log_decay: Array
     """Logarithms of decays [n, h, c]."""
 
 
 class _Smem(NamedTuple):
-    """Shared memory, for tiles of c rows. A matrix' lower half lies below its upper one."""
+    """The shared memory, for tiles of c rows. A matrix' lower half lies below its upper half."""
 
     queries: Any
     values: Any
@@ -64,9 +64,9 @@ def solve(
 ) -> tuple[Array, ...]:
     """Return u [n, h, c, value_dim] and the halves of w [n, h, 2 c, key_dim] of tiles, undefined for empty ones.
 
-    For the inverse of I + A u is (inverse * beta) v and w is (inverse * key_factor) k, with factors of its columns.
+    With the inverse of I + A, u is (inverse * beta) v and w is (inverse * key_factor) k, with factors of its columns.
     `given` is A [n, h, c, c] in float32, or `Relations`, with which the halves of scores [n, h, 2 c, c] are returned
-    too. Keys have h heads, or fewer that several value heads share; float32 keys come in halves, with 2 c rows.
+    too. Keys have h heads, or fewer, each shared by several value heads; float32 keys come in halves, with 2 c rows.
     """
     num_tiles, num_heads, _, value_dim = v_nhcd.shape
     key_dim = k_nhck.shape[-1]
@@ -183,7 +183,7 @@ def _relate(vectors: list[Any], scores: Any, smem: _Smem, full: Any) -> Array:
 
 
 def _indices() -> tuple[Array, Array]:
-    """Return the numbers of rows and of columns [c, c] of a tile's square matrices."""
+    """Return the row and column numbers [c, c] of a tile's square matrices."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, (TILE_ROWS, TILE_ROWS), layout=MATRIX)
     return iota(0), iota(1)
 
@@ -201,7 +201,7 @@ def _inverted(a_cc: Array, smem: _Smem) -> Array:
     for level in range(1, (TILE_ROWS - 1).bit_length()):
         zero = _opaque_zero()
         inverse, other = smem.inverse.at[zero], smem.other[1].at[zero]
-        plgpu.commit_smem()  # all threads are done with what was there
+        plgpu.commit_smem()  # all threads are done with its old contents
         store_halves(inverse, inverse_cc)
         store_halves(other, border(level))
         plgpu.commit_smem()
@@ -214,5 +214,6 @@ def _inverted(a_cc: Array, smem: _Smem) -> Array:
 
 
 def _opaque_zero() -> Array:
-    """Return a 0 that LLVM does not know: else it computes all matrix descriptors first and holds them in registers."""
+    """Return a 0 that is opaque to LLVM, which otherwise computes all matrix descriptors first and holds them in
+    registers."""
     return lax.optimization_barrier(jnp.int32(0))

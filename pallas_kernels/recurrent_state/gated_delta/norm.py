@@ -1,4 +1,4 @@
-"""Queries and keys are brought to length 1."""
+"""Bring queries and keys to length 1."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .reference import NORM_EPS
 
 
 def normed(x_skd: Array) -> Array:
-    """Return float32 vectors at length 1."""
+    """Return float32 vectors with length 1."""
     return x_skd.astype(jnp.float32) * norm(x_skd)
 
 
 def norm(x_skd: Array) -> Array:
-    """Return what vectors are to be multiplied by to have length 1, in float32."""
+    """Return the factors that bring vectors to length 1, in float32."""
     x_skd = x_skd.astype(jnp.float32)
     return lax.rsqrt(jnp.sum(x_skd * x_skd, axis=-1, keepdims=True) + NORM_EPS)

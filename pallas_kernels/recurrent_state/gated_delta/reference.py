@@ -1,4 +1,4 @@
-"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
+"""The reference: a loop over tokens in float32, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reference_gated_delta(
     layer: int,
     num_layers: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See `GatedDelta`; takes and returns numpy arrays, states are [v, key_dim, value_dim], rows of padding are 0."""
+    """See `GatedDelta`; takes and returns numpy arrays. States are [v, key_dim, value_dim]; rows of padding are 0."""
     group = v_tvd.shape[1] // k_tkd.shape[1]
     out_tvd = np.zeros(v_tvd.shape, np.float32)
 

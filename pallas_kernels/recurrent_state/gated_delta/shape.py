@@ -1,4 +1,4 @@
-"""What the op must know about a layer."""
+"""The shape of a layer, for which the op is compiled, and its pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GatedDeltaShape(NamedTuple):
     key_dim: int
     value_dim: int
     has_key_decay: bool
-    """Whether each number of a key has a decay of its own, as in Kimi's delta attention; else a head has one."""
+    """True if each number of a key has a decay, as in Kimi's delta attention; otherwise a head has one."""
     dtype: Any
     """The dtype of queries, keys, values and the output. All else is float32."""
 
@@ -28,7 +28,7 @@ class GatedDeltaShape(NamedTuple):
 
     @property
     def decay_dim(self) -> int:
-        """Return how many decays a value head has."""
+        """Return the number of decays of a value head."""
         return self.key_dim if self.has_key_decay else 1
 
 

@@ -1,7 +1,7 @@
 """The gated delta rule on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
-Keys lie along sublanes: what is multiplied by a key is turned once for all heads of a sequence, and sums over keys stay
-in their lanes.
+Keys lie along sublanes: factors of keys are transposed once for all heads of a sequence, and sums over keys stay in
+their lanes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .norm import normed
 from .shape import GatedDeltaShape
 
 AT_ONCE = 6
-"""How many value heads go side by side, so that the products of some fill the waits of others."""
+"""The number of value heads that go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_refusal(shape: GatedDeltaShape) -> str | None:
@@ -93,7 +93,7 @@ def _decode(
     has_key_decay: bool,
 ) -> None:
     group = v.shape[0] // k.shape[0]
-    # [key_dim, heads]: a head's is a column.
+    # [key_dim, heads]: a head's vector is a column.
     queries, keys = (normed(x[...]).T for x in (q, k))
     decays = jnp.exp(log_decay[...])
     decays = decays.T if has_key_decay else decays
@@ -101,7 +101,7 @@ def _decode(
     rows = []
     for head in range(v.shape[0]):
         key_head, own = head // group, slice(head, head + 1)
-        # What the null slot holds may be NaN.
+        # The null slot may hold NaN.
         state = jnp.where(goes_on, before[head], 0.0) * decays[:, own]
         key = keys[:, key_head : key_head + 1]
         seen = jnp.sum(state * key, axis=0, keepdims=True)

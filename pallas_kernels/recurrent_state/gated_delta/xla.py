@@ -42,7 +42,7 @@ def xla_gated_delta(
 
 
 def _step(states_svkd: Array, inputs: tuple[Array, ...], group: int) -> tuple[Array, Array]:
-    """Take each sequence's state past one token."""
+    """Update each sequence's state by one token."""
     q_skd, k_skd, v_svd, log_decay_svk, beta_sv = inputs
     q_svk, k_svk = (jnp.repeat(normed(x), group, axis=1) for x in (q_skd, k_skd))
     states_svkd = states_svkd * jnp.exp(log_decay_svk)[..., None]

@@ -43,21 +43,21 @@ class StateSpace(StateOp):
         layer: Array | int,
         num_layers: int,
     ) -> tuple[Array, Array]:
-        """Take the states of the batch's sequences past their tokens of this step, in `layer`.
+        """Update the states of the batch's sequences by their tokens of this step, in `layer`.
 
         Args:
-          x_thp: what all tokens of the step add to the states.
+          x_thp: the inputs of all tokens of the step, which they add to the states.
           dt_th: their time steps, at least 0, in float32.
           a_h: the heads' rates, below 0, in float32: a state shrinks by exp(dt * a).
-          b_tgn, c_tgn: where each group's heads add to the states, and where they read.
-          d_h: what of x is added to what is read, in float32.
+          b_tgn, c_tgn: the vectors by which each group's heads add to the states, and by which they read.
+          d_h: the factors of x in the outputs, in float32.
           pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token and state is.
+          batch: the rows and states of the step.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
 
         Returns:
-          What is read [t, h, head_dim] in x's dtype (rows of padding are 0), and the pool.
+          The outputs [t, h, head_dim] in x's dtype (rows of padding are 0), and the pool.
 
         Raises:
           ValueError: for arrays that are not of this shape and these dtypes.

@@ -10,7 +10,7 @@ from .shape import StateSpaceShape
 
 
 class Case(NamedTuple):
-    """One model's layers."""
+    """The layers of one model."""
 
     num_heads: int
     head_dim: int = 64
@@ -18,7 +18,7 @@ class Case(NamedTuple):
     state_dim: int = 128
 
     def shape(self, dtype: Any = jnp.bfloat16) -> StateSpaceShape:
-        """Return what the op is compiled for."""
+        """Return the shape that the op is compiled for."""
         return StateSpaceShape(*self, jnp.dtype(dtype))
 
 

@@ -1,4 +1,4 @@
-"""The scan of Mamba-2 for tiles of tokens: what they read of each other is a product of matrices, as in attention."""
+"""The scan of Mamba-2 for tiles of tokens: a tile's tokens read each other by a matrix product, as in attention."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pallas_kernels.recurrent_state.chunks import (
 
 
 class Prepared(NamedTuple):
-    """What the tokens of a tile come to before a state is known, for one head, in float32."""
+    """The results of a tile's tokens before a state is known, for one head, in float32."""
 
     read_cp: Array
-    """What is read of the tile's own tokens."""
+    """The outputs from the tile's own tokens."""
     decay_c1: Array
-    """By what the state before the tile has shrunk past each token."""
+    """The factors by which the state before the tile has shrunk after each token."""
     added_cp: Array
-    """What each token adds to the state after the tile, to be multiplied by b."""
+    """What each token adds to the state after the tile, before it is multiplied by b."""
     whole_decay_11: Array
-    """By what the state shrinks."""
+    """The factor by which the state shrinks."""
 
 
 def take_chunks(
@@ -48,11 +48,11 @@ def take_chunks(
     run: Run | None = None,
     most_bytes: int = TILES_BYTES,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out_thp` with what their rows read.
+    """Return the pool after the longer chunks of a step, and `out_thp` with their rows' outputs.
 
-    The inputs are those of `StateSpace` that have rows: x, dt, b and c. `run` takes them past tiles, with heads by
-    groups, [n, c, groups, heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes` is what
-    they may take in memory for all tiles that are taken at once.
+    The inputs are those of `StateSpace` that have rows: x, dt, b and c. `run` takes states past tiles, with heads by
+    groups, [n, c, groups, heads of each, ...], and saves the states of `copies_n`; None runs plain XLA. `most_bytes` is
+    the memory that the inputs of all tiles taken at once may use.
     """
     x_thp, dt_th, b_tgn, c_tgn = inputs
     t, num_groups = b_tgn.shape[:2]
@@ -84,14 +84,14 @@ def take_chunks(
 def prepare(
     x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array, *, dot: Dot = exact_dot
 ) -> Prepared:
-    """Return what a tile comes to without a state. Rows of zeros change nothing."""
+    """Return the results of a tile without a state. Rows of zeros change nothing."""
     scores_cc, decays = scores_and_decays(dt_1c, a, b_cn, c_cn, dot=dot)
     added_cp = x_cp * (as_column(dt_1c) * decays.after_ck)
     return Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
 
 
 def scores_and_decays(dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, *, dot: Dot) -> tuple[Array, Decays]:
-    """Return how much each token reads of each one's x [c, c], and the decays of a tile."""
+    """Return how much each token reads of each token's x [c, c], and the decays of a tile."""
     log_decay_1c = dt_1c * a
     scores_cc = dot(c_cn, b_cn, (1, 1)) * decays_between(log_decay_1c, dot=dot) * dt_1c
     return scores_cc, decays_of(log_decay_1c)
@@ -100,6 +100,6 @@ def scores_and_decays(dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, *, dot: 
 def advance(
     prepared: Prepared, b_cn: Array, c_cn: Array, state_pn: Array, *, dot: Dot = exact_dot
 ) -> tuple[Array, Array]:
-    """Return the state after a tile by the one before it, and what its rows read [c, head_dim]."""
+    """Return the state after a tile, from the one before it, and its rows' outputs [c, head_dim]."""
     read_cp = prepared.read_cp + dot(c_cn, state_pn, (1, 1)) * prepared.decay_c1
     return state_pn * prepared.whole_decay_11 + dot(prepared.added_cp, b_cn, (0, 0)), read_cp

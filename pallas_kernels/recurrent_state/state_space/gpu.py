@@ -1,7 +1,7 @@
 """The scan of states on Hopper GPUs: a Mosaic kernel for decodes, and one that passes states along longer chunks.
 
-A thread block takes 64 rows of a head's state: what is read of a row depends on no other. Of tiles plain XLA makes the
-scores, by which tokens read each other. Chunks of float32 inputs go in plain XLA alone, which is more exact.
+A thread block takes 64 rows of a head's state, which do not depend on the others. For tiles plain XLA computes the
+scores by which tokens read each other. Chunks of float32 inputs run in plain XLA alone, which is more exact.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _pass_tiles(
 
     def of_head(dt_c: Array, a: Array, d: Array, b_cn: Array, c_cn: Array) -> tuple[Array, ...]:
         scores_cc, decays = scores_and_decays(dt_c[None], a, b_cn, c_cn, dot=rounded_dot_in_halves)
-        scores_cc += d * jnp.eye(len(dt_c))  # a token's x is read with the factor d besides
+        scores_cc += d * jnp.eye(len(dt_c))  # a token's output also has x times d
         return scores_cc, decays.until_ck[:, 0], dt_c * decays.after_ck[:, 0], decays.whole_k1[:, 0]
 
     x_ncghp, dt_ncgh, b_ncgn, c_ncgn = inputs

@@ -1,4 +1,4 @@
-"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
+"""The reference: a loop over tokens in float32, slow, which defines what is correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference_state_space(
     layer: int,
     num_layers: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See `StateSpace`; takes and returns numpy arrays, states are [h, head_dim, state_dim], rows of padding are 0."""
+    """See `StateSpace`; takes and returns numpy arrays. States are [h, head_dim, state_dim]; rows of padding are 0."""
     group = x_thp.shape[1] // b_tgn.shape[1]
     out_thp = np.zeros(x_thp.shape, np.float32)
 

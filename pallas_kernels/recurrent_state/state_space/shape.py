@@ -1,4 +1,4 @@
-"""What the op must know about a layer."""
+"""The shape of a layer, for which the op is compiled, and its pool."""
 
 from __future__ import annotations
 

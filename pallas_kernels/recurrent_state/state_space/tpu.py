@@ -1,7 +1,7 @@
 """The scan of states on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
-A head's state has `state_dim` along lanes: x is turned once for all heads of a sequence, b and c are rows, and so is
-what is read turned, after all heads.
+A head's state has `state_dim` along lanes: x is transposed once for all heads of a sequence, b and c are rows, and the
+outputs are transposed once, after all heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .shape import StateSpaceShape
 
 LANES = 128
 AT_ONCE = 8
-"""How many heads go side by side, so that the products of some fill the waits of others."""
+"""The number of heads that go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_refusal(shape: StateSpaceShape) -> str | None:
@@ -94,7 +94,7 @@ def _decode(
     *,
     group: int,
 ) -> None:
-    # [head_dim, heads]: a head's is a column.
+    # [head_dim, heads]: a head's vector is a column.
     x_ph = x[...].astype(jnp.float32).T
     added, decays = x_ph * dt[...], jnp.exp(dt[...] * a[...])
     b_gn, c_gn = (each[...].astype(jnp.float32) for each in (b, c))
@@ -102,7 +102,7 @@ def _decode(
     read = x_ph * d[...]
     for head in range(x.shape[0]):
         own, shared = slice(head, head + 1), slice(head // group, head // group + 1)
-        # What the null slot holds may be NaN.
+        # The null slot may hold NaN.
         state = jnp.where(goes_on, before[head], 0.0) * decays[:, own] + added[:, own] * b_gn[shared]
         after[head] = state
         found = jnp.sum(state * c_gn[shared], axis=1, keepdims=True)
@@ -111,14 +111,14 @@ def _decode(
 
 
 def _fills_lanes(head_dim: int, group: int) -> bool:
-    """Return whether heads take whole vector registers' lanes each, or those of a group share them."""
+    """Return True if each head takes the lanes of whole vector registers; False if the heads of a group share them."""
     return head_dim == LANES or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
 
 
 def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
     num_heads, head_dim, state_dim = state.shape
     group, width = num_heads // num_groups, max(head_dim, LANES)
-    # Of one group, and as many as fill registers' lanes.
+    # Heads of one group, as many as fill the lanes of registers.
     at_once = largest_divisor(group * head_dim // width, AT_ONCE * head_dim // width) * width // head_dim
 
     dot = dot_in_halves if x.dtype == jnp.bfloat16 else exact_dot

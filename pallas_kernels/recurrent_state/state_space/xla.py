@@ -38,7 +38,7 @@ def xla_state_space(
 
 
 def _step(a_h: Array, d_h: Array, states_shpn: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-    """Take each sequence's state past one token."""
+    """Update each sequence's state by one token."""
     x_shp, dt_sh, b_sgn, c_sgn = (each.astype(jnp.float32) for each in inputs)
     group = x_shp.shape[1] // b_sgn.shape[1]
     b_shn, c_shn = (jnp.repeat(each, group, axis=1) for each in (b_sgn, c_sgn))

@@ -1,7 +1,7 @@
 """The kernel in LLVM IR: a few rows at a time, so that weights and inputs are taken once for all of them.
 
-A unit of work has some channels of one sequence. It first copies what the state has of them, which may then be written
-to where it was read. A row's sum has the same order in a chunk of any size.
+A unit of work has some channels of one sequence. It first copies them from the state, so that the state can be written
+to the slot that it was read from. A row's sum has the same order in a chunk of any size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pallas_kernels.recurrent_state.cpu.units import StateKernel, States
 from ..shape import ConvShape
 
 CHANNELS = 512
-"""How many channels a unit has; the last one of a sequence may have fewer."""
+"""The number of channels of a unit; the last unit of a sequence may have fewer."""
 MAX_ROWS = 8
-"""How many rows are computed at a time."""
+"""The most rows that are computed at a time."""
 
 
 class Kernel(StateKernel):
@@ -31,7 +31,7 @@ class Kernel(StateKernel):
     def __init__(self, shape: ConvShape) -> None:
         self.shape, self.format = shape, FORMATS[shape.dtype]
         self.kept = shape.kernel_size - 1
-        """How many inputs a state has."""
+        """The number of inputs of a state."""
         # Weights, a row's sum and its inputs are in registers.
         self.num_rows = max(1, min(MAX_ROWS, num_registers() - 2 * shape.kernel_size))
         super().__init__(
@@ -44,7 +44,7 @@ class Kernel(StateKernel):
         )
 
     def add_part(self) -> ir.Function:
-        """Define what takes some channels past all rows."""
+        """Define the function that takes some channels past all rows."""
         e, (buffers, seq, part, has_next) = add_function(self.module, "part", VOID, POINTER, *[I64] * 3)
         of, storage, num_channels = self.of(e, buffers), self.format.storage, self.shape.num_channels
         states = self.states(e, of, seq)
@@ -89,7 +89,7 @@ class Kernel(StateKernel):
         place: Callable[[Any], Any],
         activation: Callable[[Emitter, Any], Any] | None,
     ) -> None:
-        """Compute all rows: several at a time as long as there are so many, then one by one."""
+        """Compute all rows: several at a time while there are enough, then one by one."""
         next_row = e.variable(I64, states.start)
         for count in (self.num_rows, 1):
             with e.range(next_row.value, e.sum(states.end, 1 - count), count) as row:
@@ -143,7 +143,7 @@ class Kernel(StateKernel):
                 e.store_vector(e.load_vector(source, storage, i), target, i)
 
     def _fetch(self, e: Emitter, state: Any, channel: Any) -> None:
-        """Begin to read the channels of a state that follow. Beyond the last there is nothing, which does no harm."""
+        """Begin to read the state's next channels. Beyond the last there is nothing, which does no harm."""
         for j in range(self.kept):
             with e.range(0, CHANNELS, CACHE_LINE // self.format.num_bytes) as i:
                 e.prefetch(state, self.format.storage, j * self.shape.num_channels, channel, i)

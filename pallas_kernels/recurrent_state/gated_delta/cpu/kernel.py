@@ -6,7 +6,7 @@ A token passes by a part of a state twice, the second time from the first cache:
     delta                = (v - seen) * beta
     S    [keys, columns] = S * decay + k outer delta;  out += q [keys] @ S
 
-So decodes wait for memory: they read a state and write it, once, and begin to read the next part the second time.
+So decodes wait for memory: they read a state and write it, once, and fetch the next part during the second pass.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Kernel(MatrixKernel):
             heads=shape.num_value_heads,
             keys=shape.key_dim,
             values=shape.value_dim,
-            # q and k, and with decays of keys these and their products with k.
+            # q and k, and with decays of keys also their products with k.
             num_operands=shape.key_dim * (4 if shape.has_key_decay else 2),
             num_scalars=2,
         )
 
     def add_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any, operands: Any, scalars: Any) -> None:
-        """Write q and k at length 1 and decays, beta and a head's decay."""
+        """Write q and k at length 1, decays, beta, and a head's decay."""
         shape, keys = self.shape, self.keys
         key_head = e.ir.sdiv(head, I64(shape.group))
         place = e.product(e.sum(e.product(row, shape.num_key_heads), key_head), keys)
@@ -68,7 +68,7 @@ class Kernel(MatrixKernel):
             e.store_vector(e.ir.fmul(e.load_vector(operands, F32, keys, i), decay), operands, 3 * keys, i)
 
     def fetch_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any) -> None:
-        """Begin to read what `add_operands` will."""
+        """Begin to read the inputs of `add_operands`."""
         shape, keys = self.shape, self.keys
         place = e.product(e.sum(e.product(row, shape.num_key_heads), e.ir.sdiv(head, I64(shape.group))), keys)
         for name in ("q", "k"):
@@ -78,7 +78,7 @@ class Kernel(MatrixKernel):
             self.fetch_numbers(e, of["log_decay"], place, keys, FORMATS[jnp.dtype(jnp.float32)])
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define what takes a token past a part."""
+        """Define the function that takes a token past a part."""
         name = "fetching_token" if fetches else "token"
         e, arguments = add_function(self.module, name, VOID, *[POINTER] * 7)
         before, after, following, operands, scalars, values, out = arguments

@@ -50,14 +50,14 @@ class Kernel(MatrixKernel):
             e.store(number, scalars, place)
 
     def fetch_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any) -> None:
-        """Begin to read what `add_operands` will."""
+        """Begin to read the inputs of `add_operands`."""
         group = e.ir.sdiv(head, I64(self.shape.group))
         place = e.product(e.sum(e.product(row, self.shape.num_groups), group), self.keys)
         for name in ("b", "c"):
             self.fetch_numbers(e, of[name], place, self.keys, self.format)
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define what takes a token past a part."""
+        """Define the function that takes a token past a part."""
         name = "fetching_token" if fetches else "token"
         e, arguments = add_function(self.module, name, VOID, *[POINTER] * 7)
         before, after, following, operands, scalars, values, out = arguments
