@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # compile_check.sh [PART...]: compile every kernel, and the whole step of real models, with the real compilers of TPUs and of
-# an H100, which need no device. Each part prints a table and keeps it, with its JSON, in benchmarks/results/compile_check;
+# an H100, which need no device. Each part prints a table and keeps its rows as JSON in benchmarks/results/compile_check;
 # the script exits non-zero if a part misses anything. Without arguments all parts run: about three hours on two cores.
 # The compilers are installed under .cache/compile-check (COMPILERS): jax with libtpu, its CUDA plugin and ptxas >= 13.3.
 set -uo pipefail
@@ -33,8 +33,7 @@ part() { # NAME JAX SCRIPT ARGUMENTS...
   say "$name"
   mkdir -p "$out"
   PATH=$(dirname "$(find "$env" -name ptxas -type f | head -1)"):$PATH PYTHONPATH=.:scripts \
-    "$env/bin/python" "$@" --json "$out/$name.json" 2>&1 | tee "$out/$name.txt"
-  [ "${PIPESTATUS[0]}" = 0 ] || failed+=("$name")
+    "$env/bin/python" "$@" --json "$out/$name.json" || failed+=("$name")
   say "$name: $((SECONDS - start)) s"
 }
 

@@ -9,7 +9,6 @@ in turns, and with more adapters than rows some have no row.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from itertools import count
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from lib.machine import describe_sources
+from lib.results import make_parser, save
 from lib.shapes import MODELS
 from safetensors.numpy import save_file
 
@@ -33,28 +33,26 @@ _tags = count()
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--adapters", nargs="+", type=int, default=[0, 1, 8], help="how many are in a step")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--steps", type=int, default=40, help="timed steps of each engine")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found: dict[str, Any] = describe_sources() | {"model": args.model, "rank": args.rank, "steps": args.steps}
+    report: dict[str, Any] = describe_sources() | {"model": args.model, "rank": args.rank, "steps": args.steps}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(MODELS[args.model]))
         adapters = [make_adapter(folder, MODELS[args.model], i, args.rank) for i in range(1, max(args.adapters) + 1)]
         base, adapted = make_engines(folder, args.rows, args.rank, max(1, len(adapters)))
-        found["results"] = []
+        report["results"] = []
         for rows in args.rows:
             for number in args.adapters:
                 row = compare(base, adapted, rows, adapters[:number], args.steps)
                 print(json.dumps(row), flush=True)
-                found["results"].append(row)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+                report["results"].append(row)
+    save(args.json, report)
 
 
 def make_engines(folder: Path, rows: list[int], rank: int, num_adapters: int) -> tuple[LLM, LLM]:

@@ -12,8 +12,6 @@ delta rule and attention over latents are compared with HF's in torch as well.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from lib.machine import describe_machine
+from lib.results import make_parser, save
 from lib.sheet import print_sheet
 from peers.torch_layers import torch_layers
 
@@ -110,12 +108,11 @@ PARTS = ("attention", "latents", "matmuls", "grouped", "quantized", "states")
 
 def main() -> int:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="smollm2-135m", help="whose attention (default: %(default)s)")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part, may be given several times")
     parser.add_argument("--hf-python", metavar="PATH", help="Python of scripts/peers.sh DIR hf")
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it runs, no figures to keep")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     parts, rounds = args.part or PARTS, QUICK_ROUNDS if args.quick else ROUNDS
     rows = []
@@ -133,9 +130,8 @@ def main() -> int:
     for name in STATE_OPS if "states" in parts else ():
         rows += [states_row(name, step, rounds, args.hf_python) for step in STATE_STEPS]
     print_sheet(rows)
-    if args.json:
-        report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
-        args.json.write_text(json.dumps(report | {"case": args.case, "rows": rows}, indent=1) + "\n")
+    report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
+    save(args.json, report | {"case": args.case, "rows": rows})
     return 0
 
 

@@ -19,22 +19,19 @@ Figures are medians of rounds. CPU times and ratios stand on a machine with othe
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from fetch_models import MODELS, FetchError, default_dir, fetch
+from fetch_models import FetchError
 from lib import front_end
-from lib.machine import ROOT, describe_sources, versions
+from lib.results import describe_server, find_model, make_server_parser, result_file, save_part
 from lib.servers import ServerError
 from peers import servers as peer_servers
 from peers.checkpoint import checkpoint
 from peers.worker import BenchmarkError
 
-RESULTS = ROOT / "benchmarks" / "results" / "frontend.json"
 GOALS = {
     "server_cpu_us_per_token": 50.0,
     "request_ms": 1.0,
@@ -114,19 +111,14 @@ def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
 
 def main() -> int:
     """Measure, print and save; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_server_parser(__doc__)
     parser.add_argument("--mock", action="store_true", help="measure the server's process alone")
     parser.add_argument("--served", action="store_true", help="measure beside LLM.generate")
     parser.add_argument("--peers", action="store_true", help="measure beside vLLM's server")
     for peer in ("vllm", "hf"):
         parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of --peers")
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
-    )
     args = parser.parse_args()
     parts = {"mock": measure_mock, "served": measure_served, "peers": measure_peers}
     chosen = [name for name in parts if getattr(args, name)]
@@ -134,24 +126,17 @@ def main() -> int:
         parser.error("give --mock, --served, --peers, or several")
     if args.peers and not args.vllm_python:
         parser.error("--peers needs --vllm-python")
-    out = args.json or (None if args.quick else RESULTS)
+    out = result_file(args, "frontend.json")
     try:
-        model = args.model or fetch(MODELS["smollm2"], default_dir())
+        model = find_model(args)
         for name in chosen:
-            facts = describe_sources() | {
-                "versions": versions("jax", "uvicorn", "httptools", "uvloop") | {"python": platform.python_version()},
-                "model": model.name,
-            }
+            facts = describe_server() | {"model": model.name}
             with tempfile.TemporaryDirectory(prefix="bench-frontend-") as scratch:
                 figures = parts[name](args, model, Path(scratch))
-            found = facts | {"figures": figures, "goals": GOALS, "goals_reached": verdicts(figures)}
-            print(json.dumps({name: found}, indent=1))
-            if out is not None:
-                kept = json.loads(out.read_text()) if out.is_file() else {}
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text(json.dumps(kept | {name: found}, indent=1) + "\n")
+            reached = {"goals": GOALS, "goals_reached": verdicts(figures)}
+            save_part(out, {name: facts | {"figures": figures} | reached})
     except (BenchmarkError, FetchError, OSError, ServerError) as error:
-        print(f"bench_frontend: {error}", file=sys.stderr)
+        print(f"bench frontend: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import json
 import platform
 import sys
 from collections import defaultdict
@@ -25,6 +24,7 @@ import jax
 import numpy as np
 from fetch_models import MODELS, default_dir
 from lib.machine import describe_machine
+from lib.results import make_parser, save
 
 import jaxllm
 
@@ -209,12 +209,11 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     default_model = default_dir() / MODELS["smollm2"].name
     parser.add_argument("--model", default=str(default_model), help="folder, .gguf or hub id (default: %(default)s)")
     parser.add_argument("--seqs", type=int, default=64, help="sequences that decode (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=250, help="steps to measure (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
     args = parser.parse_args()
     if args.model == str(default_model) and not default_model.is_file():
         parser.error(f"{default_model} is missing: run scripts/fetch_models.py smollm2, or give --model")
@@ -229,9 +228,7 @@ def main() -> int:
     show("the same steps, with the device elsewhere", figures["device_elsewhere"])
     p50 = figures["device_elsewhere"]["host"]["p50"]
     print(f"\nhost p50 is {p50:.2f} ms, {'under' if p50 < TARGET_MS else 'OVER'} the target of {TARGET_MS:g} ms")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(describe(args) | {"milliseconds_per_step": figures}, indent=2) + "\n")
+    save(args.json, describe(args) | {"milliseconds_per_step": figures})
     return 0
 
 

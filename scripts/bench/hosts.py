@@ -11,8 +11,6 @@ sequence.
 
 from __future__ import annotations
 
-import argparse
-import json
 import secrets
 import socket
 import statistics
@@ -20,13 +18,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lib.machine import ROOT, describe_machine
+from lib.results import make_parser, save
 
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_JSON = ROOT / "benchmarks" / "results" / "hosts.json"
 STEP_MS = 20.0
 """The step of a large model, for the shares."""
 WARM_UP = 20
@@ -166,14 +163,11 @@ def main() -> int:
     """Measure and print a table."""
     if sys.argv[1:2] == ["--receive"]:
         return receive(*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "hosts.json")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--seqs", type=int, default=256, help="sequences that run; default: 256")
     parser.add_argument("--steps", type=int, default=300, help="steps that are measured; default: 300")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="OUT", help="default: %(default)s")
     args = parser.parse_args()
-    from lib.machine import describe_machine
-
     engine, rows = make_engine(args.seqs), []
     print("| hosts | a launch, KiB | broadcast, ms | of the leader's own | step, ms | own | share of 20 ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -182,7 +176,7 @@ def main() -> int:
         cells = [row["hosts"], f"{row['bytes'] / 1024:.1f}", row["broadcast_ms"], row["broadcast_own_ms"]]
         cells += [row["step_ms"], row["step_own_ms"], f"{row['share']:.0%}"]
         print("|", " | ".join(map(str, cells)), "|", flush=True)
-    args.json.write_text(json.dumps(describe_machine() | {"seqs": args.seqs, "rows": rows}, indent=2) + "\n")
+    save(args.json, describe_machine() | {"seqs": args.seqs, "rows": rows})
     return 0
 
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.machine import describe_sources
+from lib.results import make_parser, save
 from lib.shapes import MODELS, SMALL_HYBRID
 from peers.caching import caching
 from peers.compare import Run, prepare
@@ -31,14 +31,13 @@ NO_TOKENIZER: dict[str, Any] = {"skip_tokenizer_init": True}
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("part", choices=("caching", "hf"))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="of hf; default: all")
     parser.add_argument("--hf-python", metavar="PATH", help="Python of scripts/peers.sh DIR hf")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     if args.part == "hf" and not args.hf_python:
         parser.error("hf needs --hf-python")
@@ -54,8 +53,7 @@ def main() -> None:
             scratch.mkdir()
             report[name] = beside_hf(name, args.dtype, args.hf_python, scratch, **options)
     print(json.dumps(report, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    save(args.json, report)
 
 
 def write_config(name: str, folder: Path) -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from array import array
-from pathlib import Path
 from typing import Any
+
+from lib.results import make_parser, save
 
 from bench.host import describe
 from bench.sampler import ROWS, StepCase, decode_plan, measure, num_blocks, show
@@ -17,16 +17,14 @@ from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 PROMPT = 512
-DEFAULT_JSON = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "batch_invariance_cpu.json"
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def main() -> int:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, "batch_invariance_cpu.json")
     parser.add_argument("model", help="a .gguf, folder or hub id")
     parser.add_argument("--repeats", type=int, default=20, help="turns to measure (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="OUT", help="default: %(default)s")
     args = parser.parse_args()
     figures: dict[str, Any] = {}
     for dtype in ("bfloat16", "float32"):
@@ -37,9 +35,8 @@ def main() -> int:
             cases = {name: StepCase(runner, plan(runner)).run for name, runner in runners.items()}
             figures[f"{dtype}: {title}"] = table = measure(cases, "free", args.repeats)
             show(f"{dtype}: {title}", table)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
     machine = describe(argparse.Namespace(model=args.model, seqs=ROWS, steps=args.repeats))
-    args.json.write_text(json.dumps(machine | {"figures": figures}, indent=2) + "\n")
+    save(args.json, machine | {"figures": figures})
     return 0
 
 

@@ -8,7 +8,6 @@ compiled with `jnp.argmax` for a sampler, that is, without any feature code.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from array import array
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from lib.results import make_parser, save
 
 from bench.host import describe
 from jaxllm import SamplingParams
@@ -37,7 +37,6 @@ ROWS = 64
 NUM_LOGPROBS = 20
 BIASES = 8
 CONTEXT = 192
-DEFAULT_JSON = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "sampler_cpu.json"
 SAMPLED = {"temperature_s": 0.8}
 NUCLEUS = SAMPLED | {"top_p_s": 0.9}
 Table = dict[str, dict[str, float]]
@@ -46,12 +45,11 @@ AllRules = tuple[Rules, RareRules]
 
 def main() -> int:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "sampler_cpu.json")
     parser.add_argument("--vocab", type=int, default=128_256, help="ids (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=30, help="turns to measure (default: %(default)s)")
     parser.add_argument("--step", metavar="MODEL", help="also measure the decode step of a .gguf, folder or hub id")
     parser.add_argument("--step-rows", type=int, default=ROWS, help="rows of that step (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="OUT", help="default: %(default)s")
     args = parser.parse_args()
     figures = {f"sampler, {ROWS} rows of {args.vocab} ids": measure_sampler(args.vocab, args.repeats)}
     if args.step:
@@ -62,9 +60,8 @@ def main() -> int:
     settings = {"model": args.step and Path(args.step).name, "rows": ROWS, "repeats": args.repeats}
     settings |= {"step_rows": args.step_rows} if args.step else {}
     settings |= {"num_logprobs": NUM_LOGPROBS, "biases": BIASES}
-    args.json.parent.mkdir(parents=True, exist_ok=True)
     machine = describe(argparse.Namespace(model=args.step or "", seqs=ROWS, steps=args.repeats))
-    args.json.write_text(json.dumps(machine | {"settings": settings, "figures": figures}, indent=2) + "\n")
+    save(args.json, machine | {"settings": settings, "figures": figures})
     return 0
 
 

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fetch_models import MODELS, FetchError, default_dir, fetch
-from lib.machine import ROOT, describe_sources, versions
+from fetch_models import FetchError
+from lib.machine import describe_sources, versions
+from lib.results import find_model, make_server_parser, result_file, save_part
 
-RESULTS = ROOT / "benchmarks" / "results" / "seam.json"
 GOALS = {"front_cpu_us_per_token": 25.0, "ratio": 0.97, "more_seconds": 0.5}
 """The front end's CPU time per token at 64 streams as fast as it goes, the throughput's ratio, the start's delay."""
 STREAMS = (1, 8, 64, 256)
@@ -80,11 +80,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def find_model(args: argparse.Namespace) -> Path:
-    """Return the model's path, SmolLM2's fetched if it is not there."""
-    return args.model or fetch(MODELS["smollm2"], default_dir())
-
-
 def verdicts(part: str, figures: dict[str, Any]) -> dict[str, bool]:
     """Say which of the goals a part's figures reach."""
     if part == "cpu":
@@ -97,20 +92,15 @@ def verdicts(part: str, figures: dict[str, Any]) -> dict[str, bool]:
 
 def main() -> int:
     """Measure, print and save; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_server_parser(__doc__)
     parser.add_argument(
         "parts", nargs="+", choices=(*PARTS, "all"), metavar="PART", help="cpu, throughput, startup, all"
     )
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--vocab-size", type=int, default=SMOLLM2_VOCAB, help="of the model (default: %(default)s)")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more engine arguments")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
-    )
     args = parser.parse_args()
-    out = args.json or (None if args.quick else RESULTS)
+    out = result_file(args, "seam.json")
     try:
         for part in PARTS if "all" in args.parts else args.parts:
             facts = describe_sources() | {
@@ -118,14 +108,9 @@ def main() -> int:
                 "model": find_model(args).name,
             }
             figures = PARTS[part](args)
-            found = facts | {"figures": figures, "goals_reached": verdicts(part, figures)}
-            print(json.dumps({part: found}, indent=1))
-            if out is not None:
-                kept = json.loads(out.read_text()) if out.is_file() else {}
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text(json.dumps(kept | {part: found}, indent=1) + "\n")
+            save_part(out, {part: facts | {"figures": figures, "goals_reached": verdicts(part, figures)}})
     except (FetchError, OSError, RuntimeError) as error:
-        print(f"bench_seam: {error}", file=sys.stderr)
+        print(f"bench seam: {error}", file=sys.stderr)
         return 1
     return 0
 

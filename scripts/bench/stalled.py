@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import ctypes
 import json
-import platform
 import socket
 import statistics
 import struct
@@ -28,12 +27,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from fetch_models import MODELS, FetchError, default_dir, fetch
+from fetch_models import FetchError
 from lib.front_end import PROMPT_IDS, latencies, mock_server, serve_command
-from lib.machine import ROOT, describe_sources, versions
+from lib.results import describe_server, find_model, make_server_parser, result_file, save_part
 from lib.servers import HOST, ServerError, Streamed, server_process, stream
 
-RESULTS = ROOT / "benchmarks" / "results" / "stalled.json"
 MOST_RATIO = 1.1
 KINDS = ("nobody", "reading", "stalled", "slow", "half_open")
 RATE = 50
@@ -147,9 +145,8 @@ def start(args: argparse.Namespace, model: Path, log: Path) -> Any:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one server; return what is known of it."""
-    model = args.model or fetch(MODELS["smollm2"], default_dir())
-    facts = describe_sources() | {
-        "versions": versions("jax", "uvicorn", "httptools", "uvloop") | {"python": platform.python_version()},
+    model = find_model(args)
+    facts = describe_server() | {
         "model": model.name,
         "streams": args.streams,
         "others": args.others,
@@ -168,16 +165,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print and save; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_server_parser(__doc__)
     parser.add_argument("--served", action="store_true", help="measure a server with a model")
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--streams", type=int, default=NUM_STREAMS, help="default: %(default)s")
     parser.add_argument("--others", type=int, default=NUM_OTHERS, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
-    )
     args, args.flags = parser.parse_known_args()
     args.num_tokens, args.lead_seconds = int(ROUND_SECONDS * RATE), LEAD_SECONDS
     if args.served:
@@ -185,17 +177,13 @@ def main() -> int:
     if args.quick:
         args.num_tokens, args.lead_seconds, args.rounds = 8, 0.2, 1
         args.streams = args.others = 2
-    out = args.json or (None if args.quick else RESULTS)
+    out = result_file(args, "stalled.json")
     try:
-        found = {"served" if args.served else "mock": run(args)}
+        part = {"served" if args.served else "mock": run(args)}
     except (FetchError, OSError, ServerError) as error:
-        print(f"bench_stalled: {error}", file=sys.stderr)
+        print(f"bench stalled: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(found, indent=1))
-    if out is not None:
-        kept = json.loads(out.read_text()) if out.is_file() else {}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(kept | found, indent=1) + "\n")
+    save_part(out, part)
     return 0
 
 

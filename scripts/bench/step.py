@@ -9,8 +9,6 @@ Profiling slows a step: the first column is what it takes without.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import statistics
 import sys
@@ -24,6 +22,7 @@ from typing import Any
 import jax
 from lib import device_time
 from lib.machine import describe_machine
+from lib.results import make_parser, save
 from lib.sheet import print_sheet
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
@@ -40,14 +39,13 @@ INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = .*?\s([a-z-]+)\(")
 
 def main() -> int:
     """Profile, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--linear-backend", default="auto", help="as the engine's argument")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as the engine's argument")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     # Else a program may come from the cache with the names that it was compiled with.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
@@ -56,12 +54,9 @@ def main() -> int:
     llm = LLM(args.model, dtype=args.dtype, max_num_seqs=max(args.rows), **settings)
     rows = [profile(llm, count, args.context) for count in args.rows]
     print_sheet(rows)
-    if args.json:
-        settings = {"model": Path(args.model).name} | {
-            name: getattr(args, name) for name in ("dtype", "linear_backend", "context")
-        }
-        report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__, **settings}
-        args.json.write_text(json.dumps(report | {"rows": rows}, indent=1) + "\n")
+    settings = {name: getattr(args, name) for name in ("dtype", "linear_backend", "context")}
+    report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
+    save(args.json, report | {"model": Path(args.model).name} | settings | {"rows": rows})
     return 0
 
 

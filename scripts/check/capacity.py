@@ -9,7 +9,6 @@ refuse programs for their size, so this is for TPUs. Run by scripts/compile_chec
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -27,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.errors import JaxRuntimeError
 from jax.sharding import NamedSharding, PartitionSpec
+from lib.results import make_parser, save
 from lib.shapes import MODELS
 
 from jaxllm.check.compilers import describe_devices
@@ -51,9 +51,8 @@ FACTORS = (1.1, 1.05, 1.02, 1.01)
 
 def main() -> int:
     """Compile, print and write; returns 1 if a number of blocks is not what the compiler says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name holds this")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     rows = []
     is_right = [check_table(topology) for topology in table_topologies() if args.only in topology]
@@ -61,8 +60,7 @@ def main() -> int:
         if args.only in f"{model} {topology}":
             rows.append(check_case(model, topology, num_devices))
             print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    save(args.json, rows)
     return int(not all(is_right) or not all(row["N"] == "compiles" and row["1.1 N"] != "compiles" for row in rows))
 
 

@@ -1,6 +1,6 @@
 """Run `jaxllm check` for the shapes of well-known models on several topologies, and keep its output.
 
-Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN[-QUANTIZATION][-ep].txt and .json. Needs the compilers:
+Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN[-QUANTIZATION][-ep].txt. Needs the compilers:
 pip install 'jaxllm[check]'.
 """
 
@@ -87,26 +87,15 @@ def check(folder: Path, name: str, model: str, topology: str, num_devices: int, 
     (folder / HUB_IDS[model]).mkdir(parents=True, exist_ok=True)
     (folder / HUB_IDS[model] / "config.json").write_text(json.dumps(MODELS[model]))
     command = [sys.executable, "-m", "jaxllm.cli", "check", HUB_IDS[model], "--topology", topology]
-    command += ["--tensor-parallel-size", str(num_devices), "--json", *flags]
+    command += ["--tensor-parallel-size", str(num_devices), *flags]
     modules = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(modules)}
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     print(f"{name}: status {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
     if done.returncode not in (0, 1) or not done.stdout:
         return False
-    (OUT / f"{name}.json").write_text(done.stdout)
-    (OUT / f"{name}.txt").write_text(render(done.stdout) + "\n")
+    (OUT / f"{name}.txt").write_text(done.stdout)
     return True
-
-
-def render(report: str) -> str:
-    """Return the table of a report."""
-    import msgspec
-
-    from jaxllm.check.report import Report
-    from jaxllm.check.table import render as render_report
-
-    return render_report(msgspec.json.decode(report, type=Report))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ process, which shares the machine; the share of a core that it takes is shown. T
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -25,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fetch_models import MODELS, FetchError, default_dir, fetch
+from fetch_models import FetchError
 from lib.front_end import mock_server, serve_command
-from lib.machine import ROOT, describe_sources, versions
+from lib.results import describe_server, find_model, make_server_parser, result_file, save
 from lib.servers import RefusedError, ServerError, ServerProcess, Streamed, cpu_seconds, get, server_process
 from lib.servers import stream as read_stream
 
@@ -35,7 +34,6 @@ from check.soaking.census import Census
 from check.soaking.requests import some_words
 from check.soaking.watch import Watch
 
-RESULTS = ROOT / "benchmarks" / "results" / "overload.json"
 OVER = 4.0
 MARGIN = 1.1
 """So much more is offered, lest chance, or a server that has become quicker, leave less than OVER."""
@@ -282,26 +280,21 @@ def show(figures: dict[str, Any], reached: dict[str, bool | None]) -> None:
 
 def main() -> int:
     """Measure, print and save; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_server_parser(__doc__)
     parser.add_argument("--mock", action="store_true", help="a core without a model")
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of overload (default: %(default)s)")
     parser.add_argument("--capacity-seconds", type=float, default=60.0, help="before it (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="streams at once (default: %(default)s)")
     parser.add_argument(
         "--max-num-queued-reqs", type=int, default=32, help="requests that run or wait (default: %(default)s)"
     )
-    parser.add_argument("--quick", action="store_true", help="a few seconds, which show that all runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
-    )
     args = parser.parse_args()
     seconds = (4.0, 6.0) if args.quick else (args.capacity_seconds, args.seconds)
     plan = Plan(args.max_num_seqs, args.max_num_queued_reqs, *seconds)
-    out = args.json or (None if args.quick else RESULTS)
+    out = result_file(args, "overload.json")
     try:
-        model = args.model or fetch(MODELS["smollm2"], default_dir())
+        model = find_model(args)
         with tempfile.TemporaryDirectory(prefix="overload-") as scratch:
             log = Path(scratch) / "server.txt"
             if args.mock:
@@ -316,15 +309,9 @@ def main() -> int:
         return 1
     reached = verdicts(figures, plan.seconds)
     show(figures, reached)
-    if out is not None:
-        facts = describe_sources() | {
-            "versions": versions("jax", "uvicorn", "httptools", "uvloop"),
-            "model": model.name,
-            "core": "mock" if args.mock else "jaxllm",
-            "plan": asdict(plan),
-        }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts | {"figures": figures, "goals_reached": reached}, indent=1) + "\n")
+    core = "mock" if args.mock else "jaxllm"
+    facts = describe_server() | {"model": model.name, "core": core, "plan": asdict(plan)}
+    save(out, facts | {"figures": figures, "goals_reached": reached})
     return 1 if False in reached.values() else 0
 
 

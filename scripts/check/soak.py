@@ -15,9 +15,7 @@ cannot tell. The exit status is 1 if anything was wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import signal
 import sys
 import tempfile
@@ -25,16 +23,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fetch_models import MODELS, FetchError, default_dir, fetch
+from fetch_models import FetchError
 from lib.front_end import serve_command
-from lib.machine import ROOT, describe_sources, versions
+from lib.results import describe_server, find_model, make_server_parser, result_file, save
 from lib.servers import ServerError, server_process
 
 from check.soaking.report import report, show
 from check.soaking.requests import Lengths
 from check.soaking.server_soak import ServerSoak
 
-RESULTS = ROOT / "benchmarks" / "results" / "soak_server.json"
 LENGTHS = Lengths(words=40, long_words=400, max_tokens=48)
 FLAGS = (
     *("--max-model-len", "768", "--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--max-logprobs", "5"),
@@ -47,24 +44,19 @@ DEV_MODE = {"JAXLLM_SERVER_DEV_MODE": "1"}
 
 def main() -> int:
     """Run a soak; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_server_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="of load (default: %(default)s)")
     parser.add_argument(
         "--phase-seconds", type=float, default=15.0, help="of load between rests (default: %(default)s)"
     )
     parser.add_argument("--clients", type=int, default=12, help="at once (default: %(default)s)")
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
-    parser.add_argument("--quick", action="store_true", help="half a minute, which shows that all runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
-    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive this process
     seconds, phase_seconds = (30.0, 5.0) if args.quick else (args.minutes * 60, args.phase_seconds)
-    out = args.json or (None if args.quick else RESULTS)
+    out = result_file(args, "soak_server.json")
     try:
-        model = args.model or fetch(MODELS["smollm2"], default_dir())
+        model = find_model(args)
         command = [*serve_command(model, *FLAGS), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
         with (
             tempfile.TemporaryDirectory(prefix="soak-") as scratch,
@@ -73,20 +65,17 @@ def main() -> int:
             soak = ServerSoak(server, args.seed, LENGTHS, num_clients=args.clients)
             began = time.monotonic()
             asyncio.run(soak.run(seconds, phase_seconds))
-            found: dict[str, Any] = report(soak, seconds)
-            found |= {"seconds": round(time.monotonic() - began, 1), "model": model.name, "flags": " ".join(FLAGS)}
+            record: dict[str, Any] = report(soak, seconds)
+            record |= {"seconds": round(time.monotonic() - began, 1), "model": model.name, "flags": " ".join(FLAGS)}
     except (FetchError, OSError, ServerError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("soak: interrupted", file=sys.stderr)
         return 130
-    show(found)
-    if out is not None:
-        facts = describe_sources() | {"versions": versions("jax", "uvicorn", "httptools", "uvloop", "aiohttp")}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(facts | found, indent=1) + "\n")
-    return 1 if False in found["goals_reached"].values() else 0
+    show(record)
+    save(out, describe_server() | record)
+    return 1 if False in record["goals_reached"].values() else 0
 
 
 if __name__ == "__main__":

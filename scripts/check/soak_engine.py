@@ -13,7 +13,6 @@ is 1 if anything was wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.machine import ROOT, describe_sources, versions
+from lib.results import make_parser, save
 
 from check.soaking.catalogue import BAD, Case, Ended, make_catalogue, read
 from check.soaking.census import Census, census_of, trend
@@ -243,7 +243,7 @@ def report(soak: Soak, seconds: float) -> dict[str, Any]:
 
 def main() -> int:
     """Run a soak; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=20.0, help="of load (default: %(default)s)")
     length.add_argument("--seconds", type=float, help="instead of --minutes")
@@ -254,7 +254,6 @@ def main() -> int:
         "--phases", type=int, default=8, help="phases that end in rest before a kill (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the record to this file")
     args = parser.parse_args()
     seconds = args.minutes * 60 if args.seconds is None else args.seconds
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
@@ -263,9 +262,7 @@ def main() -> int:
         asyncio.run(soak.run(seconds, args.phase_seconds, args.phases))
         record = {"seed": args.seed} | report(soak, time.monotonic() - began)
     print(json.dumps(record))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(args.json, record)
     return 1 if soak.violations else 0
 
 

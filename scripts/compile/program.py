@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from lib.sheet import print_sheet, write_rows
+from lib.results import save
+from lib.sheet import print_sheet
 
 from compile import ptx
 from compile.gpu_compiler import FIRST_PTXAS, SMEM_LIMIT, captured_output, noted_smem, ptxas_version, read_ptxas
@@ -134,8 +135,7 @@ def report(
     if target.is_gpu:
         version = ptxas_version()
         head["ptxas"], is_old = ".".join(map(str, version)), version < FIRST_PTXAS
-    if path:
-        write_rows(path, head, rows)
+    save(path, {**head, "rows": rows})
     print("\nCost sheet")
     print_sheet(sheet)
     print(legend)

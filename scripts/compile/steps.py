@@ -24,6 +24,7 @@ from unittest.mock import patch
 import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled
+from lib.results import save
 from lib.shapes import MODELS, with_layers
 
 from compile.compiled_step import (
@@ -102,8 +103,7 @@ def main(args: argparse.Namespace, target: Target) -> int:
     for row in ({"model": model} | row for model in args.models for row in check(make(model))):
         rows.append(row | {"target": target.name, "devices": mesh.size, "jax": jax.__version__})
         print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    save(args.json, rows)
     return int(any(row["missed"] for row in rows))
 
 

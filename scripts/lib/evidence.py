@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lib import results
+
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every script of scripts/lib/stages.sh takes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.make_parser(description)
     parser.add_argument(
         "--dry-run", metavar="IMPLEMENTATION", help="on a CPU at toy size, kernels of gpu or tpu interpreted"
     )
-    parser.add_argument("--json", type=Path, metavar="OUT")
     return parser
 
 
@@ -57,6 +58,4 @@ class Evidence:
         return int(not is_complete)
 
     def _write(self) -> None:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._report, indent=1) + "\n")
+        results.save(self._path, self._report)

@@ -1,17 +1,9 @@
-"""Write tables of figures as text, and as JSON."""
+"""Tables of figures as text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-
-def write_rows(path: Path, head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, after what they have in common."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
 def print_sheet(rows: Sequence[Mapping[str, Any]]) -> None:
