@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import fnmatch
 import hashlib
 import importlib.metadata
 import json
@@ -43,7 +44,7 @@ class Check:
     programs: tuple[str, ...] = ()
     """Programs that it runs instead of marked tests."""
     leaves_out: Mapping[str, str] = field(default_factory=dict)
-    """Beginnings of paths that need not be watched, with the reason."""
+    """Patterns of paths (`*` matches "/" too) that need not be watched, with the reason."""
     any_processor: str | None = None
     """The reason why results are the same on all processors, if they are."""
 
@@ -51,36 +52,56 @@ class Check:
 MODELS_ARE_CHECKED = "`models` and `families` hold models to HF's outputs; here any tokens do"
 KERNELS_ARE_CHECKED = "`kernels` and `cpu_kernels` hold kernels to their references; here any tokens do"
 
+CPU_KERNELS = ("pallas_kernels/native/*", "pallas_kernels/*/cpu/*")
+GPU_KERNELS = ("pallas_kernels/*/gpu/*", "pallas_kernels/*/gpu.py")
+TPU_KERNELS = ("pallas_kernels/*/tpu/*", "pallas_kernels/*/tpu.py")
+NUMERICS = ("jaxllm/loading/*", "models/*", "pallas_kernels/*")
+"""Weights, models and kernels."""
+
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
     "kernels": Check(
-        leaves_out=dict.fromkeys(("jaxllm/", "models/"), "workloads take only shapes from them"),
+        leaves_out=dict.fromkeys(("jaxllm/*", "models/*"), "workloads take only shapes from them")
+        | dict.fromkeys(CPU_KERNELS, "`cpu_kernels` runs them"),
         any_processor="an interpreter runs a TPU's or GPU's kernel: processors differ within the tests' tolerances",
     ),
     # The same in an engine, beside the kernels of CPUs.
     "engine_kernels": Check(),
-    "cpu_kernels": Check(leaves_out={"models/families/": "tests take only activations from models"}),
+    "cpu_kernels": Check(
+        leaves_out={"models/families/*": "tests take only activations from models"}
+        | dict.fromkeys((*GPU_KERNELS, *TPU_KERNELS), "`kernels` runs them")
+    ),
     # Models alone, against HF's outputs and attention over held keys and values.
     "models": Check(),
     # Checkpoints as they are loaded: how much memory that takes, and what the formats' own tools wrote.
     "loading": Check(),
     # Tokens drawn from logits, and log-probabilities.
     "sampling": Check(
-        leaves_out=dict.fromkeys(
-            ("jaxllm/loading/", "models/", "pallas_kernels/"), "tests make the logits: no model is loaded or runs"
-        ),
+        leaves_out=dict.fromkeys(NUMERICS, "tests make the logits: no model is loaded or runs"),
     ),
     # Malformed outputs by the ten thousand.
     "parsers": Check(any_processor="parsers are plain Python"),
+    # Random requests in simulated steps.
+    "scheduling": Check(
+        leaves_out=dict.fromkeys(NUMERICS, "a simulation stands in for the model"),
+        any_processor="the scheduler is plain Python",
+    ),
+    # Compiled steps: when they compile, how large they are, what is kept on disk, what fits a device.
+    "programs": Check(),
+    # Grammars of hostile or many schemas.
+    "constraints": Check(
+        leaves_out=dict.fromkeys(NUMERICS, "no model runs"),
+        any_processor="grammars and masks are of whole numbers",
+    ),
     # The programs of scripts/.
     "scripts": Check(
         leaves_out=dict.fromkeys(
-            ("jaxllm/", "models/", "pallas_kernels/"), "pyright holds scripts to the product's names and signatures"
+            ("jaxllm/*", "models/*", "pallas_kernels/*"), "pyright holds scripts to the product's names and signatures"
         ),
         any_processor="figures that depend on the processor are made up in these tests",
     ),
     # Whole servers, engines in processes of their own, and loads upon them.
-    "server": Check(leaves_out={"models/": MODELS_ARE_CHECKED, "pallas_kernels/": KERNELS_ARE_CHECKED}),
+    "server": Check(leaves_out={"models/*": MODELS_ARE_CHECKED, "pallas_kernels/*": KERNELS_ARE_CHECKED}),
     # What an engine makes of requests: parameters, grammars, drafts, adapters, batches, preemption, aborts.
     "engine": Check(),
     # More than SmolLM2 on one device.
@@ -90,13 +111,14 @@ CHECKS = {
     # Kernels of TPUs, compiled by libtpu.
     "tpu_compiler": Check(
         programs=("scripts/compile.py", "scripts/lib.sh"),
-        leaves_out=dict.fromkeys(("jaxllm/", "models/"), "kernels are compiled alone, without a model's step"),
+        leaves_out=dict.fromkeys(("jaxllm/*", "models/*"), "kernels are compiled alone, without a model's step")
+        | dict.fromkeys((*CPU_KERNELS, *GPU_KERNELS), "they are not for TPUs"),
         any_processor="the compiler's target is a TPU",
     ),
     # Goldens of models notice every change of a model.
     "goldens_notice": Check(
         leaves_out=dict.fromkeys(
-            ("jaxllm/", "models/", "pallas_kernels/"), "the goldens are in question; `models` holds models to them"
+            ("jaxllm/*", "models/*", "pallas_kernels/*"), "the goldens are in question; `models` holds models to them"
         ),
         any_processor="changes are noticed by far more than rounding",
     ),
@@ -138,8 +160,8 @@ class Guard:
             raise FileNotFoundError(f"{check} starts with {sorted(missing)}, which are no files: mend CHECKS")
         if not starts:
             raise LookupError(f"no test has the mark {check}: mark one, or remove it from CHECKS")
-        left_out = tuple(self.checks[check].leaves_out)
-        return self.graph.closure(sorted(starts), lambda path: path.startswith(left_out))
+        left_out = re.compile("|".join(map(fnmatch.translate, self.checks[check].leaves_out)) or r"(?!)")
+        return self.graph.closure(sorted(starts), lambda path: left_out.match(path) is not None)
 
     def _conftests(self, tests: list[str]) -> set[str]:
         folders = {str(folder) for test in tests for folder in Path(test).parents}

@@ -68,7 +68,7 @@ guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check
 }
 if [ $# = 0 ]; then
   for check in kernels engine_kernels; do guarded_tests "$check" "${interpreters[@]}" || failed=1; done
-  for check in cpu_kernels models loading sampling parsers server device families engine goldens_notice scripts; do
+  for check in cpu_kernels models loading sampling parsers scheduling constraints programs server device families engine goldens_notice scripts; do
     guarded_tests "$check" "${pytest[@]}" || failed=1
   done
   part "pytest" "${pytest[@]}" -m "not ($checks)" || failed=1

@@ -32,6 +32,8 @@ from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import folder, read_hf_config
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from tests.check.support import TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import POOLING, folder
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:

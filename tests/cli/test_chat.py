@@ -28,6 +28,8 @@ from tests.cli.fake_engine import FakeEngine
 from tests.engine.support import byte_level
 from tests.server.support import Served, mock_served, served
 
+pytestmark = pytest.mark.server
+
 SECONDS = 20.0
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.constraints.bombs import bombs
 from tests.constraints.grammar_walks import smollm2_tokenizer
 
+pytestmark = pytest.mark.constraints
+
 # What must not compile, with the limit or keyword that the refusal names.
 REFUSED = {
     "30,000 parentheses": "150 parentheses",

@@ -18,6 +18,8 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer, takes, walk_all
 from tests.constraints.schema_corpus import corpus
 
+pytestmark = pytest.mark.constraints
+
 INTEGER = {"type": "integer"}
 A: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": INTEGER}}

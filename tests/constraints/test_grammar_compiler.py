@@ -18,6 +18,8 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer
 
+pytestmark = pytest.mark.constraints
+
 
 def test_the_cache_is_bounded_in_bytes(smollm2_path: str):
     compiler = make_compiler(smollm2_path, cache_bytes=5_000_000)

@@ -16,6 +16,8 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, allowed, make_compiler, smollm2_tokenizer, walk_all
 from tests.constraints.schema_corpus import corpus
 
+pytestmark = pytest.mark.constraints
+
 ARITHMETIC = """
 ?start: sum
 sum: product (("+" | "-") product)*

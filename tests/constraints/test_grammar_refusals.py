@@ -12,6 +12,8 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler
 
+pytestmark = pytest.mark.constraints
+
 
 @pytest.fixture(scope="module")
 def compiler(smollm2_path: str) -> GrammarCompiler:

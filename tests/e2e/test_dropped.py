@@ -14,7 +14,7 @@ from jaxllm.execution.program_cache import ProgramCache
 from tests.e2e.inside import core_of
 from tests.models.tiny import folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 
 def test_found_by_the_thread_that_compiles_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.execution.support import hostile_jax
 from tests.models.tiny import folder
 from tests.quick import QUICK_FLAGS
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 SMALL: dict[str, Any] = {
     "dtype": "float32",

@@ -13,7 +13,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor, process_dict_updates
 from tests.e2e.tiny_engine import CASE, Job, RecordingScheduler, run_together, tiny_llm
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 Engine = tuple[LLM, RecordingScheduler]
 PROMPTS = [[9, 8, 7, 6, 5], [30], list(range(20, 43)), [3, 4, 5] * 6, [50, 51], [11] * 9]

@@ -19,6 +19,8 @@ from jaxllm.exceptions import VLLMValidationError
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.engine
+
 SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "dtype": "float32",

@@ -15,7 +15,7 @@ import resource
 import jax, jax.numpy as jnp
 from jaxllm.engine.core.host_memory import keep_freed_memory
 
-x = jnp.ones((2560, 4096))
+x = jnp.ones((2560 * 256, 16))
 step = jax.jit(lambda x: jnp.sort(x, axis=-1).sum())
 
 def num_faults():
@@ -31,6 +31,7 @@ print(before, kept, num_faults())
 """
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's")
 def test_a_step_takes_no_new_pages() -> None:
     environment = {"JAX_PLATFORMS": "cpu"}

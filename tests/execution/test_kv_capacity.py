@@ -16,6 +16,8 @@ from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import make_request
 
+pytestmark = pytest.mark.programs
+
 GEMMA_3_1B: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",

@@ -25,7 +25,7 @@ from tests.execution.support import hostile_jax, make_compiler
 from tests.models.tiny import folder
 from tests.utils.ownership import give_away
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("quick_compile")]
 
 NUM_BLOCKS = 33
 QUICK = Upkeep.MAKE_COUNTS

@@ -13,6 +13,8 @@ import pytest
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.execution.programs import Programs
 
+pytestmark = pytest.mark.programs
+
 
 def test_all_are_compiled_ahead_in_order() -> None:
     order: list[int] = []

@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from tests.execution.support import hostile_jax, make_compiler, make_group
 from tests.models.tiny import folder
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("quick_compile")]
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -46,7 +46,6 @@ def test_the_users_jax_settings_change_no_program() -> None:
         assert [compiler.lower(key, 33).as_text() for key in keys] == expected
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype) -> None:
     compiler = make_compiler(dtype=dtype)
@@ -72,7 +71,6 @@ def weight_copies(compiler: StepCompiler) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.search(pattern, line)]
 
 
-@pytest.mark.device
 def test_a_step_on_a_cpu_copies_no_weights() -> None:
     """Copies took a quarter of a decode step when layers were scanned, and more where einsums were not in 2-D."""
     assert not weight_copies(make_compiler(loop=LayerLoop.IN_PLACE))

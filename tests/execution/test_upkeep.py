@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention import KVPool, copy_blocks
 from tests.execution.support import make_compiler, make_group, make_runner
 from tests.execution.test_batch import make_chunk
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("quick_compile")]
 
 
 class CutOff:

@@ -22,6 +22,8 @@ from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.models import Model
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 
+pytestmark = pytest.mark.loading
+
 SLACK_BYTES = 1 << 20
 NUM_EXAMPLES = 150
 

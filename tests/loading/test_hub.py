@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 from tests.loading.hub_server import COMMIT, HubServer, serving
+
+pytestmark = pytest.mark.loading
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}).encode()
 BIG = {"a": np.arange(200_000, dtype=np.float32)}

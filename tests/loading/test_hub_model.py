@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.loading.files import safetensors_bytes
 from tests.loading.hub_server import HubServer, serving
 from tests.models.tiny import folder, read_goldens, read_tensors
+
+pytestmark = pytest.mark.loading
 
 CASE = "llama3_tied"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

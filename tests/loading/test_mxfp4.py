@@ -23,6 +23,8 @@ from tests.loading.files import write_folder
 from tests.loading.gguf_moe_files import moe_gguf, mxfp4, stacked
 from tests.loading.mxfp4_files import GPT_OSS, QUANTIZED, oracle, quantized, read_tensors
 
+pytestmark = pytest.mark.loading
+
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
 
 

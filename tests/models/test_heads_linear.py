@@ -15,6 +15,8 @@ from jaxllm.models.layers.linear import heads_linear
 from jaxllm.models.ops import LayerOf, Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul
 
+pytestmark = pytest.mark.models
+
 LAYERS, HEADS, OUTPUTS, INPUTS = 3, 5, 96, 64
 
 

@@ -21,6 +21,8 @@ from tests.models.running import build_model, load
 from tests.models.test_model import forward_args
 from tests.models.tiny import POOLING_CASES, folder, read_hf_config, read_tensors
 
+pytestmark = pytest.mark.models
+
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,

@@ -9,6 +9,8 @@ import pytest
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import read_tensors
 
+pytestmark = pytest.mark.models
+
 CASES = ("deepseek_v3", "gemma3", "gpt_oss", "granite4", "lfm2", "llama4", "mistral4", "nemotron_h", "opt", "qwen3_5")
 MATMUL = re.compile(r".*stablehlo\.dot_general.*tensor<[\dx]*xf32>.*")
 

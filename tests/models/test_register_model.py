@@ -20,6 +20,8 @@ from jaxllm.models.reading import read_decoder
 from tests.loading.files import safetensors_bytes
 from tests.models.tiny import read_goldens, read_hf_config, read_tensors
 
+pytestmark = pytest.mark.engine
+
 SOURCE = "llama3_tied"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 KEYS = {

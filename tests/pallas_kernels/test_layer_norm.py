@@ -9,6 +9,8 @@ import pytest
 
 from pallas_kernels.layer_norm import layer_norm
 
+pytestmark = pytest.mark.cpu_kernels
+
 DTYPES = [jnp.bfloat16, jnp.float32]
 
 

@@ -16,6 +16,8 @@ import pytest
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
+pytestmark = pytest.mark.cpu_kernels
+
 SHAPE = AttentionShape(4, 2, 64, 64, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))
 LATENT_SHAPE = LatentShape(4, 96, 32, 64, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))
 """Whose pool is an array as large as each of the other's two."""

@@ -295,6 +295,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype, window: int, has_sinks: bool)
         assert_same(decoded, out[index], dtype)
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
 @pytest.mark.parametrize(
     ("block_size", "heads", "window"), [(16, (14, 2), NO_WINDOW), (48, (6, 3), 400), (128, (4, 1), 600)]
@@ -353,6 +354,7 @@ def test_chunks_equal_the_whole(dtype) -> None:
     assert_same(np.concatenate(parts), out, dtype)
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_blocks_before_the_window_need_not_exist(dtype) -> None:

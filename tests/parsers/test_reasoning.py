@@ -175,6 +175,7 @@ def test_an_output_that_is_cut_loses_nothing_but_marks(parser: str, output: str,
             assert (parsed.text, "<|en" in parsed.reasoning, parsed.calls) == (shown, False, [])
 
 
+@pytest.mark.parsers
 @pytest.mark.parametrize("head", ["", "<think>", "<think>a", "<think>a</think>"])
 @pytest.mark.parametrize("part", [" ", "<", "</think"])
 def test_reading_takes_a_time_that_grows_with_the_text_alone(head: str, part: str) -> None:

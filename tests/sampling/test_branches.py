@@ -12,6 +12,8 @@ from jaxllm.execution.compiler import PLATFORMS as JAX_NAMES
 from jaxllm.sampling.sampler import sample_full, sample_plain
 from tests.sampling.oracle import Row, make_batch, make_rules, steer, traced_for
 
+pytestmark = pytest.mark.sampling
+
 V, NUM_ROWS = 1000, 3
 BRANCH = re.compile(r"stablehlo\.(?:case|if)\b")
 LOOP = re.compile(r"stablehlo\.while\b.*?\bcond \{(.*?)\} do \{", re.DOTALL)

@@ -16,6 +16,8 @@ from jaxllm.sampling.token_counts import (
     with_drafts,
 )
 
+pytestmark = pytest.mark.sampling
+
 V = 50
 NO_DRAFTS = jnp.zeros((5, 0), jnp.int32)
 

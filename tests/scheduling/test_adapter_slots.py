@@ -6,10 +6,13 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
+
+pytestmark = pytest.mark.scheduling
 
 NUM_SLOTS = 2
 

@@ -25,6 +25,8 @@ from tests.scheduling.simulation import VOCAB_SIZE, Simulation, extend_digest, f
 from tests.scheduling.test_simulation import TINY, workload
 from tests.scheduling.test_speculation import WITHOUT_STATES, counted
 
+pytestmark = pytest.mark.scheduling
+
 MOST = 4
 STEP_TOKENS = 24
 """The tokens of a draft model's step: prompts take several."""

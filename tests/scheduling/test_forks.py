@@ -17,6 +17,8 @@ from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
+pytestmark = pytest.mark.scheduling
+
 PROMPT = list(range(1, 11))
 """A prompt of two full blocks of 4, and 2 tokens in a third."""
 

@@ -11,6 +11,8 @@ from jaxllm.messages import EngineCoreRequest
 from jaxllm.scheduling.config import GroupConfig
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
+pytestmark = pytest.mark.scheduling
+
 TINY: dict[str, Any] = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
 """A pool of 16 blocks of 4 tokens: one request of 64 tokens fits, or six must fight."""
 CHANGES: dict[str, dict[str, Any]] = {

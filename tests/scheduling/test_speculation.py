@@ -15,6 +15,8 @@ from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
 from tests.scheduling.test_simulation import CHANGES, TINY, workload
 
+pytestmark = pytest.mark.scheduling
+
 WITHOUT_STATES = {name: changes for name, changes in CHANGES.items() if "num_state_slots" not in changes}
 MOST = 4
 

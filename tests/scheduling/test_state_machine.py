@@ -23,6 +23,8 @@ from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
+pytestmark = [pytest.mark.scheduling, pytest.mark.timeout(1200)]
+
 WHY = RequestError("invalid", "why")
 IS_LONG = bool(os.environ.get("JAXLLM_LONG_TESTS"))
 NUM_RUNS, NUM_STEPS = (200, 5_000) if IS_LONG else (20, 500)
