@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.lora import LoraShape, Rows
 
-from .params import ArraySpec, Joined
+from .params import ArraySpec, Axes, Joined
 
 
 class AdapterShape(NamedTuple):
@@ -62,9 +62,23 @@ class Adapted:
         return self.weight.shape
 
     @property
-    def can_be_fused(self) -> bool:
-        """Say whether the matmul by the weight can add what adapters do before it gates."""
+    def can_gate(self) -> bool:
+        """True if the matmul by the weight can add what adapters do before it gates."""
         return self.adapters.down.ops.linear.platform == "cpu"
+
+    def multiply(self, x_ti: Array, axes: Axes, *, plus_to: Array | None = None, **options: Any) -> Array:
+        """Return the product, as `weights.Weight.multiply` does.
+
+        Adapters add to the product, or before it if it is activated.
+        """
+        out_dtype = options.get("out_dtype") or x_ti.dtype
+
+        def multiply(plus_to: Array | None) -> Array:
+            return self.weight.multiply(x_ti, axes, plus_to=plus_to, **options)
+
+        if options.get("activation") is None:
+            return self.add_to(multiply(plus_to), x_ti, out_dtype)
+        return self.if_any(lambda: multiply(self.add_to(plus_to, x_ti, out_dtype)), lambda: multiply(plus_to))
 
     def add_to(self, plus_to: Array | None, x_ti: Array, out_dtype: DTypeLike) -> Array:
         """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""
@@ -79,7 +93,7 @@ class Adapted:
 
     def if_any(self, adapted: Callable[[], Array], plain: Callable[[], Array]) -> Array:
         """Return what the first function gives if any row has an adapter, else what the second does."""
-        if not self.can_be_fused:  # a GPU's branches ask the host, and no step is one CUDA graph with them
+        if not self.can_gate:  # a GPU's branches ask the host, and no step is one CUDA graph with them
             return adapted()
         assert self.rows is not None
         return jax.lax.cond(self.rows.num_adapted > 0, adapted, plain)

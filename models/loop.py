@@ -14,8 +14,8 @@ from jax import Array
 from pallas_kernels.paged_attention.rope import Rope, rotate
 from pallas_kernels.weights.held import Quantized
 
-from .ops import Stacked
 from .plan import LayerPlan, Segment
+from .weights import Stacked
 
 
 class Heads(NamedTuple):
@@ -136,7 +136,9 @@ def run_layers(
             case LayerLoop.SCAN:
                 return body.run(cut_layer(of_kind, place), stream, place)
             case LayerLoop.IN_PLACE:
-                return body.run(jax.tree.map(lambda x: Stacked(x, place), of_kind), stream, place)
+                return body.run(
+                    jax.tree.map(lambda x: Stacked(x, place), of_kind, is_leaf=_is_quantized), stream, place
+                )
             case LayerLoop.SWITCH:
                 return body.run_one_of(of_kind, stream, place)
             case LayerLoop.UNROLL:
@@ -175,11 +177,15 @@ def cut_layer(weights: Any, place: Array | int) -> Any:
     """
 
     def one(path: Any, held: Any) -> Any:
-        if isinstance(held, Quantized) or any(getattr(key, "key", None) == "experts" for key in path):
-            return jax.tree.map(lambda x: Stacked(x, place), held)
+        if _is_quantized(held) or any(getattr(key, "key", None) == "experts" for key in path):
+            return Stacked(held, place)
         return jax.lax.dynamic_index_in_dim(held, place, keepdims=False)
 
-    return jax.tree_util.tree_map_with_path(one, weights, is_leaf=lambda held: isinstance(held, Quantized))
+    return jax.tree_util.tree_map_with_path(one, weights, is_leaf=_is_quantized)
+
+
+def _is_quantized(held: Any) -> bool:
+    return isinstance(held, Quantized)
 
 
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:

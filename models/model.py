@@ -30,13 +30,14 @@ from .layers.latent_attention import head_matmuls
 from .layers.moe import matmul_shapes
 from .loop import Cached, LayerBody, LayerLoop, Lent, pick, run_layers
 from .names import Prefixes, TensorName
-from .ops import Ops, bind
+from .ops import Ops
 from .params import Cut, ParamSpec, array_specs, cut_of, held_apart
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 from .rope import query_scale, rope_table
 from .specs import Reading, declared, make_spec, stack, under
+from .weights import bind
 
 Params = Mapping[str, Any]
 

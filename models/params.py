@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
+from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
@@ -220,12 +222,46 @@ def _order_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, width: int) -> Spec:
     return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **own)
 
 
+class Axes(NamedTuple):
+    """The logical axes of a weight; the last `num_inputs` are its inputs."""
+
+    names: tuple[str | None, ...]
+    num_inputs: int
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Joined:
     """Arrays [num_shards, rows, ...], which stand for one with all their rows, shard by shard."""
 
     members: tuple[Any, ...]
+    can_gate: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the one array."""
+        num_shards, _, *rest = self.members[0].shape
+        return num_shards, sum(member.shape[1] for member in self.members), *rest
+
+    def multiply(
+        self,
+        x_ti: Array,
+        axes: Axes,
+        *,
+        plus_to: Array | None = None,
+        bias_o: Array | None = None,
+        activation: str | None = None,
+        **options: Any,
+    ) -> Array:
+        """Return the product, as `weights.Weight.multiply` does."""
+        t, num_shards = len(x_ti), self.shape[0]
+        products = [member.multiply(x_ti, axes, **options).reshape(t, num_shards, -1) for member in self.members]
+        out_to = jnp.concatenate(products, axis=2).reshape(t, -1)
+        if plus_to is not None:
+            out_to = plus_to + out_to
+        if bias_o is not None:
+            out_to = out_to + bias_o
+        return out_to if activation is None else ACTIVATIONS[activation](out_to)
 
 
 def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:

@@ -7,9 +7,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.weights.held import Quantized
-
 from ..config import ModelConfig
+from ..weights import held_by
 from .linear import linear
 from .params import declare
 
@@ -29,13 +28,7 @@ class Embedding(nnx.Module):
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
         """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as HF does."""
-        held = self.table.get_raw_value()
-        if isinstance(held, Quantized):
-            rows = held.map(lambda part: part[token_ids_t])
-            numbers_td = rows.numbers()
-            x_td = (numbers_td * rows.scales if rows.format.scales_rows else numbers_td).astype(self.dtype)
-        else:
-            x_td = held[token_ids_t]
+        x_td = held_by(self.table)[token_ids_t].astype(self.dtype)
         return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)
 
     def logits(self, hidden_sd: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,10 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.linear.xla import ACTIVATIONS as FUSED_ACTIVATIONS
-from pallas_kernels.weights.held import Quantized
 
-from ..adapters import Adapted
-from ..ops import LayerOf, held_by
-from ..params import Joined, cut_of
+from ..params import Axes
+from ..weights import LayerOf, Weight, held_by
 from .params import Part, split
-from .spread import multiply_spread
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     **FUSED_ACTIVATIONS,
@@ -47,22 +44,23 @@ def linear(
     where its heads do not fill tiles, on a TPU. `plus`, of the result's shape and dtype, and `bias`, [*out], are added
     if given.
     """
-    held, axes = held_by(weight), _axes(weight)
-    if isinstance(held, Joined):
-        members = [_product(x, each, axes, out_dtype=out_dtype) for each in held.members]
-        return _finish(jnp.concatenate(members, axis=2), plus, bias, act)
     if act is not None and act not in FUSED_ACTIVATIONS:
         return ACTIVATIONS[act](linear(x, weight, out_dtype, plus, bias=bias))
-    return _product(x, held, axes, plus, bias, out_dtype=out_dtype, activation=act, is_gated=False)
+    held: Weight = held_by(weight)
+    t, out_shape = len(x), held.shape[:-1]
+    n = math.prod(out_shape)
+    plus_to = None if plus is None else plus.reshape(t, n)
+    bias_o = None if bias is None else bias[...].reshape(n)
+    options: dict[str, Any] = {"out_dtype": out_dtype, "activation": act, "is_gated": False}
+    out_to = held.multiply(x.reshape(t, -1), _axes(weight), plus_to=plus_to, bias_o=bias_o, **options)
+    return out_to.reshape(t, *out_shape)
 
 
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
-    held = held_by(gate_up)
-    # Of the kernels that apply the activation few add anything before it.
-    can_be_fused = held.can_be_fused if isinstance(held, Adapted) else not isinstance(held, Joined)
-    if can_be_fused and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
-        return _multiply(x_td, held, held.shape[1], _axes(gate_up), activation=act)
+    held: Weight = held_by(gate_up)
+    if held.can_gate and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
+        return held.multiply(x_td, _axes(gate_up), activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
 
@@ -90,72 +88,6 @@ def _heads_as_groups(x_tni: Array, held: LayerOf) -> Array:
     return out_ro.reshape(n, rows, -1)[:, :t].swapaxes(0, 1)
 
 
-def _product(
-    x: Array,
-    held: LayerOf | Quantized | Adapted,
-    axes: Axes,
-    plus: Array | None = None,
-    bias: nnx.Param[Array] | None = None,
-    **options: Any,
-) -> Array:
-    """Return the product with a weight [*out, in], as [t, *out]."""
-    t, out_shape = x.shape[0], held.shape[:-1]
-    n = math.prod(out_shape)
-    plus_to = None if plus is None else plus.reshape(t, n)
-    bias_o = None if bias is None else bias[...].reshape(n)
-    out = _multiply(x.reshape(t, -1), held, n, axes, plus_to=plus_to, bias_o=bias_o, **options)
-    return out.reshape(t, *out_shape)
-
-
-def _multiply(x_ti: Array, held: LayerOf | Quantized | Adapted, n: int, axes: Axes, **options: Any) -> Array:
-    """Multiply by a weight taken as [n, in]."""
-    if isinstance(held, Adapted):
-        return _multiply_adapted(x_ti, held, n, axes, **options)
-    if not isinstance(held, Quantized):
-        stack = held.stack.reshape(held.stack.shape[0], n, -1)
-        return held.ops.linear(x_ti, stack, held.layer, num_rows=held.num_rows, **options)
-    held, order = held.unordered()
-    if order is not None:
-        x_ti = x_ti[:, order[...]]
-    place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
-    if place.ops.mesh is not None and place.ops.mesh.size > 1:
-        cut = cut_of(axes.names, held.shape, axes.num_inputs, place.ops.mesh.size)
-        if options.pop("is_gated", True) and options.get("activation"):
-            raise ValueError("on several devices gates and what they gate are in different columns of an array")
-        return multiply_spread(x_ti, stack, place, cut, **options)
-    return place.ops.linear(x_ti, stack, place.layer, num_rows=place.num_rows, **options)
-
-
-def _multiply_adapted(
-    x_ti: Array, held: Adapted, n: int, axes: Axes, plus_to: Array | None = None, **options: Any
-) -> Array:
-    """Multiply by a weight and its adapters, which add to the product, or if it is activated before that."""
-    out_dtype = options.get("out_dtype") or x_ti.dtype
-
-    def multiply(plus_to: Array | None) -> Array:
-        return _multiply(x_ti, held.weight, n, axes, plus_to=plus_to, **options)
-
-    if options.get("activation") is None:
-        return held.add_to(multiply(plus_to), x_ti, out_dtype)
-    return held.if_any(lambda: multiply(held.add_to(plus_to, x_ti, out_dtype)), lambda: multiply(plus_to))
-
-
-class Axes(NamedTuple):
-    """The logical axes of a weight, the last `num_inputs` of which are its inputs."""
-
-    names: tuple[str | None, ...]
-    num_inputs: int
-
-
 def _axes(weight: nnx.Param[Array]) -> Axes:
     metadata = weight.get_metadata()
     return Axes(tuple(metadata["out_sharding"]), metadata["num_inputs"])
-
-
-def _finish(out: Array, plus: Array | None, bias: nnx.Param[Array] | None, act: str | None) -> Array:
-    """Return act(out + plus + bias)."""
-    if plus is not None:
-        out = plus + out
-    if bias is not None:
-        out = out + bias[...][None]
-    return out if act is None else ACTIVATIONS[act](out)

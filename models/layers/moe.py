@@ -20,8 +20,9 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from ..config import LayerSpec, ModelConfig, MoESpec
-from ..ops import LayerOf, Ops
+from ..ops import Ops
 from ..params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS
+from ..weights import LayerOf, held_by
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP, PlainMLP
 from .params import Part, declare, declare_merged
@@ -93,9 +94,9 @@ class Experts(nnx.Module):
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
-        place: LayerOf = jax.tree.leaves(self.gate_up.get_raw_value())[0]
+        place: LayerOf = held_by(self.gate_up)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
-        stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
+        stacks = {name: held_by(getattr(self, name)).stack for name in names}
         total_td = self._spread(place.ops, x_td, choices, place.num_rows, place.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]

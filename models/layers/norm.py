@@ -14,7 +14,7 @@ from pallas_kernels.layer_norm import layer_norm
 from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from ..config import ModelConfig
-from ..ops import held_by
+from ..weights import held_by
 from .params import declare
 
 

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from jaxllm.models.layers.linear import heads_linear
-from jaxllm.models.ops import LayerOf, Ops
+from jaxllm.models.ops import Ops
+from jaxllm.models.weights import LayerOf
 from pallas_kernels.grouped_matmul import GroupedMatmul
 
 pytestmark = pytest.mark.models
