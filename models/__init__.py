@@ -11,6 +11,7 @@ from .model import Model
 from .names import Fused, Prefixes, TensorName
 from .params import ParamSpec
 from .registry import get_family, register_model, supported_architectures
+from .specs import ModelSpecs
 
 __all__ = [
     "Family",
@@ -21,6 +22,7 @@ __all__ = [
     "MoESpec",
     "Model",
     "ModelConfig",
+    "ModelSpecs",
     "ParamSpec",
     "Pooling",
     "Prefixes",

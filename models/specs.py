@@ -1,19 +1,40 @@
-"""The specs of a model's parameters, made of what its layers declare and what the checkpoint calls it."""
+"""The specs of a model's parameters, from what its layers declare and what the checkpoint calls it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from pallas_kernels.weights import WeightFormat
 
-from .names import TensorName
-from .params import HEAD_DIM, KV_HEADS, LEAD_AXES, Cut, HFIndex, ParamSpec, Segment, cut_of, outputs_of, split_axes
+from .config import LayerSpec, ModelConfig
+from .layers.head import PoolingHead, head_names, taken_rows
+from .loop import LayerLoop
+from .names import Prefixes, TensorName
+from .params import (
+    HEAD_DIM,
+    KV_HEADS,
+    LEAD_AXES,
+    Cut,
+    HFIndex,
+    ParamSpec,
+    Segment,
+    cut_of,
+    held_apart,
+    outputs_of,
+    split_axes,
+)
+from .plan import LayerPlan
+from .quantization import METHODS
+from .registry import get_family
 
 
 class Declared(NamedTuple):
@@ -181,3 +202,138 @@ def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
         axes=("layers", *first.axes),
         sources=tuple(source for spec in specs for source in spec.sources),
     )
+
+
+class Abstract(NamedTuple):
+    """A module without arrays: what `nnx.split` returns of it."""
+
+    definition: Any
+    state: nnx.State
+
+
+class ModelSpecs:
+    """The parameters of a model: the arrays that hold them, and the checkpoint's tensors that they come from.
+
+    `formats` has the formats of the checkpoint's tensors that are held unchanged, by HF name. The embedding and all
+    other matmuls' weights except routers' are rounded when they are loaded if `quantization` is one of `METHODS`.
+    `tensor_names` are the checkpoint's, if it is known: they settle which of a family's name prefixes it uses. `lent`
+    are the specs of a draft head's parameters that are those of the model whose tokens it guesses. Weights have a
+    leading layer axis if the loop is over stacked layers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: DTypeLike,
+        loop: LayerLoop = LayerLoop.SCAN,
+        *,
+        quantization: str | None = None,
+        formats: Mapping[str, WeightFormat] | None = None,
+        tensor_names: Collection[str] = (),
+        lent: Mapping[str, ParamSpec] | None = None,
+    ) -> None:
+        if quantization not in (None, *METHODS):
+            raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
+        self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
+        self.formats, self.lent = formats or {}, lent or {}
+        self.family = get_family(config.architecture)
+        self._tensor_names = tensor_names or self.formats
+        self.frame = _abstract(partial(self.family.frame, config, self.dtype))
+        self.head = _abstract(partial(PoolingHead, config, self.dtype))
+        layers = {
+            layer: _abstract(partial(self.family.layer, layer, config, self.dtype))
+            for layer in dict.fromkeys(config.layers)
+        }
+        self.plan = LayerPlan(config.layers, self._marks({layer: state for layer, (_, state) in layers.items()}))
+        self.kinds = [layers[kind] for kind in self.plan.kinds]
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """Return all that the specs depend on."""
+        formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
+        prefixes = self.family.find_prefixes(self._tensor_names)
+        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent
+
+    def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
+        """Return the formats of each layer's weights, as layers that differ in them are not stacked; () if none has
+        any.
+        """
+        if not self.formats:
+            return ()
+        prefixes = self.family.find_prefixes(self._tensor_names)
+        names = self.family.find_names(self._tensor_names)
+        paths = {kind: tuple(declared(state)) for kind, state in states.items()}
+        return tuple(
+            tuple(
+                self.formats.get(self._source(f"layers.{path}", names, prefixes, layer).format(e=0))
+                for path in paths[kind]
+            )
+            for layer, kind in enumerate(self.config.layers)
+        )
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Return glob patterns of checkpoint tensors that this model knowingly leaves out.
+
+        Layers that borrow keys and values may have projections that nothing uses.
+        """
+        borrowers = [number for number, layer in enumerate(self.config.layers) if layer.borrows_kv]
+        unused = [
+            name
+            for path, (name, *_) in self.family.names.items()
+            if path.startswith(("layers.attn.k", "layers.attn.v"))
+        ]
+        projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
+        ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
+        return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
+
+    def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
+        """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
+        stacked, and else that of the first layer.
+
+        `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
+        """
+        reading = Reading(
+            formats=self.formats,
+            rounded_to=METHODS.get(self.quantization or ""),
+            is_packed=self.loop is LayerLoop.IN_PLACE,
+            num_shards=self.config.num_shards,
+            num_expert_shards=self.config.num_expert_shards,
+        )
+        tensor_names = tensor_names or self._tensor_names
+        prefixes = self.family.find_prefixes(tensor_names)
+        is_tied = self.config.tie_word_embeddings and self.config.pooling is None
+        names = {**self.family.find_names(tensor_names, is_tied=is_tied), **head_names(self.config.pooling)}
+        in_frame = declared(self.frame.state) | {f"head.{path}": p for path, p in declared(self.head.state).items()}
+        specs = {
+            path: make_spec(path, in_frame, names, self._source(path, names, prefixes), reading) for path in in_frame
+        }
+        specs |= taken_rows(self.config, specs)
+        of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
+        of_kinds = zip(self.kinds, self.plan.kinds, self.plan.layers_of, strict=True)
+        for number, ((_, state), kind, layers) in enumerate(of_kinds):
+            order = None if kind.rope is None else self.config.ropes[kind.rope].head_order(kind.rope_dim)
+            of_kind = reading._replace(kv_repeats=kind.kv_repeats, head_order=order)
+            in_layer = declared(state)
+            for path in in_layer:
+                sources = {layer: self._source(f"layers.{path}", names, prefixes, layer) for layer in layers}
+                singles = {
+                    layer: make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
+                }
+                stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
+                specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
+        return held_apart({**specs, **self.lent})
+
+    def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int = 0) -> str:
+        if path not in names:
+            raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
+        name = names[path].name
+        head = self.config.draft_head
+        number = layer if head is None else head.first_layer + layer
+        return name.format(**prefixes._asdict(), l=number, e="{e}")
+
+
+def _abstract(build: Callable[[], nnx.Module]) -> Abstract:
+    # Flax would shard at construction; there is nothing to shard yet.
+    with nnx.use_eager_sharding(False):
+        return Abstract(*nnx.split(nnx.eval_shape(build)))

@@ -1,4 +1,4 @@
-"""A layer's weights as its modules take them: each multiplies the rows of a step, however it is stored.
+"""A layer's weights as its modules take them, and the kernels that multiply by them.
 
 `Weight` is what they have in common. Besides those here, `params.Joined` and `adapters.Adapted` are weights that
 consist of others.
@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
+from pallas_kernels.grouped_matmul import GroupedMatmul
+from pallas_kernels.linear import Linear
 from pallas_kernels.linear.xla import ACTIVATIONS
-from pallas_kernels.lora import Rows
+from pallas_kernels.lora import Lora, Rows
 from pallas_kernels.weights.held import Quantized
 
 from .adapters import Adapted
-from .ops import Ops
 from .params import MESH_AXES, Axes, Cut, cut_of
 
 EVERYWHERE = PartitionSpec()
@@ -44,6 +45,25 @@ class Weight(Protocol):
     def multiply(self, x_ti: Array, axes: Axes, **options: Any) -> Array:
         """Return the product with rows [t, in] as [t, n], n the number of all outputs; `options` are `Linear`'s."""
         ...
+
+
+class Ops(NamedTuple):
+    """The kernels that layers compute with, besides attention."""
+
+    linear: Linear = Linear()
+    grouped_matmul: GroupedMatmul = GroupedMatmul()
+    """The op of one device, for the weights of experts."""
+    mesh: Mesh | None = None
+    """The devices that experts and quantized weights are spread over; None for one device."""
+    by_head: GroupedMatmul = GroupedMatmul()
+    """The op for weights that each head has its own of; plain XLA's is one matmul with a batch of heads."""
+    lora: Lora = Lora()
+    """The op for adapters beside weights."""
+
+    @property
+    def has_cpu_norms(self) -> bool:
+        """Say whether norms are the CPU's own kernels, as matmuls are."""
+        return self.linear.platform == "cpu"
 
 
 class LayerOf:

@@ -67,7 +67,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])
     model = make_model(config)
-    specs = model.param_specs(checkpoint.tensors)
+    specs = model.specs.param_specs(checkpoint.tensors)
     memory, num_blocks, max_model_len, reason, draft = None, 0, config.max_model_len, None, None
     try:
         limit = hardware.memory_limit(config.gpu_memory_utilization)

@@ -18,6 +18,7 @@ from jax.stages import Lowered
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
+from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import extra_args
@@ -94,7 +95,7 @@ class StepCompiler:
         self.config, self.model, self.mesh = config, model, mesh
         self.caches = Caches(config.kv_layout, mesh)
         self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
-        quantized = model.quantization is not None
+        quantized = model.specs.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
         # Made once: every step asks for one.
@@ -308,9 +309,9 @@ class StepCompiler:
         """
         self.caches.prepare(folder)
         model = self.model
-        model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
-        model.ops.by_head.prepare(model.head_shapes(), folder)
-        model.ops.linear.prepare(model.linear_shapes(), folder)
+        model.ops.grouped_matmul.prepare(grouped_shapes(model.specs), folder)
+        model.ops.by_head.prepare(head_shapes(model.specs), folder)
+        model.ops.linear.prepare(linear_shapes(model.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -360,7 +361,7 @@ class StepCompiler:
 
     @cached_property
     def _params_spec(self) -> dict[str, Any]:
-        arrays = array_specs(self.model.param_specs())
+        arrays = array_specs(self.model.specs.param_specs())
         placed = {path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
         return unflatten(placed) | adapters

@@ -20,9 +20,8 @@ from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from ..config import LayerSpec, ModelConfig, MoESpec
-from ..ops import Ops
 from ..params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS
-from ..weights import LayerOf, held_by
+from ..weights import LayerOf, Ops, held_by
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP, PlainMLP
 from .params import Part, declare, declare_merged

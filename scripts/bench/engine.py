@@ -156,7 +156,7 @@ def weight_bytes(compiler: StepCompiler, num_rows: int) -> float:
     moe = next((layer.moe for layer in config.layers if layer.moe), None)
     chosen = 1 - (1 - moe.top_k / moe.num_experts) ** num_rows if moe else 1.0
     total = 0.0
-    for path, spec in array_specs(compiler.model.param_specs()).items():
+    for path, spec in array_specs(compiler.model.specs.param_specs()).items():
         size = math.prod(spec.shape) * jnp.dtype(spec.dtype).itemsize
         total += size * (chosen if spec.num_experts else 1.0) * (path != "embed.table" or config.tie_word_embeddings)
     return total

@@ -25,7 +25,7 @@ def shard_shape(spec: jax.ShapeDtypeStruct) -> tuple[int, ...]:
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
-    specs = array_specs(compiler.model.param_specs()).values()
+    specs = array_specs(compiler.model.specs.param_specs()).values()
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
     shapes += map(shard_shape, jax.tree.leaves([compiler.caches.specs(num_blocks), compiler.adapters_spec()]))
     sizes = {math.prod(shape) for shape in shapes}
@@ -43,7 +43,7 @@ def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:
 
     The kernels take the stack as it is. No activation is as large, by its bytes, as all experts of a layer are.
     """
-    arrays = array_specs(compiler.model.param_specs()).values()
+    arrays = array_specs(compiler.model.specs.param_specs()).values()
     experts = [spec for spec in arrays if spec.num_experts and spec.num_inputs]
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in experts]
     sizes = {math.prod(shape[spec.stacked :]) for spec, shape in zip(experts, shapes, strict=True)}
@@ -55,7 +55,7 @@ def find_adapter_copies(hlo: str, compiler: StepCompiler) -> list[str]:
 
     The kernels take the stack as it is, and no activation of a layer is as large.
     """
-    specs = array_specs(compiler.model.param_specs())
+    specs = array_specs(compiler.model.specs.param_specs())
     sizes = set()
     for path, beside in compiler.model.adapter_specs().items():
         for spec in (beside.down, beside.up):

@@ -270,7 +270,7 @@ def most_nodes(model: Model) -> int:
         + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
         for layer in model.config.layers
     )
-    arrays = array_specs(model.param_specs())
+    arrays = array_specs(model.specs.param_specs())
     adapted = sum(arrays[path].shape[0] if arrays[path].stacked else 1 for path in model.adapter_specs())
     return len(model.config.layers) * LAYER_NODES + sum(more) + adapted * ADAPTER_NODES + OTHER_NODES
 

@@ -12,7 +12,7 @@ from lib.shapes import MODELS
 
 from jaxllm.check.bounds import ExpertWork, LayerWork, Work, count_work
 from jaxllm.execution.mesh import make_mesh
-from jaxllm.models import LayerLoop, Model, get_family
+from jaxllm.models import LayerLoop, ModelSpecs, get_family
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import ParamSpec
 from tests.models.tiny import read_hf_config
@@ -36,7 +36,7 @@ def test_chunks_bound_keys_and_pairs():
 def test_latents_are_read_once_and_by_every_device():
     config = get_family("DeepseekV3ForCausalLM").read_config(read_hf_config("deepseek_v3"))
     mesh = make_mesh(jax.devices()[:1])
-    specs = Model(config, "bfloat16").param_specs()
+    specs = ModelSpecs(config, "bfloat16").param_specs()
     figures = {"max_num_batched_tokens": 16, "bytes_per_second": 1.0, "flops_per_second": 1.0}
     work = count_work(config, specs, mesh, kv_itemsize=2, **figures)
     # Two heads; a score is a sum of 32 + 16 products, and 32 numbers of the output are one.
@@ -109,7 +109,7 @@ def test_a_token_is_multiplied_by_its_own_experts(loop: LayerLoop):
 def _active(name: str, loop: LayerLoop) -> float:
     """Return how many numbers a token is multiplied by."""
     config = _read(name)
-    work = _count(config, Model(config, "bfloat16", loop).param_specs())
+    work = _count(config, ModelSpecs(config, "bfloat16", loop).param_specs())
     return (work.token_flops + work.head_flops) / 2
 
 
@@ -125,7 +125,7 @@ def _active(name: str, loop: LayerLoop) -> float:
 def test_experts_are_read_apart(name: str, billions: float, expert_billions: float):
     """Parameters are as published; those of all experts are as many as layers, experts and their sizes make."""
     config = _read(name)
-    specs = Model(config, "bfloat16").param_specs()
+    specs = ModelSpecs(config, "bfloat16").param_specs()
     table = 0 if config.tie_word_embeddings else prod(specs["embed.table"].shape) / 1e9
     assert sum(prod(spec.shape) for spec in specs.values()) / 1e9 == pytest.approx(billions, abs=1e-3)
     work = _count(config, specs)
@@ -142,7 +142,7 @@ def test_experts_are_read_apart(name: str, billions: float, expert_billions: flo
 def test_real_models(name: str, billions: float, read_billions: float):
     """Parameters are as published; a table of embeddings that are only looked up (151,936 x 4096, ...) is not read."""
     config = _read(name)
-    specs, layer = Model(config, "bfloat16").param_specs(), config.layers[0]
+    specs, layer = ModelSpecs(config, "bfloat16").param_specs(), config.layers[0]
     assert sum(prod(spec.shape) for spec in specs.values()) / 1e9 == pytest.approx(billions, abs=1e-3)
     work = _count(config, specs)
     assert work.param_bytes / 2e9 == pytest.approx(read_billions, abs=1e-3)

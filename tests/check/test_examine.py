@@ -181,7 +181,7 @@ def test_too_many_parameters(monkeypatch: pytest.MonkeyPatch, report: Report):
 
 
 def test_parameters_that_fit_in_int8(monkeypatch: pytest.MonkeyPatch, report: Report):
-    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: param_bytes(self.mesh, self.model.param_specs()))
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: param_bytes(self.mesh, self.model.specs.param_specs()))
     params = 2 * report.memory.params  # in plain XLA, which holds weights in float32
     add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=params, layouts=("1x1",)))
     plain = {"attention_config": {"backend": "xla"}}

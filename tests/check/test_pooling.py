@@ -17,7 +17,7 @@ from jaxllm.config import EngineArgs
 from jaxllm.engine.core import startup
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.models import Model, get_family
+from jaxllm.models import Model, ModelSpecs, get_family
 from tests.check.support import TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import POOLING, folder
@@ -94,7 +94,7 @@ def test_an_engine_that_generates_and_embeds_has_the_programs_of_both():
 def test_bounds_are_of_the_layers_and_the_head_that_pools():
     hf = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
     config = get_family(hf["architectures"][0]).read_config(hf)
-    work = _count(Model(config, "bfloat16"), generates=False)
+    work = _count(Model(ModelSpecs(config, "bfloat16")), generates=False)
     layer = 4 * 768**2 + 2 * 768 * 3072
     assert work.token_flops == 2 * 12 * layer
     assert work.head_flops == 2 * (768**2 + 3 * 768)
@@ -110,7 +110,7 @@ def test_a_model_that_generates_too_keeps_its_output_head():
     hf |= {"intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     hf |= {"head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
     hf |= {"hidden_act": "silu", "tie_word_embeddings": True}
-    model = Model(get_family("Qwen3Model").read_config(hf), "bfloat16")
+    model = Model(ModelSpecs(get_family("Qwen3Model").read_config(hf), "bfloat16"))
     pooled, both = _count(model, generates=False), _count(model, generates=True)
     assert (pooled.head_flops, both.head_flops) == (0, 2 * 1000 * 64)
     assert both.token_flops == pooled.token_flops
@@ -120,7 +120,7 @@ def test_a_model_that_generates_too_keeps_its_output_head():
 def _count(model: Model, *, generates: bool) -> Work:
     return count_work(
         model.config,
-        model.param_specs(),
+        model.specs.param_specs(),
         make_mesh(jax.devices()[:1]),
         kv_itemsize=2,
         max_num_batched_tokens=2048,

@@ -19,7 +19,7 @@ from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.vllm_config import vllm_config
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.names import check_names
-from jaxllm.models import Model
+from jaxllm.models import Model, ModelSpecs
 from jaxllm.models.config import HeadLayer, Pooling
 from tests.config.test_engine_config import LLAMA
 from tests.engine.support import byte_level, make_ready
@@ -184,8 +184,10 @@ def test_dense_layers_end_the_head(tmp_path: Path):
     first = HeadLayer(source="2_Dense/linear", size=48, bias=False, act="tanh")
     assert pooling.head == (first, HeadLayer(source="3_Dense/linear", size=24, bias=False))
     assert (settings.output_size, settings.use_activation) == (24, False)
-    model = Model(config.model_config, "float32")
-    check_names(model.param_specs(config.checkpoint.tensors), config.checkpoint, ignored=model.ignored_tensors)
+    model = Model(ModelSpecs(config.model_config, "float32"))
+    check_names(
+        model.specs.param_specs(config.checkpoint.tensors), config.checkpoint, ignored=model.specs.ignored_tensors
+    )
     write_dense(path, "3_Dense", 40, 24)
     with pytest.raises(VLLMValidationError, match=r"3_Dense/config\.json: in_features is 40, expected 48"):
         EngineArgs(model=str(path)).create_engine_config()

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxllm.models import Model, get_family
+from jaxllm.models import ModelSpecs, get_family
 
 
 def save_model(folder: Path, config: dict[str, Any]) -> None:
     """Write a checkpoint of random weights, as large as makes one token clearly the most likely."""
     rng = np.random.default_rng(0)
-    specs = Model(get_family(config["architectures"][0]).read_config(config), "float32").param_specs()
+    specs = ModelSpecs(get_family(config["architectures"][0]).read_config(config), "float32").param_specs()
     tensors = {}
     for path, spec in specs.items():
         for source in spec.sources:

@@ -210,7 +210,7 @@ def alone_and_together(size: int, model: str, quantization: str | None = None) -
 
 def _params(runner: ModelRunner) -> dict[str, Any]:
     """Return the bytes of parameters: per device, in all, and of those that are not in equal parts on all devices."""
-    mesh, specs = runner.compiler.mesh, runner.compiler.model.param_specs()
+    mesh, specs = runner.compiler.mesh, runner.compiler.model.specs.param_specs()
     shards = [shard for array in jax.tree.leaves(runner.launcher.params) for shard in array.addressable_shards]
     by_device = [sum(each.data.nbytes for each in shards if each.device == device) for device in mesh.devices.flat]
     repeated = {path: spec for path, spec in specs.items() if spec.repeats > 1}

@@ -15,7 +15,7 @@ import pytest
 
 from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.models import Model, get_family
+from jaxllm.models import ModelSpecs, get_family
 from tests.e2e.adapter_data import CASES as ADAPTED
 from tests.e2e.tensor_parallel_runs import DEALT, FAMILIES, HEAD_CASES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, hf: dict[str, Any]) -> Path:
     Where thousands are, a draw turns on the last bits of their sums.
     """
     rng = np.random.default_rng(0)
-    specs = Model(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
+    specs = ModelSpecs(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
     sources = sorted((source, spec.hf_shape) for spec in specs.values() for source in spec.sources)
     tensors = {name: rng.standard_normal(shape).astype(np.float32) * 0.15 for name, shape in sources}
     tensors |= {name: 1 + tensor for name, tensor in tensors.items() if "norm" in name}

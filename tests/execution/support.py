@@ -19,7 +19,7 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.loading.load import init_dummy
-from jaxllm.models import LayerLoop, Model, ModelConfig, get_family
+from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 HF_CONFIG: dict[str, Any] = {
@@ -91,11 +91,11 @@ def make_compiler(
         platform="cpu",
     )
     mesh = make_mesh(jax.devices()[:1])
-    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype, loop), mesh)
+    return StepCompiler(replace(config, **changes), Model(ModelSpecs(model_config(num_layers), dtype, loop)), mesh)
 
 
 def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
     """Return a runner with dummy weights that compiles nothing ahead."""
     compiler = make_compiler(**changes)
     programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=False)
-    return ModelRunner(Launcher(compiler, programs, lambda: init_dummy(compiler.model.param_specs(), 0)))
+    return ModelRunner(Launcher(compiler, programs, lambda: init_dummy(compiler.model.specs.param_specs(), 0)))

@@ -22,7 +22,7 @@ from jaxllm.execution.mesh import (
     resolve_mesh,
     spread,
 )
-from jaxllm.models import Model, ModelConfig
+from jaxllm.models import ModelConfig, ModelSpecs
 from jaxllm.models.params import MESH_AXES, array_specs
 from jaxllm.models.registry import get_family, supported_architectures
 from tests.execution.support import model_config
@@ -50,7 +50,7 @@ def test_latents_are_not_repeated() -> None:
     found = spread(latents, 2)
     assert found.num_shards == 2
     assert found.layers == latents.layers
-    specs, mesh = Model(found, "float32").param_specs(), cast(Mesh, AbstractMesh((1, 2), MESH_AXES))
+    specs, mesh = ModelSpecs(found, "float32").param_specs(), cast(Mesh, AbstractMesh((1, 2), MESH_AXES))
     heads = {name: param_sharding(mesh, specs[f"layers.0.attn.{name}"]).spec for name in ("q_b", "up_k", "up_v")}
     assert heads == dict.fromkeys(heads, PartitionSpec(None, MESH_AXES, None, None))
     assert param_sharding(mesh, specs["layers.0.attn.kv_a"]).is_fully_replicated
@@ -83,14 +83,14 @@ def test_the_named_sizes_work() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_logical_axis_has_a_rule(case: str) -> None:
     hf = read_hf_config(case)
-    specs = Model(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
+    specs = ModelSpecs(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
     assert {axis for spec in specs.values() for axis in spec.axes} <= RULES.keys()
     assert len(supported_architectures()) > 5
 
 
 def test_parts_of_parameters() -> None:
     mesh = AbstractMesh((1, 4), MESH_AXES)
-    specs = Model(spread(replace(config(), vocab_size=302), 4), "float32").param_specs()
+    specs = ModelSpecs(spread(replace(config(), vocab_size=302), 4), "float32").param_specs()
     parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
     assert parts["layers.0.attn.k"] == PartitionSpec(None, MESH_AXES, None, None)
     assert parts["layers.0.attn.o"] == PartitionSpec(None, None, MESH_AXES)
@@ -101,7 +101,7 @@ def test_parts_of_parameters() -> None:
 def test_experts_are_dealt_out_and_each_is_cut() -> None:
     experts = get_family("Qwen3MoeForCausalLM").read_config(read_hf_config("qwen3_moe"))
     sizes = experts.with_layers(num_heads=8, num_kv_heads=8)
-    specs, mesh = Model(spread(sizes, 8, 4), "float32").param_specs(), cast(Mesh, AbstractMesh((4, 2), MESH_AXES))
+    specs, mesh = ModelSpecs(spread(sizes, 8, 4), "float32").param_specs(), cast(Mesh, AbstractMesh((4, 2), MESH_AXES))
     parts = {path: param_sharding(mesh, array).spec for path, array in array_specs(specs).items()}
     assert parts["layers.0.mlp.experts.gate_up"] == PartitionSpec(None, ("expert",), ("model",), None, None)
     assert parts["layers.0.mlp.experts.down"] == PartitionSpec(None, ("expert",), None, ("model",))
@@ -124,7 +124,7 @@ def test_whole_experts_as_far_as_their_number_divides() -> None:
 
 def test_tpus_hold_tables_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = make_mesh(jax.devices()[:1])
-    specs = Model(config(), "float32").param_specs()
+    specs = ModelSpecs(config(), "float32").param_specs()
     assert param_format(mesh, specs["embed.table"]) == param_sharding(mesh, specs["embed.table"])
     monkeypatch.setattr("jaxllm.execution.mesh.LAID_OUT", ("cpu",))
     formats = {path: param_format(mesh, spec) for path, spec in specs.items()}

@@ -26,12 +26,12 @@ def engine_config(folder: Path, case: str = "qwen3_next", **settings: Any) -> En
 
 
 def fitted(config: EngineConfig, limit: int | None) -> int:
-    return fit_num_seqs(config, make_model(config).param_specs(), limit).max_num_seqs
+    return fit_num_seqs(config, make_model(config).specs.param_specs(), limit).max_num_seqs
 
 
 def test_states_take_at_most_half_of_what_parameters_leave(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = engine_config(tmp_path)
-    specs = make_model(config).param_specs()
+    specs = make_model(config).specs.param_specs()
     limit = param_bytes(config.mesh, specs) + 2 * GIBI
     lowered = fit_num_seqs(config, specs, limit)
     assert (config.max_num_seqs, lowered.max_num_seqs) == (256, 64)

@@ -19,7 +19,7 @@ from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
-from jaxllm.models import Model
+from jaxllm.models import ModelSpecs
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 
 pytestmark = pytest.mark.loading
@@ -170,7 +170,7 @@ def read_settings(path: Path) -> None:
     with contextlib.suppress(ValueError):
         checkpoint.tokenizer()
     model_config = read_model_config("x.gguf", checkpoint, checkpoint.config)
-    check_names(Model(model_config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    check_names(ModelSpecs(model_config, "float32").param_specs(checkpoint.tensors), checkpoint)
 
 
 @settings(max_examples=NUM_EXAMPLES)

@@ -13,7 +13,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
-from jaxllm.models import Model, QueryScaling, get_family
+from jaxllm.models import ModelSpecs, QueryScaling, get_family
 from tests.loading.files import F16, gguf_bytes, gguf_f32, llama_metadata
 
 EMBED = {"token_embd.weight": np.ones((6, 8))}
@@ -90,7 +90,7 @@ def test_biases_that_a_file_leaves_out_are_zeros(
     tensors |= {f"blk.0.{stem}.bias": np.ones(MATRICES[stem][0]) for stem in biased}
     checkpoint = open_gguf(tmp_path, llama_metadata(arch, {"block_count": 2}), tensors)
     config = get_family(checkpoint.config["architectures"][0]).read_config(checkpoint.config)
-    check_names(Model(config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     for name, length in zeros.items():
         found = checkpoint.read(f"{LAYER}{name}.bias")
         assert (found.dtype, found.tolist()) == (np.float32, [0.0] * length)

@@ -13,7 +13,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
-from jaxllm.models import Model, get_family
+from jaxllm.models import ModelSpecs, get_family
 from tests.loading.files import F32, gguf_bytes
 from tests.loading.gguf_moe_files import Stored, bf16
 from tests.models.tiny import read_hf_config, read_tensors
@@ -164,7 +164,7 @@ def test_config_and_tensors_are_hf(tmp_path: Path, case: str):
     epsilon = {"rms_norm_eps": 1e-6, "layer_norm_epsilon": 1e-5}
     rounded = {name: float(np.float32(value)) for name, value in epsilon.items() if name in hf}
     assert config == family.read_config(hf | rounded | {"scale_attn_by_inverse_layer_idx": False})
-    check_names(Model(config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     assert set(checkpoint.tensors) == set(expected)
     for name, tensor in expected.items():
         info, found = checkpoint.tensors[name], checkpoint.read(name)

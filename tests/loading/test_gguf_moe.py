@@ -13,7 +13,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
-from jaxllm.models import Model, get_family
+from jaxllm.models import ModelSpecs, get_family
 from tests.loading.files import gguf_bytes
 from tests.loading.gguf_moe_files import ARCHITECTURES, Stored, bf16, hf_config, metadata, moe_gguf, mxfp4, stacked
 from tests.loading.mxfp4_files import quantized, read_tensors
@@ -35,7 +35,7 @@ def test_config_and_tensors_are_hf(tmp_path: Path, case: str):
     config = family.read_config(checkpoint.config)
     # A file holds float32.
     assert config == family.read_config(hf | {"rms_norm_eps": float(np.float32(hf["rms_norm_eps"]))})
-    check_names(Model(config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     assert set(checkpoint.tensors) == set(expected)
     for name, tensor in expected.items():
         info, found = checkpoint.tensors[name], checkpoint.read(name)

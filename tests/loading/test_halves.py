@@ -17,8 +17,8 @@ from jaxllm import EngineArgs
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.engine.core.model import checked_model
 from jaxllm.loading.load import init_dummy, load_params
-from jaxllm.models.model import Model
 from jaxllm.models.params import array_specs
+from jaxllm.models.specs import ModelSpecs
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 from tests.loading.files import safetensors_bytes
@@ -51,7 +51,7 @@ def one_by_one(specs: Mapping[str, Any], config: EngineConfig) -> Any:
 def test_numbers_are_those_of_float32(case: str):
     config = configured(folder(case))
     model, specs = checked_model(config)
-    plain = Model(config.model_config, jnp.float32, model.loop).param_specs(config.checkpoint.tensors)
+    plain = ModelSpecs(config.model_config, jnp.float32, model.specs.loop).param_specs(config.checkpoint.tensors)
     assert values_of(specs) == ({"bfloat16", None} if case == "gemma4_e2b" else {"bfloat16"}), "which has rows of 8"
     pairs = zip(
         leaves(load_params(specs, config.checkpoint)), leaves(load_params(plain, config.checkpoint)), strict=True
@@ -99,8 +99,8 @@ def test_matrices_in_float32_among_others(tmp_path: Path, case: str, wide: str):
     whole = {name: tensor.astype(np.float32) * 1.001 for name, tensor in read_tensors(case).items() if wide in name}
     config = written(case, tmp_path, read_tensors(case) | whole)
     model, specs = checked_model(config)
-    assert specs == model.param_specs(), "a model knows its parameters without the checkpoint"
-    plain = Model(config.model_config, jnp.float32, model.loop).param_specs(config.checkpoint.tensors)
+    assert specs == model.specs.param_specs(), "a model knows its parameters without the checkpoint"
+    plain = ModelSpecs(config.model_config, jnp.float32, model.specs.loop).param_specs(config.checkpoint.tensors)
     held = {path: spec.format for path, spec in specs.items() if spec.num_inputs}
     assert None in held.values() or wide == "norm"
     assert len(set(held.values()) - {None}) == 1

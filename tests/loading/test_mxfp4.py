@@ -18,7 +18,7 @@ from jaxllm.loading.load import load_params
 from jaxllm.loading.names import check_names
 from jaxllm.loading.open import open_checkpoint, open_config
 from jaxllm.loading.quantized.mxfp4 import CHUNK_BYTES, widen
-from jaxllm.models import Model, get_family
+from jaxllm.models import Model, ModelSpecs, get_family
 from tests.loading.files import write_folder
 from tests.loading.gguf_moe_files import moe_gguf, mxfp4, stacked
 from tests.loading.mxfp4_files import GPT_OSS, QUANTIZED, oracle, quantized, read_tensors
@@ -136,8 +136,8 @@ def test_each_expert_is_widened_once(folders: Mapping[str, Path], monkeypatch: p
         return tensor
 
     monkeypatch.setattr(checkpoint, "read", counted)
-    model = Model(get_family("GptOssForCausalLM").read_config(checkpoint.config), "float32")
-    load_params(model.param_specs(checkpoint.tensors), checkpoint, progress=False)
+    model = Model(ModelSpecs(get_family("GptOssForCausalLM").read_config(checkpoint.config), "float32"))
+    load_params(model.specs.param_specs(checkpoint.tensors), checkpoint, progress=False)
     experts = [size for name, _, size in reads if name == EXPERTS]
     assert (len(experts), sum(experts)) == (6, np.prod(checkpoint.tensors[EXPERTS].shape))
     # The embedding and the head are read once more, to find out whether they are one table.

@@ -116,7 +116,7 @@ def test_modules_that_the_model_has_no_linear_layer_for(tmp_path: Path, module: 
     name = f"base_model.model.{module}"
     matrices = {f"{name}.lora_A.weight": (4, size), f"{name}.lora_B.weight": (size, 4)}
     folder = save(tmp_path, {name: np.zeros(shape, np.float32) for name, shape in matrices.items()})
-    arrays, slot = array_specs(model.param_specs()), model.adapter_specs(AdapterShape(1, 8))
+    arrays, slot = array_specs(model.specs.param_specs()), model.adapter_specs(AdapterShape(1, 8))
     with pytest.raises(VLLMValidationError, match=f"it is for {module}, and this model has no linear layer"):
         load_adapter(PeftAdapter(folder, 8), arrays, slot)
 
@@ -132,7 +132,7 @@ def test_a_fused_module_is_read_once(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(PeftAdapter, "read", noted)
     adapter = PeftAdapter(ADAPTERS / "phi3" / "all", 8)
-    load_adapter(adapter, array_specs(model.param_specs()), model.adapter_specs(AdapterShape(1, 8)))
+    load_adapter(adapter, array_specs(model.specs.param_specs()), model.adapter_specs(AdapterShape(1, 8)))
     assert sorted(modules) == sorted(adapter.modules)
 
 

@@ -13,7 +13,7 @@ import pytest
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.names import check_names
 from jaxllm.loading.open import open_checkpoint, open_config
-from jaxllm.models import Model, get_family
+from jaxllm.models import ModelSpecs, get_family
 from pallas_kernels.weights import dequantize
 
 pytestmark = pytest.mark.loading
@@ -80,7 +80,7 @@ def test_the_config_alone_tells_the_same(case: str, tmp_path: Path):
 def test_every_tensor_is_accounted_for(case: str):
     checkpoint = open_checkpoint(str(ROOT / case))
     config = get_family("LlamaForCausalLM").read_config(checkpoint.config, checkpoint.tensors)
-    check_names(Model(config, "float32").param_specs(checkpoint.tensors), checkpoint)
+    check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
 
 
 def test_settings_in_a_file_of_their_own():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
+from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, ParamSpec, TokenBatch, get_family
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
@@ -36,7 +36,7 @@ def build_model(
     assert case in (*CASES, *POOLING_CASES)
     hf = read_hf_config(case)
     family = get_family(hf["architectures"][0])
-    return Model(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization)
+    return Model(ModelSpecs(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization))
 
 
 def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
             return weights
         return quantize(weights, array.num_inputs, array.format, is_packed=array.is_packed)
 
-    return unflatten({path: read(array) for path, array in array_specs(model.param_specs(tensors)).items()})
+    return unflatten({path: read(array) for path, array in array_specs(model.specs.param_specs(tensors)).items()})
 
 
 def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:

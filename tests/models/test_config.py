@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.models import Model, ModelConfig, QueryScaling, RopeConfig, get_family
+from jaxllm.models import ModelConfig, ModelSpecs, QueryScaling, RopeConfig, get_family
 from jaxllm.models.config import LatentSpec, MoESpec
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.state_specs import ScanSpec
@@ -445,7 +445,7 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
         assert family.read_config(hf).tie_word_embeddings == stated
         alone = family.read_config(hf, (names | {head}) - {embedding})
         assert alone.tie_word_embeddings == stated
-        specs = Model(alone, np.float32).param_specs((names | {head}) - {embedding})
+        specs = ModelSpecs(alone, np.float32).param_specs((names | {head}) - {embedding})
         assert specs["embed.table"].sources == (head if stated else embedding,)
 
 

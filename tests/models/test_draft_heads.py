@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxllm.loading.load import load_params
 from jaxllm.loading.open import open_checkpoint
-from jaxllm.models import LayerLoop, Model, get_family
+from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
 from jaxllm.models.config import DraftHead
 from jaxllm.models.families.eagle3 import EAGLE3_HEAD
 from jaxllm.models.families.mtp import MTP_HEADS
@@ -42,13 +42,13 @@ def build(case: str, loop: LayerLoop) -> tuple[Model, Any, Model, Any]:
     head_config = head_family.read_config(checkpoints[1].config)
     assert head_config.draft_head is not None
     config = family.read_config(checkpoints[0].config, checkpoints[0].tensors)
-    model = Model(config, jnp.float32, loop, features=head_config.draft_head.features)
-    specs = model.param_specs(checkpoints[0].tensors)
+    model = Model(ModelSpecs(config, jnp.float32, loop), features=head_config.draft_head.features)
+    specs = model.specs.param_specs(checkpoints[0].tensors)
     tables = ("embed.table", "lm_head.table") if case.startswith("mtp") else ("embed.table",)
     lent = {path: specs[path] for path in tables}
-    head = Model(head_config, jnp.float32, loop).with_lent(lent)
+    head = Model(ModelSpecs(head_config, jnp.float32, loop, lent=lent))
     params = load_params(specs, checkpoints[0])
-    own = {path: spec for path, spec in head.param_specs(checkpoints[1].tensors).items() if path not in lent}
+    own = {path: spec for path, spec in head.specs.param_specs(checkpoints[1].tensors).items() if path not in lent}
     shared = {owner: params[owner] for owner in (path.partition(".")[0] for path in lent)}
     return model, params, head, load_params(own, checkpoints[1]) | shared
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerSpec, Model, ModelConfig, RopeConfig
+from jaxllm.models import LayerSpec, Model, ModelConfig, ModelSpecs, RopeConfig
 from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import read_goldens, read_tensors
@@ -248,7 +248,7 @@ def test_missing_scale_is_noticed(case: str) -> None:
 @pytest.mark.parametrize(("case", "feature"), FEATURES)
 def test_missing_feature_is_noticed(case: str, feature: str) -> None:
     golden = read_goldens(case)[-1]
-    model = Model(FEATURES[case, feature](build_model(case).config), jnp.float32)
+    model = Model(ModelSpecs(FEATURES[case, feature](build_model(case).config), jnp.float32))
     stand_in = None if model.config.layers[0].latent else dense_attention
     logprobs = Runner(model, load(model, read_tensors(case)), stand_in).whole(golden)
     difference = np.abs(logprobs[len(golden.prompt) - 1 :] - golden.logprobs).max()

@@ -12,8 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.models.layers.linear import heads_linear
-from jaxllm.models.ops import Ops
-from jaxllm.models.weights import LayerOf
+from jaxllm.models.weights import LayerOf, Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul
 
 pytestmark = pytest.mark.models

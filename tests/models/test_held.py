@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.loading.load import load_params
 from jaxllm.loading.open import open_checkpoint
-from jaxllm.models import LayerLoop, Model, get_family
+from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
 from pallas_kernels.weights.held import Quantized
 from tests.models.running import Runner
 from tests.models.tiny import Golden
@@ -33,8 +33,8 @@ def run(case: str, loop: LayerLoop, *, keeps: bool) -> tuple[np.ndarray, Any]:
     found = {name: checkpoint.format_of(name) for name in checkpoint.tensors} if keeps else {}
     formats = {name: form for name, form in found.items() if form is not None}
     config = get_family("LlamaForCausalLM").read_config(checkpoint.config, checkpoint.tensors)
-    model = Model(config, "float32", loop, formats=formats)
-    params = load_params(model.param_specs(checkpoint.tensors), checkpoint, progress=False)
+    model = Model(ModelSpecs(config, "float32", loop, formats=formats))
+    params = load_params(model.specs.param_specs(checkpoint.tensors), checkpoint, progress=False)
     held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Quantized))
     return Runner(model, params).whole(PROMPT), [leaf.format for leaf in held if isinstance(leaf, Quantized)]
 

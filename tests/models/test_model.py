@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_architectures
+from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, supported_architectures
 from jaxllm.models.families.mtp import MTP_HEADS
 from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
@@ -37,7 +37,7 @@ def abstract(spec: ArraySpec) -> jax.ShapeDtypeStruct:
 
 
 def abstract_params(model: Model) -> dict[str, Any]:
-    return unflatten({path: abstract(spec) for path, spec in array_specs(model.param_specs()).items()})
+    return unflatten({path: abstract(spec) for path, spec in array_specs(model.specs.param_specs()).items()})
 
 
 def forward_args(model: Model) -> tuple[Any, ...]:
@@ -53,8 +53,8 @@ def deepened(config: ModelConfig, times: int) -> ModelConfig:
 def test_abstract_tree_allocates_nothing() -> None:
     gc.collect()  # what earlier tests left
     before = len(jax.live_arrays())
-    model = Model(get_family("LlamaForCausalLM").read_config(LLAMA_70B), jnp.bfloat16)
-    specs = model.param_specs()
+    model = Model(ModelSpecs(get_family("LlamaForCausalLM").read_config(LLAMA_70B), jnp.bfloat16))
+    specs = model.specs.param_specs()
     assert len(jax.live_arrays()) == before
     assert sum(np.prod(spec.shape) for spec in specs.values()) == 70_553_706_496
     assert specs["layers.0.attn.k"].shape == (80, 8, 128, 8192)
@@ -65,13 +65,13 @@ def test_abstract_tree_allocates_nothing() -> None:
 
 def test_matrices_of_one_input_are_one_array() -> None:
     config = replace(get_family("LlamaForCausalLM").read_config(LLAMA_70B), num_shards=4)
-    arrays = array_specs(Model(config, jnp.bfloat16).param_specs())
+    arrays = array_specs(ModelSpecs(config, jnp.bfloat16).param_specs())
     assert arrays["layers.0.attn.qkv"].shape == (80, 4, 16 + 2 + 2, 128, 8192)
     assert arrays["layers.0.attn.qkv"].axes == ("layers", "shards", "rows", "head_dim", "embed")
     assert list(arrays["layers.0.attn.qkv"].params) == [f"layers.0.attn.{name}" for name in "qkv"]
     assert arrays["layers.0.mlp.gate_up"].shape == (80, 4, 2 * 28_672 // 4, 8192)
     assert arrays["layers.0.mlp.down"].shape == (80, 8192, 28_672)
-    unstacked = array_specs(Model(config, jnp.bfloat16, LayerLoop.UNROLL).param_specs())
+    unstacked = array_specs(ModelSpecs(config, jnp.bfloat16, LayerLoop.UNROLL).param_specs())
     assert list(unstacked["layers.79.mlp.gate_up"].params) == ["layers.79.mlp.gate", "layers.79.mlp.up"]
 
 
@@ -80,15 +80,15 @@ def test_matrices_of_one_input_are_one_array() -> None:
 def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) -> None:
     tensors = read_tensors(case)
     model = build_model(case, loop=loop)
-    specs = model.param_specs(tensors)
+    specs = model.specs.param_specs(tensors)
     taken = [(source, spec.hf_index) for spec in specs.values() for source in spec.sources]
     assert len(taken) == len(set(taken))
     used = [source for source, _ in taken]
     assert set(used) <= set(tensors)
     unused = set(tensors) - set(used)
-    assert all(any(fnmatch(name, pattern) for pattern in model.ignored_tensors) for name in unused)
-    assert bool(unused) == model.family.is_wrapper
-    assert not any(fnmatch(name, pattern) for pattern in model.ignored_tensors for name in used)
+    assert all(any(fnmatch(name, pattern) for pattern in model.specs.ignored_tensors) for name in unused)
+    assert bool(unused) == model.specs.family.is_wrapper
+    assert not any(fnmatch(name, pattern) for pattern in model.specs.ignored_tensors for name in used)
     for path, spec in specs.items():
         assert len(spec.axes) == len(spec.shape)
         assert spec.stacked == (loop.stacked and path.startswith("layers."))
@@ -106,11 +106,11 @@ def test_the_prefixes_and_masks_of_older_checkpoints(case: str, usual: str, othe
     model, tensors = build_model(case), read_tensors(case)
     renamed = [name.replace(usual, other) for name in tensors]
     sources = {
-        of: {source for spec in model.param_specs(names).values() for source in spec.sources}
+        of: {source for spec in model.specs.param_specs(names).values() for source in spec.sources}
         for of, names in (("usual", list(tensors)), ("other", renamed))
     }
     assert sources == {"usual": set(tensors), "other": set(renamed)}
-    ignored = {name for name in (*renamed, *unused) if any(fnmatch(name, each) for each in model.ignored_tensors)}
+    ignored = {name for name in (*renamed, *unused) if any(fnmatch(name, each) for each in model.specs.ignored_tensors)}
     assert ignored == set(unused)
 
 
@@ -119,16 +119,16 @@ def test_projections_of_layers_that_borrow_keys_and_values_are_ignored() -> None
     assert [layer.borrows_kv for layer in model.config.layers] == [False] * 3 + [True] * 3
     for name in ("k_proj", "v_proj", "k_norm"):
         source = f"model.language_model.layers.{{}}.self_attn.{name}.weight"
-        ignored = [any(fnmatch(source.format(n), pattern) for pattern in model.ignored_tensors) for n in range(6)]
+        ignored = [any(fnmatch(source.format(n), pattern) for pattern in model.specs.ignored_tensors) for n in range(6)]
         assert ignored == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize("case", ["mistral3", "gemma3_multimodal"])
 def test_wrappers_are_found_under_later_names_too(case: str) -> None:
     model = build_model(case)
-    old = model.param_specs(read_tensors(case))
+    old = model.specs.param_specs(read_tensors(case))
     renamed = {later_name(name): tensor for name, tensor in read_tensors(case).items()}
-    new = model.param_specs(renamed)
+    new = model.specs.param_specs(renamed)
     assert [spec.sources for spec in old.values()] != [spec.sources for spec in new.values()]
     for path, spec in new.items():
         assert set(spec.sources) <= set(renamed)
@@ -160,14 +160,14 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     has_gate = "layers.attn.gate" in names
     options |= {"output_gate": has_gate, "qkv_bias": not has_gate}
     options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": all_heads}
-    specs = Model(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
+    specs = ModelSpecs(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
     assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms - 2 * has_gate
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma2", "gemma3"])
 def test_program_size_does_not_grow_with_depth(case: str) -> None:
     def num_lines(times: int) -> int:
-        model = Model(deepened(build_model(case).config, times), jnp.float32)
+        model = Model(ModelSpecs(deepened(build_model(case).config, times), jnp.float32))
         return len(
             jax.jit(partial(model.forward, attention=[attention_of(group) for group in model.plan.groups]))
             .lower(*forward_args(model))

@@ -14,7 +14,7 @@ import pytest
 
 from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
-from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, pooling
+from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, pooling
 from jaxllm.models.config import HeadLayer, Pooling
 from tests.models.dense import dense_attention
 from tests.models.running import build_model, load
@@ -41,8 +41,8 @@ def read(architecture: str, **hf: Any) -> ModelConfig:
 def assert_loads(model: Model, path: Path) -> None:
     """Check that the loader takes a folder as it is, and reads what the tests' own reader does."""
     checkpoint = open_checkpoint(str(path))
-    specs = model.param_specs(checkpoint.tensors)
-    check_names(specs, checkpoint, ignored=model.ignored_tensors)
+    specs = model.specs.param_specs(checkpoint.tensors)
+    check_names(specs, checkpoint, ignored=model.specs.ignored_tensors)
     expected = load(model, {name: np.asarray(checkpoint.read(name)) for name in checkpoint.tensors})
     jax.tree.map(np.testing.assert_array_equal, load_params(specs, checkpoint, progress=False), expected)
 
@@ -57,7 +57,7 @@ def test_folders_load(case: str) -> None:
 def test_rows_of_an_output_head_load(case: str, ids: list[int]) -> None:
     hf = read_hf_config(case) | {"classifier_from_token": ids, "method": "no_post_processing"}
     family = get_family(hf["architectures"][0])
-    model = Model(pooling.classification(family.read_config(hf), hf, family), jnp.float32)
+    model = Model(ModelSpecs(pooling.classification(family.read_config(hf), hf, family), jnp.float32))
     assert_loads(model, folder(case))
     tensors = read_tensors(case)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
@@ -80,19 +80,19 @@ def old_bert(name: str) -> str:
     ],
 )
 def test_other_names_are_read(case: str, architecture: str, rename: Callable[[str], str], unused: list[str]) -> None:
-    model = Model(get_family(architecture).read_config(read_hf_config(case)), jnp.float32)
+    model = Model(ModelSpecs(get_family(architecture).read_config(read_hf_config(case)), jnp.float32))
     tensors = {rename(name): tensor for name, tensor in read_tensors(case).items() if "pooler" not in name}
-    used = {source for spec in model.param_specs(tensors).values() for source in spec.sources}
+    used = {source for spec in model.specs.param_specs(tensors).values() for source in spec.sources}
     assert used == set(tensors)
-    ignored = {name for name in (*tensors, *unused) if any(fnmatch(name, each) for each in model.ignored_tensors)}
+    ignored = {name for name in (*tensors, *unused) if any(fnmatch(name, each) for each in model.specs.ignored_tensors)}
     assert ignored == set(unused)
 
 
 def test_a_decoder_converts_under_any_prefix() -> None:
     """Qwen3-Embedding's config.json names the decoder, and its files have no prefix."""
     family, tensors = get_family("Qwen3ForCausalLM"), read_tensors("qwen3_embedder")
-    model = Model(pooling.embedding(family.read_config(read_hf_config("qwen3_embedder"))), jnp.float32)
-    assert {source for spec in model.param_specs(tensors).values() for source in spec.sources} == set(tensors)
+    model = Model(ModelSpecs(pooling.embedding(family.read_config(read_hf_config("qwen3_embedder"))), jnp.float32))
+    assert {source for spec in model.specs.param_specs(tensors).values() for source in spec.sources} == set(tensors)
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
@@ -163,7 +163,7 @@ def test_reward_models_score_tokens() -> None:
             kind="LAST",
             head=(HeadLayer(source="score.0", size=32, act="relu"), HeadLayer(source="score.2", size=size)),
         )
-        sources = {source for spec in Model(config, jnp.float32).param_specs().values() for source in spec.sources}
+        sources = {source for spec in ModelSpecs(config, jnp.float32).param_specs().values() for source in spec.sources}
         assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias"} <= sources
         assert "lm_head.weight" not in sources
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop, Model, ModelConfig, get_family
+from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
 from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_pooled
 from tests.models.running import build_model, load
 from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors
@@ -29,7 +29,7 @@ def params_of(case: str) -> dict[str, Any]:
 
 def with_kind(model: Model, kind: str) -> Model:
     assert model.config.pooling is not None
-    return Model(replace(model.config, pooling=replace(model.config.pooling, kind=kind)), jnp.float32)
+    return Model(ModelSpecs(replace(model.config, pooling=replace(model.config.pooling, kind=kind)), jnp.float32))
 
 
 def stands_for(states_td: np.ndarray, kind: str) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_scores_are_logits_of_tokens(case: str, method: str, ids: tuple[int, int
     """One case's embedding is its output head too, the other one's is not."""
     hf = read_hf_config(case) | {"classifier_from_token": list(ids), "method": method}
     architecture = hf["architectures"][0].replace("CausalLM", "SequenceClassification")
-    model, tensors = Model(get_family(architecture).read_config(hf), jnp.float32), read_tensors(case)
+    model, tensors = Model(ModelSpecs(get_family(architecture).read_config(hf), jnp.float32)), read_tensors(case)
     golden = read_goldens(case)[0]
     text = PooledGolden(golden.prompt, 0 * golden.prompt, golden.logprobs[0])
     [scores] = run_pooled(model, load(model, tensors), [text]).of_texts
@@ -170,7 +170,7 @@ def test_missing_feature_is_noticed(case: str, feature: str) -> None:
     golden, config = read_pooled_goldens(case)[-1], build_model(case).config
     changed = FEATURES[case, feature](config)
     assert changed != config, f"{feature} is off already"
-    model = Model(changed, jnp.float32)
+    model = Model(ModelSpecs(changed, jnp.float32))
     output = output_of(model, run_pooled(model, load(model, read_tensors(case)), [golden]), 0)
     difference = np.abs(output - golden.output).max()
     assert difference > NOTICED, f"{case} without {feature} moves outputs by {difference:.1e} only"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop, Model
+from jaxllm.models import LayerLoop, Model, ModelSpecs
 from jaxllm.models.params import array_specs, stored
 from jaxllm.models.quantization import METHODS, quantize
 from pallas_kernels.weights import WeightFormat
@@ -64,12 +64,12 @@ def test_computes_with_the_rounded_weights(case: str, loop: LayerLoop) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_only_matrices_are_quantized(case: str) -> None:
     model = build_model(case, dtype=jnp.bfloat16, quantization="int8")
-    for path, spec in model.param_specs(read_tensors(case)).items():
+    for path, spec in model.specs.param_specs(read_tensors(case)).items():
         num_axes = len(spec.hf_shape) - (spec.num_experts == spec.hf_shape[0] and len(spec.sources) < spec.hf_shape[0])
         is_exact = path == "positions" or path.endswith("bias") or "router" in path or "shared_gate" in path
         is_exact |= path.endswith(("attn.up_k", "attn.up_v"))  # heads have their own
         assert (spec.format is not None) == (num_axes == 2 and not is_exact), path
-    for array in array_specs(model.param_specs()).values():
+    for array in array_specs(model.specs.param_specs()).values():
         leaves = jax.tree.leaves(stored(array))
         if array.format is not None:
             assert [leaf.dtype for leaf in leaves] == [np.int8, np.float32]
@@ -82,7 +82,7 @@ def test_only_matrices_are_quantized(case: str) -> None:
 def test_other_methods_are_refused() -> None:
     config: Any = build_model("qwen3").config
     with pytest.raises(ValueError, match="quantization='int3' is not one of int8"):
-        Model(config, jnp.bfloat16, quantization="int3")
+        Model(ModelSpecs(config, jnp.bfloat16, quantization="int3"))
 
 
 def test_is_a_pytree_of_what_is_held() -> None:

@@ -13,6 +13,7 @@ from compile.compiled_step import find_adapter_copies
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
+from jaxllm.models.specs import ModelSpecs
 from tests.models.running import build_model
 
 pytestmark = pytest.mark.scripts
@@ -25,7 +26,7 @@ COLUMNS = NUM_SLOTS * RANK
 @pytest.fixture(scope="module")
 def compiler() -> Any:
     plain = build_model("llama3_tied")
-    model = Model(plain.config, jnp.bfloat16, plain.loop, adapter_shape=AdapterShape(NUM_SLOTS, RANK))
+    model = Model(ModelSpecs(plain.config, jnp.bfloat16, plain.specs.loop), adapter_shape=AdapterShape(NUM_SLOTS, RANK))
     return SimpleNamespace(model=model, mesh=make_mesh(jax.devices()[:1]))
 
 

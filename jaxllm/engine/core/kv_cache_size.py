@@ -126,7 +126,7 @@ def measure_memory(
     if limit is not None and params <= limit:
         compiler = StepCompiler(step_config(config, host), model, config.mesh)
         # A draft head's program takes the tables too that are the model's.
-        scratch = compiler.used_bytes() - params - param_bytes(config.mesh, model.lent)
+        scratch = compiler.used_bytes() - params - param_bytes(config.mesh, model.specs.lent)
     return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=step_config(config).kv_layout)
 
 

@@ -18,8 +18,10 @@ from jaxllm.loading.checkpoint import Checkpoint, held_format
 from jaxllm.loading.load import check_names
 from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
-from jaxllm.models.ops import Ops
 from jaxllm.models.params import ParamSpec
+from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
+from jaxllm.models.specs import ModelSpecs
+from jaxllm.models.weights import Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
@@ -38,57 +40,46 @@ SHOWN = 4
 """How many names a line of the log has."""
 
 
-def make_model(config: EngineConfig, *, is_draft: bool = False) -> Model:
-    """Return the model of an engine, or the draft model of one."""
-    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
-    formats = {} if config.quantization else find_formats(config, loop)
-    head = None if config.draft is None else config.draft.model_config.draft_head
-    model = Model(
-        config.model_config,
-        config.dtype,
-        loop,
-        quantization=config.quantization,
-        formats=formats,
-        adapter_shape=config.adapter_shape,
-        features=None if head is None else head.features,
-        tensor_names=config.checkpoint.tensors,
-    )
-    _say_what_is_widened(model)
-    ops = choose_ops(model, config.platform, config.mesh, config.linear_backend, may_round_nothing=is_draft)
-    return model.with_ops(ops)
+def make_model(config: EngineConfig) -> Model:
+    """Return the model of an engine."""
+    return _with_ops(config, _make_specs(config))
 
 
 def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
-    """Return the model of an engine and its parameters, for which the checkpoint has what they are made of.
+    """Return the model of an engine and the specs of its parameters, whose tensors the checkpoint has.
 
     Raises VLLMValidationError for a checkpoint that does not fit its architecture.
     """
-    return _checked(config, make_model(config))
+    model = make_model(config)
+    return model, _checked(config, model.specs)
 
 
 def checked_draft(
     config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
 ) -> tuple[Model, Mapping[str, ParamSpec]]:
-    """Return an engine's draft model and the parameters that are its own; `specs` are the other model's.
+    """Return an engine's draft model and the specs of its own parameters; `specs` are the other model's.
 
     Raises VLLMValidationError as `checked_model` does.
     """
     try:
-        model = make_model(draft, is_draft=True)
-        return _checked(draft, model.with_lent(_lent_to(model, config, draft, specs)))
+        own = _make_specs(draft)
+        if lent := _lent_to(own, config, draft, specs):
+            own = _make_specs(draft, lent)
+        model = _with_ops(draft, own, may_round_nothing=True)
+        return model, _checked(draft, model.specs)
     except VLLMValidationError as error:
         raise refused_draft(draft.model, error) from error
 
 
 def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays that a draft model has of the other model's parameters, as a nested dict."""
-    owners = [path.partition(".")[0] for path in model.lent]
+    owners = [path.partition(".")[0] for path in model.specs.lent]
     # One table may be both.
     return {owner: params[owner if owner in params else "embed"] for owner in owners}
 
 
 def _lent_to(
-    head: Model, config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
+    head: ModelSpecs, config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
 ) -> Mapping[str, ParamSpec]:
     """Return the specs of the model's tables that a draft head has none of its own of."""
     if draft.model_config.draft_head is None:
@@ -104,15 +95,36 @@ def _lent_to(
     return lent
 
 
-def _checked(config: EngineConfig, model: Model) -> tuple[Model, Mapping[str, ParamSpec]]:
-    specs = model.param_specs(config.checkpoint.tensors)
-    own = {path: spec for path, spec in specs.items() if path not in model.lent}
+def _make_specs(config: EngineConfig, lent: Mapping[str, ParamSpec] | None = None) -> ModelSpecs:
+    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
+    return ModelSpecs(
+        config.model_config,
+        config.dtype,
+        loop,
+        quantization=config.quantization,
+        formats={} if config.quantization else find_formats(config, loop),
+        tensor_names=config.checkpoint.tensors,
+        lent=lent,
+    )
+
+
+def _with_ops(config: EngineConfig, specs: ModelSpecs, *, may_round_nothing: bool = False) -> Model:
+    _warn_of_widened(specs)
+    ops = choose_ops(specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing)
+    head = None if config.draft is None else config.draft.model_config.draft_head
+    features = None if head is None else head.features
+    return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features)
+
+
+def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:
+    """Return the specs of a model's own parameters, once they are compared with the checkpoint's tensors."""
+    own = {path: spec for path, spec in specs.param_specs(config.checkpoint.tensors).items() if path not in specs.lent}
     if config.load_format != "dummy":
-        check_names(own, config.checkpoint, ignored=model.ignored_tensors)
-    return model, own
+        check_names(own, config.checkpoint, ignored=specs.ignored_tensors)
+    return own
 
 
-def _say_what_is_widened(model: Model) -> None:
+def _warn_of_widened(model: ModelSpecs) -> None:
     quantized = {name for name, form in model.formats.items() if not form.is_half}
     specs = model.param_specs().values() if quantized else ()
     names = [source for spec in specs if spec.format is None for source in spec.sources if source in quantized]
@@ -136,7 +148,7 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
         found = {name: format_of(name) for name in checkpoint.tensors}
     elif keeps_halves or checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
         # Its tensors are those that the model wants.
-        specs = Model(config.model_config, config.dtype).param_specs().values()
+        specs = ModelSpecs(config.model_config, config.dtype).param_specs().values()
         found = {
             source: format_of(source, spec.hf_shape[-1]) for spec in specs if spec.num_inputs for source in spec.sources
         }
@@ -146,7 +158,7 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
 
 
 def choose_ops(
-    model: Model, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
+    specs: ModelSpecs, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
 ) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log.
 
@@ -154,22 +166,22 @@ def choose_ops(
     """
     architecture = detect_architecture(list(mesh.devices.flat))
     if linear_backend == "auto":
-        linear = _choose_linear(model, platform, architecture)
+        linear = _choose_linear(specs, platform, architecture)
     else:
-        linear = _rounding_linear(model, linear_backend, may_round_nothing=may_round_nothing)
-    grouped, shapes = GroupedMatmul(), model.grouped_shapes()
+        linear = _rounding_linear(specs, linear_backend, may_round_nothing=may_round_nothing)
+    grouped, shapes = GroupedMatmul(), grouped_shapes(specs)
     if shapes:
         grouped, reason = pick(shapes, platform, architecture=architecture)
         if reason is not None:
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    lora = pick_lora("cpu") if model.loop is LayerLoop.IN_PLACE else Lora()
-    return Ops(linear, grouped, mesh, _choose_by_head(model), lora)
+    lora = pick_lora("cpu") if specs.loop is LayerLoop.IN_PLACE else Lora()
+    return Ops(linear, grouped, mesh, _choose_by_head(specs), lora)
 
 
-def _choose_by_head(model: Model) -> GroupedMatmul:
+def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:
     """Return the CPU's own kernel if it can read the matrices of all heads in place; XLA would copy them each time."""
-    shapes = model.head_shapes()
-    if model.loop is not LayerLoop.IN_PLACE or not shapes:
+    shapes = head_shapes(specs)
+    if specs.loop is not LayerLoop.IN_PLACE or not shapes:
         return GroupedMatmul()
     op, reason = pick(shapes, "cpu")
     if reason is not None:
@@ -177,17 +189,17 @@ def _choose_by_head(model: Model) -> GroupedMatmul:
     return op
 
 
-def _rounding_linear(model: Model, name: str, *, may_round_nothing: bool) -> Linear:
+def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -> Linear:
     """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
 
     A warning says which quantized matmuls are exact nevertheless.
     """
-    quantized = [shape for shape in model.linear_shapes() if shape.format is not None and not shape.format.is_half]
+    quantized = [shape for shape in linear_shapes(specs) if shape.format is not None and not shape.format.is_half]
     refusals = [rounding_refusal(shape) for shape in quantized]
     reasons = sorted({reason for reason in refusals if reason is not None})
-    if any(shape.format is not None and not shape.format.is_half for shape in model.grouped_shapes()):
+    if any(shape.format is not None and not shape.format.is_half for shape in grouped_shapes(specs)):
         reasons.append("its weights are experts'")
-    if model.loop is not LayerLoop.IN_PLACE:
+    if specs.loop is not LayerLoop.IN_PLACE:
         reason = "it is for one CPU device with its own kernels"
     elif None in refusals or may_round_nothing:
         for each in reasons:
@@ -199,12 +211,12 @@ def _rounding_linear(model: Model, name: str, *, may_round_nothing: bool) -> Lin
     raise VLLMValidationError(message, parameter="linear_backend", value=name)
 
 
-def _choose_linear(model: Model, platform: str, architecture: str | None) -> Linear:
-    if model.loop is LayerLoop.IN_PLACE:
+def _choose_linear(specs: ModelSpecs, platform: str, architecture: str | None) -> Linear:
+    if specs.loop is LayerLoop.IN_PLACE:
         return Linear("cpu")
     if platform == "cpu":
         return Linear("xla")
-    quantized = [shape for shape in model.linear_shapes() if shape.format is not None]
+    quantized = [shape for shape in linear_shapes(specs) if shape.format is not None]
     if not quantized:
         return Linear("xla")
     linear, reason = pick_linear(platform, architecture=architecture)
