@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TABLES = ("embed.table", "lm_head.table")
-"""The parameters that a draft head may have of the model whose tokens it guesses."""
+"""The parameters that a draft head may share with the model whose tokens it guesses."""
 SHOWN = 4
-"""How many names a line of the log has."""
+"""The number of names in a line of the log."""
 
 
 def make_model(config: EngineConfig) -> Model:
@@ -62,17 +62,17 @@ def checked_draft(
     Raises VLLMValidationError as `checked_model` does.
     """
     try:
-        own = _make_specs(draft)
-        if lent := _lent_to(own, config, draft, specs):
-            own = _make_specs(draft, lent)
-        model = _with_ops(draft, own, may_round_nothing=True)
+        draft_specs = _make_specs(draft)
+        if lent := _lent_to(draft_specs, config, draft, specs):
+            draft_specs = _make_specs(draft, lent)
+        model = _with_ops(draft, draft_specs, may_round_nothing=True)
         return model, _checked(draft, model.specs)
     except VLLMValidationError as error:
         raise refused_draft(draft.model, error) from error
 
 
 def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays that a draft model has of the other model's parameters, as a nested dict."""
+    """Return the arrays that a draft model shares with the other model, as a nested dict."""
     owners = [path.partition(".")[0] for path in model.specs.lent]
     # One table may be both.
     return {owner: params[owner if owner in params else "embed"] for owner in owners}
@@ -81,7 +81,7 @@ def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
 def _lent_to(
     head: ModelSpecs, config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
 ) -> Mapping[str, ParamSpec]:
-    """Return the specs of the model's tables that a draft head has none of its own of."""
+    """Return the specs of the model's tables that a draft head uses because it has none itself."""
     if draft.model_config.draft_head is None:
         return {}
     tensors, lent = draft.checkpoint.tensors, {}
@@ -118,10 +118,11 @@ def _with_ops(config: EngineConfig, specs: ModelSpecs, *, may_round_nothing: boo
 
 def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:
     """Return the specs of a model's own parameters, once they are compared with the checkpoint's tensors."""
-    own = {path: spec for path, spec in specs.param_specs(config.checkpoint.tensors).items() if path not in specs.lent}
+    params = specs.param_specs(config.checkpoint.tensors)
+    params = {path: spec for path, spec in params.items() if path not in specs.lent}
     if config.load_format != "dummy":
-        check_names(own, config.checkpoint, ignored=specs.ignored_tensors)
-    return own
+        check_names(params, config.checkpoint, ignored=specs.ignored_tensors)
+    return params
 
 
 def _warn_of_widened(model: ModelSpecs) -> None:
@@ -136,33 +137,34 @@ def _warn_of_widened(model: ModelSpecs) -> None:
 
 
 def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
-    """Return the format of each of the checkpoint's tensors that is held as it is, by HF name.
+    """Return the format of each checkpoint tensor that is held unchanged, by HF name.
 
-    Besides quantized ones these are matrices of 16 bits where a CPU's own kernels compute in float32: half as many
+    These are quantized tensors, and matrices of 16 bits where a CPU's own kernels compute in float32: half as many
     bytes are read, and the results are the same.
     """
     checkpoint: Checkpoint = config.checkpoint
     keeps_halves = loop is LayerLoop.IN_PLACE and jnp.dtype(config.dtype) == jnp.float32
     format_of = partial(held_format, checkpoint) if keeps_halves else checkpoint.format_of
     if checkpoint.tensors:
-        found = {name: format_of(name) for name in checkpoint.tensors}
+        formats = {name: format_of(name) for name in checkpoint.tensors}
     elif keeps_halves or checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
         # Its tensors are those that the model wants.
         specs = ModelSpecs(config.model_config, config.dtype).param_specs().values()
-        found = {
+        formats = {
             source: format_of(source, spec.hf_shape[-1]) for spec in specs if spec.num_inputs for source in spec.sources
         }
     else:
-        found = {}
-    return {name: form for name, form in found.items() if form is not None}
+        formats = {}
+    return {name: form for name, form in formats.items() if form is not None}
 
 
 def choose_ops(
     specs: ModelSpecs, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
 ) -> Ops:
-    """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log.
+    """Return the ops of a model on the devices of a mesh. The log names what is left to plain XLA.
 
-    Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, but for models that may.
+    Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, unless
+    `may_round_nothing`.
     """
     architecture = detect_architecture(list(mesh.devices.flat))
     if linear_backend == "auto":
@@ -192,7 +194,7 @@ def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:
 def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -> Linear:
     """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
 
-    A warning says which quantized matmuls are exact nevertheless.
+    A warning names the quantized matmuls that are exact nevertheless.
     """
     quantized = [shape for shape in linear_shapes(specs) if shape.format is not None and not shape.format.is_half]
     refusals = [rounding_refusal(shape) for shape in quantized]
@@ -202,8 +204,8 @@ def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -
     if specs.loop is not LayerLoop.IN_PLACE:
         reason = "it is for one CPU device with its own kernels"
     elif None in refusals or may_round_nothing:
-        for each in reasons:
-            logger.warning("a quantized matmul does not round its inputs to 8 bits: %s", each)
+        for reason in reasons:
+            logger.warning("a quantized matmul does not round its inputs to 8 bits: %s", reason)
         return Linear(name)
     else:
         reason = "; ".join(reasons) or "no matmul's weights are quantized (see quantization)"
@@ -221,6 +223,6 @@ def _choose_linear(specs: ModelSpecs, platform: str, architecture: str | None) -
         return Linear("xla")
     linear, reason = pick_linear(platform, architecture=architecture)
     refusals = sorted({refusal for shape in quantized if (refusal := linear.refusal(shape))})
-    for each in [reason, *refusals] if reason else refusals:
-        logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, each)
+    for text in [reason, *refusals] if reason else refusals:
+        logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, text)
     return linear
