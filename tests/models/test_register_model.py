@@ -13,7 +13,7 @@ import pytest
 from jax import Array
 
 from jaxllm import LLM, SamplingParams, register_model
-from jaxllm.models import Family, ModelConfig, TensorName, registry
+from jaxllm.models import Family, ModelConfig, TensorName, families, registry
 from jaxllm.models.families.llama import LLAMA_NAMES
 from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.reading import read_decoder
@@ -109,13 +109,13 @@ def test_an_architecture_from_outside_generates(tmp_path: Path, monkeypatch: pyt
     assert TheirLayer.num_calls > 0
 
 
-def write_leaky_checkpoint(folder: Path, slope: float) -> str:
-    """Write the tiny Llama without gates, for the family that the page adds."""
+def write_gateless_checkpoint(folder: Path, slope: float | None = None, **config: Any) -> str:
+    """Write the tiny Llama without gates, for a family that the page adds."""
     folder.mkdir()
-    config = read_hf_config(SOURCE) | {"architectures": ["LeakyForCausalLM"], "hidden_act": "leaky"}
+    config = read_hf_config(SOURCE) | config
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {name: tensor for name, tensor in read_tensors(SOURCE).items() if "gate_proj" not in name}
-    for layer in range(config["num_hidden_layers"]):
+    for layer in range(0 if slope is None else config["num_hidden_layers"]):
         tensors[f"model.layers.{layer}.mlp.slope"] = np.full(config["intermediate_size"], slope, np.float32)
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     return str(folder)
@@ -133,17 +133,35 @@ def logprobs_of(model: str, **options: Any) -> list[float]:
     return [each[token].logprob for token, each in zip(prompt, output.prompt_logprobs, strict=True) if each]
 
 
+def page_program(start: str) -> str:
+    """Return the program on the page that begins like this."""
+    [program] = re.findall(rf"```python\n({re.escape(start)}.*?)```", PAGE.read_text(), re.DOTALL)
+    return program
+
+
 def test_the_page_adds_an_activation_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slope of 0 is relu, which is built in; another slope is another model."""
     monkeypatch.setattr(registry.REGISTRY, "_added", {})
-    [program] = re.findall(r"```python\n(from jax .*?)```", PAGE.read_text(), re.DOTALL)
-    exec(program, {"__name__": "page"})  # noqa: S102
-    relu, leaky = (write_leaky_checkpoint(tmp_path / str(slope), slope) for slope in (0.0, 0.25))
-    found = logprobs_of(relu)
+    exec(page_program("from jax "), {"__name__": "page"})  # noqa: S102
+    config = {"architectures": ["LeakyForCausalLM"], "hidden_act": "leaky"}
+    relu, leaky = (write_gateless_checkpoint(tmp_path / str(slope), slope, **config) for slope in (0.0, 0.25))
+    logprobs = logprobs_of(relu)
     different = logprobs_of(leaky)
     register_model("LeakyForCausalLM", RELU_FAMILY)
-    np.testing.assert_allclose(found, logprobs_of(relu), atol=1e-6)
-    assert np.abs(np.subtract(different, found)).max() > 1e-3
+    np.testing.assert_allclose(logprobs, logprobs_of(relu), atol=1e-6)
+    assert np.abs(np.subtract(different, logprobs)).max() > 1e-3
+
+
+def test_the_page_s_example_is_the_whole_file_of_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
+    module: dict[str, Any] = {"__name__": f"{families.__name__}.arcee", "__package__": families.__name__}
+    exec(page_program('"""Arcee'), module)  # noqa: S102
+    for architecture, family in module["FAMILIES"].items():
+        register_model(architecture, family)
+    squared = write_gateless_checkpoint(tmp_path / "squared", architectures=["ArceeForCausalLM"], hidden_act="relu2")
+    plain = write_gateless_checkpoint(tmp_path / "plain", architectures=["ArceeForCausalLM"], hidden_act="relu")
+    logprobs = logprobs_of(squared)
+    assert np.abs(np.subtract(logprobs_of(plain), logprobs)).max() > 1e-3
 
 
 RELU_FAMILY = Family(
