@@ -43,7 +43,7 @@ declare -A PACKAGES=(
 )
 AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama langgraph vercel-ai openai-npm anthropic-npm \
 promptfoo aider codex claude-code opencode continue "
-COMMANDS=" codex claude-code opencode continue " # what agents.sh runs
+COMMANDS=" codex claude-code opencode continue " # what agents/commands.sh runs
 TOLD="$COMMANDS promptfoo aider "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
 [ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \
@@ -111,7 +111,7 @@ serve_replies() { # start a server whose answers are told
   stop
   model=$(.venv/bin/python scripts/fetch_models.py smollm2)
   JAX_PLATFORMS=cpu .venv/bin/python scripts/mock_server.py "$model" --host 127.0.0.1 --port "$port" \
-    --served-model-name model --api-key key --replies scripts/clients/replies.json \
+    --served-model-name model --api-key key --replies scripts/clients/agents/replies.json \
     --hf-overrides '{"max_position_embeddings": 131072}' >"$work/server.txt" 2>&1 &
   echo $! >"$work/pid"
   wait_ready
@@ -144,17 +144,18 @@ python_of() { # CLIENT: prints its Python
 }
 
 run_script() { # CLIENT [ARGUMENTS...]
-  local folder name=use_${1//-/_}
+  local folder script
   folder=$(folder_of "$1")
-  if [ -e "scripts/clients/$name.py" ]; then
-    "$folder/bin/python" "scripts/clients/$name.py" "$url" key "${@:2}"
+  script=$(find scripts/clients -name "use_${1//-/_}.*")
+  if [[ $script == *.py ]]; then
+    "$folder/bin/python" "$script" "$url" key "${@:2}"
     return
   fi
   # A module finds packages in the folders above its own. The proxy is closed, so that no remote host is reached.
-  cp "scripts/clients/$name.mjs" scripts/clients/weather.mjs "$folder"
+  cp "$script" scripts/clients/agents/weather.mjs "$folder"
   HTTPS_PROXY=http://127.0.0.1:9 PROMPTFOO_CONFIG_DIR="$work/promptfoo" PROMPTFOO_DISABLE_TELEMETRY=1 \
     PROMPTFOO_DISABLE_UPDATE=1 PROMPTFOO_DISABLE_REMOTE_GENERATION=1 \
-    timeout 300 "$folder/node_modules/.bin/node" "$folder/$name.mjs" "$url" key "${@:2}"
+    timeout 300 "$folder/node_modules/.bin/node" "$folder/$(basename "$script")" "$url" key "${@:2}"
 }
 
 run_agent() {
@@ -162,7 +163,7 @@ run_agent() {
   serve_replies
   if [[ $COMMANDS == *" $1 "* ]]; then
     folder=$(folder_of "$1")
-    scripts/clients/agents.sh "$1" "$folder" "$url" key
+    scripts/clients/agents/commands.sh "$1" "$folder" "$url" key
   else
     run_script "$1" replayed
   fi

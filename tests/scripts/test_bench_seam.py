@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import seam as bench_seam
-from bench import seam_engines as seam
-from bench.seam_cpu import Run, measure_streams
+from bench.seam import __main__ as bench_seam
+from bench.seam import engines as seam
+from bench.seam.cpu import Run, measure_streams
 from lib.servers import cpu_seconds
 from peers.worker import Answer, Worker
 

@@ -37,7 +37,7 @@ SMOLLM2_VOCAB = 49152
 
 def measure_cpu(args: argparse.Namespace) -> dict[str, Any]:
     """Return the rows of `cpu`."""
-    from bench.seam_cpu import Run, measure_streams
+    from bench.seam.cpu import Run, measure_streams
 
     rounds = 1 if args.quick else args.rounds
     num_tokens = {1: 2000, 8: 2000, 64: 500, 256: 200}
@@ -49,11 +49,11 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of `throughput`."""
-    from bench import seam_engines as seam
+    from bench.seam import engines
 
-    engine = {"max_num_seqs": seam.NUM_STREAMS, "kv_cache_memory_bytes": KV_BYTES, "disable_log_stats": True}
+    engine = {"max_num_seqs": engines.NUM_STREAMS, "kv_cache_memory_bytes": KV_BYTES, "disable_log_stats": True}
     with tempfile.TemporaryDirectory(prefix="bench-seam-") as scratch:
-        return seam.measure_throughput(
+        return engines.measure_throughput(
             find_model(args),
             rounds=2 if args.quick else args.rounds,
             num_tokens=4 if args.quick else 128,
@@ -65,12 +65,12 @@ def measure_throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_startup(args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of `startup`."""
-    from bench import seam_engines as seam
+    from bench.seam import engines
 
     with tempfile.TemporaryDirectory(prefix="bench-seam-") as scratch:
         pairs = 1 if args.quick else args.rounds
         engine = {"disable_log_stats": True} | args.engine
-        return seam.measure_startup(find_model(args), pairs=pairs, engine=engine, scratch=Path(scratch))
+        return engines.measure_startup(find_model(args), pairs=pairs, engine=engine, scratch=Path(scratch))
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

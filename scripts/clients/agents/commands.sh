@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# agents.sh AGENT FOLDER URL KEY: the command line agent that FOLDER has of npm, unmodified, has a command run by a
+# commands.sh AGENT FOLDER URL KEY: the command line agent that FOLDER has of npm, unmodified, has a command run by a
 # replayed model, and tells its result. Its settings and its folder are its own, and no remote host is reached.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 . scripts/lib.sh
 agent=$1 folder=$2 url=$3 key=$4
 bin=$folder/node_modules/.bin
