@@ -32,7 +32,7 @@ END_SECONDS = 2.0
 """Every request has to end within this time after its engine."""
 
 
-def tiny_args(tokenizer: str | None = None, **given: Any) -> AsyncEngineArgs:
+def tiny_args(tokenizer: str | None = None, **arguments: Any) -> AsyncEngineArgs:
     """Return arguments of a tiny model in float32, in blocks of 8 and steps of 16 tokens; little is to be compiled."""
     defaults: dict[str, Any] = {
         "dtype": "float32",
@@ -47,7 +47,7 @@ def tiny_args(tokenizer: str | None = None, **given: Any) -> AsyncEngineArgs:
         "use_tqdm_on_load": False,
         "hf_overrides": {"max_position_embeddings": CONTEXT},
     }
-    return AsyncEngineArgs(model=str(folder(CASE)), **(defaults | given))
+    return AsyncEngineArgs(model=str(folder(CASE)), **(defaults | arguments))
 
 
 @contextlib.contextmanager
@@ -72,11 +72,11 @@ def mock_llm(
         yield llm
 
 
-def greedy(**given: Any) -> SamplingParams:
+def greedy(**fields: Any) -> SamplingParams:
     """Return params of a greedy request for 8 tokens, as deltas; the seed is where a core without a model begins."""
     defaults: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 8, "ignore_eos": True}
     defaults["output_kind"] = RequestOutputKind.DELTA
-    return SamplingParams(**(defaults | given))
+    return SamplingParams(**(defaults | fields))
 
 
 def ids(prompt: list[int] | None = None) -> dict[str, list[int]]:
@@ -131,10 +131,10 @@ def core_process(llm: AsyncLLM) -> psutil.Process:
 
 def metric(llm: AsyncLLM, name: str, **labels: str) -> float:
     """Return a counter's or gauge's value by its name without prefix, and labels."""
-    for each in llm.get_metrics():
-        if each.name == f"vllm:{name}" and labels.items() <= each.labels.items():
-            assert isinstance(each, (Counter, Gauge))
-            return each.value
+    for metric in llm.get_metrics():
+        if metric.name == f"vllm:{name}" and labels.items() <= metric.labels.items():
+            assert isinstance(metric, (Counter, Gauge))
+            return metric.value
     raise AssertionError(f"there is no metric {name} {labels}")
 
 

@@ -87,8 +87,8 @@ def test_who_reads_a_request_holds_its_engine(cores: Cores) -> None:
     """Also in a task that nobody holds: its outputs hold it."""
 
     async def read_all(outputs: list[RequestOutput]) -> None:
-        async for each in make(cores).generate(ids(), params(20), "a"):
-            outputs.append(each)
+        async for output in make(cores).generate(ids(), params(20), "a"):
+            outputs.append(output)
 
     async def run() -> None:
         outputs: list[RequestOutput] = []

@@ -118,9 +118,9 @@ def test_r2_a_stopped_core_is_found(tokenizer: str, monkeypatch: pytest.MonkeyPa
         asyncio.run(run())
 
 
-def real_llm(**given: object) -> AsyncLLM:
+def real_llm(**arguments: object) -> AsyncLLM:
     """Start an engine with a model, its core in a process of its own."""
-    return AsyncLLM.from_engine_args(tiny_args(**given))  # type: ignore[arg-type]
+    return AsyncLLM.from_engine_args(tiny_args(**arguments))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

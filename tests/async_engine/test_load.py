@@ -197,9 +197,9 @@ def test_the_bound_on_requests_is_exact(tokenizer: str) -> None:
         params = [greedy(n=1 + i % 3, max_tokens=30) for i in range(12)]
         ends = await asyncio.gather(*(read(llm, f"{i}", each) for i, each in enumerate(params)), return_exceptions=True)
         room, taken = 10, []
-        for each in params:
-            taken.append(each.n <= room)
-            room -= each.n if taken[-1] else 0
+        for param in params:
+            taken.append(param.n <= room)
+            room -= param.n if taken[-1] else 0
         assert [not isinstance(each, QueueOverflowError) for each in ends] == taken
         assert room == 0
         num_refused = taken.count(False)

@@ -53,8 +53,8 @@ def test_only_the_last_output_is_finished_and_all_tokens_come(mock: AsyncLLM, ki
     if kind is RequestOutputKind.DELTA:
         counts = [0] * n
         for output in outputs:
-            for each in output.outputs:
-                counts[each.index] += len(each.token_ids)
+            for completion in output.outputs:
+                counts[completion.index] += len(completion.token_ids)
     else:
         counts = [len(each.token_ids) for each in outputs[-1].outputs]
     assert counts == [8] * n
@@ -62,12 +62,12 @@ def test_only_the_last_output_is_finished_and_all_tokens_come(mock: AsyncLLM, ki
 
 
 def test_a_later_vllm_s_keywords(mock: AsyncLLM) -> None:
-    async def run(**given: Any) -> RequestOutput:
-        stream = mock.generate(ids(), sampling_params=greedy(), request_id=random_uuid(), **given)
+    async def run(**arguments: Any) -> RequestOutput:
+        stream = mock.generate(ids(), sampling_params=greedy(), request_id=random_uuid(), **arguments)
         return [output async for output in stream][-1]
 
-    given = dict.fromkeys(("session_id", "reasoning_ended", "reasoning_parser_kwargs", "prompt_text"))
-    assert asyncio.run(run(data_parallel_rank=0, lora_request=None, trace_headers={}, **given)).finished
+    arguments = dict.fromkeys(("session_id", "reasoning_ended", "reasoning_parser_kwargs", "prompt_text"))
+    assert asyncio.run(run(data_parallel_rank=0, lora_request=None, trace_headers={}, **arguments)).finished
     assert asyncio.run(run(session_id="mine")).finished  # there is one core for all sessions
     for name, value in [
         ("reasoning_ended", True),

@@ -31,8 +31,8 @@ def replicated(llm: AsyncLLM) -> ReplicatedCore:
 
 def by_engine(llm: AsyncLLM, name: str) -> dict[str, Any]:
     """Return a counter's or gauge's value for each replica."""
-    found = (each for each in llm.get_metrics() if each.name == f"vllm:{name}")
-    return {each.labels["engine"]: each.value for each in found if hasattr(each, "value")}  # type: ignore[attr-defined]
+    metrics = (each for each in llm.get_metrics() if each.name == f"vllm:{name}")
+    return {each.labels["engine"]: each.value for each in metrics if hasattr(each, "value")}  # type: ignore[attr-defined]
 
 
 async def outcome(llm: AsyncLLM, name: str) -> list[int] | str:
@@ -177,7 +177,7 @@ def test_an_engine_whose_last_replica_cannot_be_started_again_has_ended(monkeypa
     async def run() -> None:
         remote = replicated(llm)
         for replica in remote.replicas._replicas:
-            monkeypatch.setattr(replica, "_num_failures", 7)  # so many before: the next one is a minute away
+            monkeypatch.setattr(replica, "_num_failures", 7)  # it failed before: the next one is a minute away
         waiting = asyncio.create_task(outcome(llm, "0"))
         await until(lambda: any(remote.replicas.router.sequences(rank) for rank in range(2)))
         for pid in llm.core_pids.values():

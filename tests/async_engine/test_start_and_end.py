@@ -62,8 +62,8 @@ def spoiled(tmp_path: Path, name: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", ["no folder", "corrupt shard", "unsupported architecture", "too little memory"])
 def test_r25_what_cannot_start_says_why_as_llm_does(tmp_path: Path, name: str) -> None:
     """R25: the error that `LLM` raises comes through the process, soon, and no process stays."""
-    model, given = spoiled(tmp_path, name)
-    args = tiny_args(**given)
+    model, arguments = spoiled(tmp_path, name)
+    args = tiny_args(**arguments)
     args.model = model
     fields = {name: getattr(args, name) for name in EngineArgs.__dataclass_fields__}
     with pytest.raises(VLLMValidationError) as expected:

@@ -51,8 +51,8 @@ def test_the_three_kinds_of_output_agree(mock: AsyncLLM) -> None:
         (final,) = read_by_kind[RequestOutputKind.FINAL_ONLY]
         assert cumulative[-1].outputs == final.outputs
         whole = deltas[0]
-        for each in deltas[1:]:
-            whole.add(each, aggregate=True)
+        for delta in deltas[1:]:
+            whole.add(delta, aggregate=True)
         assert whole.outputs == final.outputs
         assert len(deltas) > 1 < len(cumulative)
         assert [each.text for each in final.outputs] != ["", ""]

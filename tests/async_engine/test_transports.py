@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 NUM_STREAMS = 64
 NUM_LEAVERS = 16
 LONG_TOKENS = 400
-"""Two sequences of so many tokens need 50 of the 32 blocks that there are, and more than half of them each."""
+"""Two sequences of this length need 50 of the 32 blocks that there are, and more than half of them each."""
 
 
 def jobs() -> list[Job]:

@@ -111,8 +111,8 @@ def test_r19_frames_are_bounded_on_every_socket() -> None:
         inbox, outbox = SocketInbox(context, meeting.addresses), SocketOutbox(context, meeting.addresses)
         for socket in (front._in, front._out, inbox._socket, outbox._socket):
             assert MAX_FRAME_BYTES < socket.getsockopt(zmq.MAXMSGSIZE) <= 2 * MAX_FRAME_BYTES  # type: ignore[operator]
-        for each in (front, inbox, outbox):
-            each.close()
+        for end in (front, inbox, outbox):
+            end.close()
 
 
 def test_on_a_network_only_who_has_the_key_is_heard() -> None:
@@ -133,5 +133,5 @@ def test_on_a_network_only_who_has_the_key_is_heard() -> None:
         front.wait_writable(5)
         front.send(Shutdown())
         assert inbox.receive(wait=True) == [Shutdown()]
-        for each in (front, inbox, outbox, *(end for pair in others for end in pair)):
-            each.close()
+        for socket in (front, inbox, outbox, *(end for pair in others for end in pair)):
+            socket.close()

@@ -18,8 +18,8 @@ MOST = 4
 
 def head_config(case: str) -> dict[str, Any]:
     """Return what an engine's speculation is to be."""
-    own = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
-    return own | {"num_speculative_tokens": MOST}
+    method = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
+    return method | {"num_speculative_tokens": MOST}
 
 
 class Guesses:

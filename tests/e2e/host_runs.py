@@ -25,11 +25,12 @@ from tests.models.heads import read_goldens as read_head_goldens
 from tests.models.tiny import folder
 
 type Arguments = dict[str, Any]
+"""Arguments of an engine. `spread` below spreads it over the hosts."""
 
 
-def features(own: Arguments, model: str, tokenizer: str) -> dict[str, Any]:
+def features(spread: Arguments, model: str, tokenizer: str) -> dict[str, Any]:
     """Return what every sampling feature gives, with chunks, preemptions and prefix hits."""
-    arguments = ARGUMENTS | {"tokenizer": tokenizer, "logits_processors": [tilt]} | own
+    arguments = ARGUMENTS | {"tokenizer": tokenizer, "logits_processors": [tilt]} | spread
     with tiny_llm(model, **arguments) as (llm, scheduler):
         outputs = run_together(llm, feature_jobs())
         again = [output for _ in range(2) for output in run_together(llm, plain_jobs()[1:2])]
@@ -41,21 +42,21 @@ def features(own: Arguments, model: str, tokenizer: str) -> dict[str, Any]:
         }
 
 
-def adapters(own: Arguments, *_: str) -> list[Any]:
+def adapters(spread: Arguments, *_: str) -> list[Any]:
     """Return what a request with an adapter and one without give."""
     case = "llama3_tied"
-    with LLM(str(folder(case)), **(SETTINGS | own)) as llm:
+    with LLM(str(folder(case)), **(SETTINGS | spread)) as llm:
         outputs = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
     return [[list(output.outputs[0].token_ids), logprobs_of(output)[0].round(3).tolist()] for output in outputs]
 
 
-def head(own: Arguments, *_: str) -> list[Any]:
+def head(spread: Arguments, *_: str) -> list[Any]:
     """Return what a draft head, which reads the model's features, guesses."""
     case = "eagle3"
     arguments: Arguments = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 33}
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     goldens = read_head_goldens(case)
-    arguments |= own | {"speculative_config": head_config(case)}
+    arguments |= spread | {"speculative_config": head_config(case)}
     with tiny_llm(str(model_folder(case)), **arguments) as (llm, scheduler):
         guesses = Guesses(scheduler)
         for golden in goldens:
@@ -63,17 +64,17 @@ def head(own: Arguments, *_: str) -> list[Any]:
     return [guesses.seen[tuple(golden.sequence.tolist())] for golden in goldens]
 
 
-def pooled(own: Arguments, *_: str) -> list[Any]:
+def pooled(spread: Arguments, *_: str) -> list[Any]:
     """Return embeddings."""
-    with LLM(str(folder("qwen3")), runner="pooling", convert="embed", skip_tokenizer_init=True, **own) as llm:
+    with LLM(str(folder("qwen3")), runner="pooling", convert="embed", skip_tokenizer_init=True, **spread) as llm:
         outputs = llm.embed([{"prompt_token_ids": list(range(3, 3 + length))} for length in (2, 9, 40)], use_tqdm=False)
     return [[round(value, 4) for value in output.outputs.embedding] for output in outputs]
 
 
-def for_ever(own: Arguments, *_: str) -> None:
+def for_ever(spread: Arguments, *_: str) -> None:
     """Say that the engine runs, and run requests until something happens."""
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True, detokenize=False)
-    with tiny_llm("qwen3", max_num_seqs=8, num_gpu_blocks_override=33, **own) as (llm, _scheduler):
+    with tiny_llm("qwen3", max_num_seqs=8, num_gpu_blocks_override=33, **spread) as (llm, _scheduler):
         while True:
             run_together(llm, [Job([3 + index, 4, 5], params) for index in range(6)])
             print("runs", flush=True)
@@ -90,13 +91,13 @@ CASES: Mapping[str, Callable[..., Any]] = {
 
 def main(case: str, num_hosts: str, devices: str, rank: str, port: str, out: str, *files: str) -> None:
     """Run a case as one of several hosts; the first one writes a file of JSON."""
-    hosts, each = int(num_hosts), int(devices)
-    jax.config.update("jax_num_cpu_devices", each)
-    own: Arguments = {"tensor_parallel_size": hosts * each}
+    hosts, per_host = int(num_hosts), int(devices)
+    jax.config.update("jax_num_cpu_devices", per_host)
+    spread: Arguments = {"tensor_parallel_size": hosts * per_host}
     if hosts > 1:
-        own |= {"nnodes": "auto"} if rank == "auto" else {"nnodes": hosts, "node_rank": int(rank)}
-        own["master_port"] = int(port)
-    Path(out).write_text(json.dumps(CASES[case](own, *files)))
+        spread |= {"nnodes": "auto"} if rank == "auto" else {"nnodes": hosts, "node_rank": int(rank)}
+        spread["master_port"] = int(port)
+    Path(out).write_text(json.dumps(CASES[case](spread, *files)))
     assert jax.config.values["jax_cuda_visible_devices"] == "all", "a process has all devices of its host"
 
 

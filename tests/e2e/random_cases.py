@@ -99,5 +99,5 @@ def decodes_error(output: RequestOutput, case: RandomCase) -> float:
 def error_of(rows: Sequence[Any], expected: Sequence[Sequence[float]], case: RandomCase) -> float:
     """Return the largest difference of rows of log-probabilities from HF's first ones."""
     assert rows
-    found = np.array([[row[token].logprob for token in case.shown] for row in rows])
-    return float(np.abs(found - np.array(expected[: len(rows)])).max())
+    logprobs = np.array([[row[token].logprob for token in case.shown] for row in rows])
+    return float(np.abs(logprobs - np.array(expected[: len(rows)])).max())

@@ -117,8 +117,8 @@ def spells(*choices: str) -> Callable[[Sequence[int]], set[int]]:
     def follows(output: Sequence[int]) -> set[int]:
         text = b"".join(tokens[token] for token in output)
         fitting = range(len(SPECIALS), len(tokens))
-        found = {i for i in fitting if any(choice.startswith(text + tokens[i]) for choice in wanted)}
-        return found | ({EOS} if text in wanted else set())
+        beginnings = {i for i in fitting if any(choice.startswith(text + tokens[i]) for choice in wanted)}
+        return beginnings | ({EOS} if text in wanted else set())
 
     return follows
 

@@ -102,7 +102,7 @@ def plain_jobs() -> list[Job]:
 
 
 def run(size: int, model: str, tokenizer: str) -> dict[str, Any]:
-    """Run everything on so many devices: plain programs in one engine, full ones in another."""
+    """Run everything on `size` devices: plain programs in one engine, full ones in another."""
     arguments = ARGUMENTS | {"tokenizer": tokenizer} | ({"tensor_parallel_size": size} if size > 1 else {})
     with tiny_llm(model, **arguments) as (llm, scheduler):
         plain = _run(llm, scheduler, plain_jobs())
@@ -266,13 +266,13 @@ def refusals(smollm2: str, model: str) -> dict[str, dict[str, Any]]:
         "both": {"model": model, "mesh": _mesh(devices[:2], (2,), ("model",)), "tensor_parallel_size": 4},
         "not a mesh": {"model": model, "mesh": devices[:2]},
     }
-    found = {}
+    refused = {}
     for name, arguments in tried.items():
         try:
             LLM(**arguments, skip_tokenizer_init=True)
         except VLLMValidationError as error:
-            found[name] = {"message": str(error), "parameter": error.parameter}
-    return found
+            refused[name] = {"message": str(error), "parameter": error.parameter}
+    return refused
 
 
 def _mesh(devices: Sequence[Any], shape: tuple[int, ...], names: tuple[str, ...]) -> jax.sharding.Mesh:
@@ -283,19 +283,19 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     """Write everything to a file of JSON."""
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     assert jax.device_count() == NUM_DEVICES
-    found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
-    found["families"] = {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
-    found["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
-    found["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
-    found["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
-    found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
-    found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
-    found["quantized"] = {
+    results: dict[str, Any] = {"refusals": refusals(smollm2, model)}
+    results["families"] = {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
+    results["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
+    results["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
+    results["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
+    results["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
+    results["int8"] = {size: in_int8(size, model) for size in (1, 4)}
+    results["quantized"] = {
         case: {size: as_quantized(QUANTIZED_DATA / case, tensor_parallel_size=size) for size in (1, 2)}
         for case in QUANTIZED
     }
-    found["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
-    Path(out).write_text(json.dumps(found))
+    results["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
+    Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def make_job(seed: int, length: int, max_tokens: int, n: int = 1) -> Job:
 
 
 def overlaps(llm: LLM) -> bool:
-    """Say whether the engine leaves a step in flight."""
+    """Return whether the engine leaves a step in flight."""
     return llm.llm_engine.vllm_config.scheduler_config.async_scheduling
 
 

@@ -99,23 +99,23 @@ def test_the_prefix_cache_is_an_adapters_own(llm: LLM):
 
 
 def test_an_adapter_is_read_again_when_asked(llm: LLM, tmp_path: Path):
-    place, number = tmp_path / "adapter", len(NAMES) + 1
-    shutil.copytree(ADAPTERS / CASE / "all", place)
-    named = LoRARequest("mine", number, str(place))
+    path, number = tmp_path / "adapter", len(NAMES) + 1
+    shutil.copytree(ADAPTERS / CASE / "all", path)
+    named = LoRARequest("mine", number, str(path))
     check(generate(llm, [prompt_of(CASE)], [named])[0], "all")
-    shutil.rmtree(place)
-    shutil.copytree(ADAPTERS / CASE / "mlp", place)
+    shutil.rmtree(path)
+    shutil.copytree(ADAPTERS / CASE / "mlp", path)
     check(generate(llm, [prompt_of(CASE)], [named])[0], "all")
-    check(generate(llm, [prompt_of(CASE)], [LoRARequest("mine", number, str(place), load_inplace=True)])[0], "mlp")
+    check(generate(llm, [prompt_of(CASE)], [LoRARequest("mine", number, str(path), load_inplace=True)])[0], "mlp")
     check(generate(llm, [prompt_of(CASE)], [named])[0], "mlp")
 
 
 O_PROJ = "base_model.model.model.layers.0.self_attn.o_proj"
 
 
-def break_config(place: Path, **changes: Any) -> None:
-    config = json.loads((place / "adapter_config.json").read_text())
-    (place / "adapter_config.json").write_text(json.dumps(config | changes))
+def break_config(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps(config | changes))
 
 
 def test_beams_of_an_adapter_are_searched_for(llm: LLM):
@@ -144,39 +144,39 @@ def test_an_asynchronous_engine_finds_the_same_beams(llm: LLM, tmp_path: Path):
                 await search(engine, wrong)
             return list(await asyncio.gather(search(engine, own("all")), search(engine, None)))
 
-    found = asyncio.run(run())
-    for output, searched in zip(found, expected, strict=True):
+    outputs = asyncio.run(run())
+    for output, searched in zip(outputs, expected, strict=True):
         assert [each.token_ids for each in output.outputs] == [
             each.tokens[len(prompt_of(CASE)) :] for each in searched.sequences
         ]
-    assert [output.lora_request for output in found] == [own("all"), None]
-    assert found[0].outputs[0].token_ids != found[1].outputs[0].token_ids
+    assert [output.lora_request for output in outputs] == [own("all"), None]
+    assert outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_ids
 
 
 BROKEN = {
     "no folder": (shutil.rmtree, "no such folder"),
-    "no weights": (lambda place: (place / "adapter_model.safetensors").unlink(), "there is no adapter_model"),
+    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "there is no adapter_model"),
     "cut short": (
-        lambda place: (place / "adapter_model.safetensors").write_bytes(
-            (place / "adapter_model.safetensors").read_bytes()[:-4]
+        lambda path: (path / "adapter_model.safetensors").write_bytes(
+            (path / "adapter_model.safetensors").read_bytes()[:-4]
         ),
         "cut short",
     ),
-    "no JSON": (lambda place: (place / "adapter_config.json").write_text("{"), "cannot be read"),
-    "another method": (lambda place: break_config(place, peft_type="IA3"), "peft_type='IA3'"),
-    "DoRA": (lambda place: break_config(place, use_dora=True), "use_dora"),
-    "another rank": (lambda place: break_config(place, r=3), "has rank 4, and adapter_config.json says 3"),
+    "no JSON": (lambda path: (path / "adapter_config.json").write_text("{"), "cannot be read"),
+    "another method": (lambda path: break_config(path, peft_type="IA3"), "peft_type='IA3'"),
+    "DoRA": (lambda path: break_config(path, use_dora=True), "use_dora"),
+    "another rank": (lambda path: break_config(path, r=3), "has rank 4, and adapter_config.json says 3"),
     "no regular expression": (
-        lambda place: break_config(place, alpha_pattern={"q_proj(": 4}),
+        lambda path: break_config(path, alpha_pattern={"q_proj(": 4}),
         "no regular expression",
     ),
-    "whole modules": (lambda place: break_config(place, modules_to_save=["lm_head"]), "modules_to_save"),
+    "whole modules": (lambda path: break_config(path, modules_to_save=["lm_head"]), "modules_to_save"),
     "another model": (
-        lambda place: shutil.copytree(ADAPTERS / "gpt2" / "all", place, dirs_exist_ok=True),
+        lambda path: shutil.copytree(ADAPTERS / "gpt2" / "all", path, dirs_exist_ok=True),
         "no linear layer of that name",
     ),
     "other sizes": (
-        lambda place: (place / "adapter_model.safetensors").write_bytes(
+        lambda path: (path / "adapter_model.safetensors").write_bytes(
             safetensors_bytes({f"{O_PROJ}.lora_A.weight": np.ones((4, 6)), f"{O_PROJ}.lora_B.weight": np.ones((5, 4))})
         ),
         "is for 6 inputs and 5 outputs, and in this model it has",
@@ -186,11 +186,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_bad_adapter_ends_its_own_request_with_an_error(llm: LLM, tmp_path: Path, how: str):
-    place = tmp_path / "adapter"
-    shutil.copytree(ADAPTERS / CASE / "all", place)
+    path = tmp_path / "adapter"
+    shutil.copytree(ADAPTERS / CASE / "all", path)
     spoil, message = BROKEN[how]
-    spoil(place)
-    bad = LoRARequest("bad", 100 + list(BROKEN).index(how), str(place))
+    spoil(path)
+    bad = LoRARequest("bad", 100 + list(BROKEN).index(how), str(path))
     good, failed = generate(llm, [prompt_of(CASE)] * 2, [own("all"), bad])
     check(good, "all")
     assert failed.outputs[0].finish_reason == "error"

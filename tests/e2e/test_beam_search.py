@@ -98,9 +98,9 @@ def test_equals_the_oracle(name: str, ending: str, oracle: Oracle) -> None:
     ends = 0
     with tiny_llm(ending, **ENGINES[name]) as (llm, scheduler):
         for width, penalty in ((1, 1.0), (2, 0.0), (3, -1.0), (4, 0.5)):
-            found = search_tiny(llm, width, penalty)
-            assert found == [oracle.search(prompt, width, 12, penalty) for prompt in PROMPTS], (width, penalty)
-            ends += sum(beam[-1] == END for beams in found for beam in beams)
+            lists = search_tiny(llm, width, penalty)
+            assert lists == [oracle.search(prompt, width, 12, penalty) for prompt in PROMPTS], (width, penalty)
+            ends += sum(beam[-1] == END for beams in lists for beam in beams)
             assert_nothing_left(scheduler)
         assert ends > 10
         num_sampled = sum(chunk.samples for plan in scheduler.plans for chunk in plan.chunks)

@@ -85,10 +85,10 @@ def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
     runner = core_of(llm)._runner
     assert isinstance(runner, ModelRunner)
     assert runner._draft is not None
-    params, own = runner.launcher.params, runner._draft.launcher.params
-    lent = {name for name in ("embed", "lm_head") if own[name]["table"] is params.get(name, params["embed"])["table"]}
+    params, head = runner.launcher.params, runner._draft.launcher.params
+    lent = {name for name in ("embed", "lm_head") if head[name]["table"] is params.get(name, params["embed"])["table"]}
     assert lent == {"eagle3": {"embed"}, "eagle3_speculators": set[str]()}.get(case, {"embed", "lm_head"})
-    assert set(own) >= {"embed", "lm_head", "fuse", "layers"}
+    assert set(head) >= {"embed", "lm_head", "fuse", "layers"}
 
 
 def test_guesses_change_nothing_and_do_not_depend_on_company(engine: tuple[str, Engine]) -> None:
@@ -133,7 +133,7 @@ def counts(guesses: Guesses) -> tuple[int, int]:
 
 
 def test_features_are_copied_with_blocks(engine: tuple[str, Engine]) -> None:
-    """Several outputs of a prompt share its blocks, but for the last one, of which each has a copy.
+    """Several outputs of a prompt share its blocks, except that each has a copy of the last one.
 
     They are as good as greedy, and so are guesses, which know of the temperature alone.
     """

@@ -91,12 +91,12 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-def params(**given: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logprobs": 5, **given})
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logprobs": 5, **fields})
 
 
 def test_each_request_gets_its_own(engine: Engine) -> None:
-    """Six requests of which some are forced, in steps that chunk, preempt and move them about."""
+    """Six requests, some of them forced, in steps that chunk, preempt and move them."""
     llm, scheduler = engine
     jobs = [
         Job(PROMPTS[0], params(extra_args={"target": 5})),

@@ -55,11 +55,11 @@ def started(
     processes = []
     try:
         for rank in range(num_hosts):
-            own = environment | (slurm_variables(num_hosts, rank, "127.0.0.1") if has_slurm else {})
+            variables = environment | (slurm_variables(num_hosts, rank, "127.0.0.1") if has_slurm else {})
             arguments = [case, num_hosts, devices, "auto" if has_slurm else rank, port, out, *files]
             command = [sys.executable, "-m", "tests.e2e.host_runs", *map(str, arguments)]
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            processes.append(subprocess.Popen(command, cwd=repository, env=own, **streams))
+            processes.append(subprocess.Popen(command, cwd=repository, env=variables, **streams))
         yield processes
     finally:
         for process in processes:

@@ -26,11 +26,11 @@ def run(kv_cache_dtype: str) -> tuple[list[np.ndarray], int]:
         runner = core_of(llm)._runner
         assert runner is not None
         num_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.launcher.pools))
-    found = []
+    rows = []
     for output in outputs:
         [logprobs] = output.outputs[0].logprobs or []
-        found.append(np.array([logprobs[token].logprob for token in range(len(logprobs))]))
-    return found, num_bytes
+        rows.append(np.array([logprobs[token].logprob for token in range(len(logprobs))]))
+    return rows, num_bytes
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def llm(engine: LLM) -> Iterator[LLM]:
 
 
 def generate(llm: LLM, prompts: Any, *params: SamplingParams, **fields: Any) -> list[RequestOutput]:
-    given = list(params) or SamplingParams(**{"temperature": 0.0, "max_tokens": 6} | fields)
-    return llm.generate(prompts, given, use_tqdm=False)
+    wanted = list(params) or SamplingParams(**{"temperature": 0.0, "max_tokens": 6} | fields)
+    return llm.generate(prompts, wanted, use_tqdm=False)
 
 
 def chat(llm: LLM, messages: list[Any], template: dict[str, Any] | None = None, **fields: Any) -> list[RequestOutput]:
@@ -234,8 +234,8 @@ def test_chat(llm: LLM) -> None:
 def test_prefix_cache_is_used_and_reset(llm: LLM) -> None:
     prompt = list(range(40, 80))
     assert llm.reset_prefix_cache() is True
-    found = [generate(llm, [prompt], max_tokens=1)[0].num_cached_tokens for _ in range(2)]
-    assert found == [0, 32]  # two full blocks of 16
+    num_cached = [generate(llm, [prompt], max_tokens=1)[0].num_cached_tokens for _ in range(2)]
+    assert num_cached == [0, 32]  # two full blocks of 16
     assert llm.reset_prefix_cache() is True
     assert generate(llm, [prompt], max_tokens=1)[0].num_cached_tokens == 0
     metrics = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}

@@ -67,9 +67,9 @@ def test_a_corpus_is_found_in_the_same_order(embeddings: np.ndarray, goldens: Go
         return np.argsort(-(vectors[last:] @ vectors[first:last].T), axis=1)
 
     np.testing.assert_array_equal(orders(embeddings), orders(goldens.embeddings))
-    found = [goldens.texts[first + order[0]] for order in orders(embeddings)]
-    assert found[0].startswith("Bees")
-    assert len(set(found)) == len(found)
+    nearest = [goldens.texts[first + order[0]] for order in orders(embeddings)]
+    assert nearest[0].startswith("Bees")
+    assert len(set(nearest)) == len(nearest)
 
 
 def test_scores_are_cosines(llm: LLM, goldens: Goldens) -> None:
@@ -97,9 +97,9 @@ def test_the_context_is_the_folders_by_default(minilm_path: str) -> None:
 def test_a_prompt_of_the_folder_comes_before_texts(minilm_path: str, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(minilm_path, tmp_path / "model", copy_function=os.symlink))
     settings = copy / "config_sentence_transformers.json"
-    given = json.loads(settings.read_text()) | {"prompts": {"query": "q: ", "passage": "p: "}}
+    saved = json.loads(settings.read_text()) | {"prompts": {"query": "q: ", "passage": "p: "}}
     settings.unlink()
-    settings.write_text(json.dumps(given | {"default_prompt_name": "query"}))
+    settings.write_text(json.dumps(saved | {"default_prompt_name": "query"}))
     with LLM(str(copy), enforce_eager=True, cudagraph_capture_sizes=[256]) as llm:
 
         def embed(text: str, **options: Any) -> list[float]:

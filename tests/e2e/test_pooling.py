@@ -76,7 +76,7 @@ def test_outputs_are_hfs(case: str) -> None:
 
 
 def random_prompts(count: int, longest: int, seed: int = 0) -> list[Any]:
-    """Return prompts of all lengths, half of which begin alike."""
+    """Return prompts of all lengths; half of them begin alike."""
     rng = random.Random(seed)
     shared = [rng.randrange(3, 250) for _ in range(longest)]
     lengths = [1 + i * (longest - 1) // (count - 1) for i in range(count)]

@@ -60,14 +60,14 @@ def read(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
 
 
 def perplexity(outputs: list[RequestOutput]) -> float:
-    found = [
+    logprobs = [
         position[token].logprob
         for output in outputs
         for token, position in zip(output.prompt_token_ids or (), output.prompt_logprobs or (), strict=True)
         if position is not None
     ]
-    assert len(found) > 1000
-    return math.exp(-sum(found) / len(found))
+    assert len(logprobs) > 1000
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 def launcher_of(llm: LLM) -> Launcher:

@@ -1,4 +1,4 @@
-"""Two replicas of a tiny model, in processes of their own, say what one engine says."""
+"""Two replicas of a tiny model, in processes of their own, answer as one engine does."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def jobs() -> tuple[list[Any], list[SamplingParams]]:
     shared = [rng.randrange(9, 200) for _ in range(40)]
     prompts: list[Any] = []
     for number in range(20):
-        own = [rng.randrange(9, 200) for _ in range(5 + number)]
-        prompts.append({"prompt_token_ids": [*shared, *own] if number % 3 == 0 else own})
+        tail = [rng.randrange(9, 200) for _ in range(5 + number)]
+        prompts.append({"prompt_token_ids": [*shared, *tail] if number % 3 == 0 else tail})
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0, "logprobs": 3},
         {"temperature": 0.9, "top_p": 0.8, "n": 2},
@@ -92,10 +92,10 @@ def test_a_beam_search_stays_with_one_replica(llm: LLM) -> None:
 
     prompts: list[Any] = [{"prompt_token_ids": [7, 8, 9, 10 + number]} for number in range(3)]
     params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
-    found = llm.beam_search(prompts, params)
+    outputs = llm.beam_search(prompts, params)
     with LLM(str(folder(CASE)), **SETTINGS) as alone:
         expected = alone.beam_search(prompts, params)
-    assert [[beam.tokens for beam in each.sequences] for each in found] == [
+    assert [[beam.tokens for beam in each.sequences] for each in outputs] == [
         [beam.tokens for beam in each.sequences] for each in expected
     ]
     router = replicas(llm).replicas.router

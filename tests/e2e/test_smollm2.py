@@ -160,12 +160,12 @@ def assert_prompt_equal(positions: list[dict[int, Logprob] | None], row: dict[st
     assert positions[0] is None
     for index, (token_id, position) in enumerate(zip(row["prompt_ids"][1:], positions[1:], strict=True)):
         assert position is not None
-        own, tolerance = position[token_id], TOLERANCE + row["prompt_errors"].get(str(index), 0)
+        entry, tolerance = position[token_id], TOLERANCE + row["prompt_errors"].get(str(index), 0)
         assert next(iter(position)) == token_id
-        assert own.logprob == pytest.approx(row["prompt_logprobs"][index], abs=tolerance), f"{where}, {index}"
+        assert entry.logprob == pytest.approx(row["prompt_logprobs"][index], abs=tolerance), f"{where}, {index}"
         best, worst = row["prompt_ranks"][index]  # others within the tolerance may come before it or after
-        assert own.rank is not None
-        assert best <= own.rank <= worst, f"{where}, {index}"
+        assert entry.rank is not None
+        assert best <= entry.rank <= worst, f"{where}, {index}"
         top_ids, top_logprobs = row["prompt_top_ids"][index], row["prompt_top_logprobs"][index]
         assert_top_equal(position, top_ids, top_logprobs, tolerance, f"{where}, {index}")
 

@@ -56,9 +56,9 @@ def more_jobs() -> list[Job]:
     rng, jobs = random.Random(5), []
     for turn in range(3):
         for index, fields in enumerate(FIELDS.values()):
-            given: dict[str, Any] = {"logprobs": 3} | fields if "logprob_token_ids" not in fields else fields
+            settings: dict[str, Any] = {"logprobs": 3} | fields if "logprob_token_ids" not in fields else fields
             prompt = [rng.randrange(7, 256) for _ in range(rng.randrange(2, 40))]
-            jobs.append(Job(prompt, SamplingParams(**given, seed=100 * turn + index, max_tokens=10 + 7 * turn)))
+            jobs.append(Job(prompt, SamplingParams(**settings, seed=100 * turn + index, max_tokens=10 + 7 * turn)))
     return jobs
 
 
@@ -125,8 +125,9 @@ def accepted(scheduler: RecordingScheduler) -> tuple[int, int]:
 
 
 def run_in_company(engine: Engine, company: int) -> tuple[list[RequestOutput], int, int]:
-    """Run all jobs, so many at a time, every other time with few blocks and short steps; return their outputs, how many
-    drafts were made, and how many were right.
+    """Run all jobs, `company` at a time, every other time with few blocks and short steps.
+
+    Return their outputs, how many drafts were made, and how many were right.
     """
     llm, scheduler = engine
     assert llm.reset_prefix_cache()
@@ -164,7 +165,7 @@ def test_every_kind_has_drafts(engine: Engine, reference: list[RequestOutput]) -
         before = accepted(scheduler)
         outputs = [run_together(llm, [ALL[index]])[0] for index in indices]
         assert differing([reference[index] for index in indices], outputs) == [], name
-        if name != "stop strings":  # one of which may end an output at once
+        if name != "stop strings":  # one of them may end an output at once
             assert accepted(scheduler)[1] > before[1], f"{name} had no right drafts"
 
 

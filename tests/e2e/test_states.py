@@ -76,14 +76,14 @@ def test_beams_have_the_log_probabilities_of_their_tokens(engine: Engine) -> Non
     llm, _ = engine
     prompt = ids(3, 21)
     params = BeamSearchParams(beam_width=2, max_tokens=8, ignore_eos=True)
-    [found] = llm.beam_search([{"prompt_token_ids": prompt}], params)
-    assert len(found.sequences) == 2
-    for beam in found.sequences:
+    [output] = llm.beam_search([{"prompt_token_ids": prompt}], params)
+    assert len(output.sequences) == 2
+    for beam in output.sequences:
         tokens = list(beam.tokens)
         scoring = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         [scored] = run_together(llm, [Job(tokens, scoring)])
-        each = [(scored.prompt_logprobs or [])[place] for place in range(len(prompt), len(tokens))]
-        total = sum((entry or {})[token].logprob for entry, token in zip(each, tokens[len(prompt) :], strict=True))
+        entries = [(scored.prompt_logprobs or [])[place] for place in range(len(prompt), len(tokens))]
+        total = sum((entry or {})[token].logprob for entry, token in zip(entries, tokens[len(prompt) :], strict=True))
         assert math.isclose(beam.cum_logprob or 0, total, abs_tol=1e-3)
 
 

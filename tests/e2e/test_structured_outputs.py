@@ -117,11 +117,11 @@ def run(llm: LLM, smollm2_path: str) -> Run:
         jobs.append(("choice", texts, StructuredOutputsParams(choice=list(texts))))
     random.Random(0).shuffle(jobs)
     params = [sampled(constraint, seed) for seed, (_, _, constraint) in enumerate(jobs)]
-    found = Run([], [], [], {name: reason for name, reason in reasons.items() if reason is not None})
+    result = Run([], [], [], {name: reason for name, reason in reasons.items() if reason is not None})
     for (kind, subject, _), request in zip(jobs, generate(llm, [kind for kind, _, _ in jobs], params), strict=True):
-        getattr(found, kind).append((subject, request.outputs[0]))
+        getattr(result, kind).append((subject, request.outputs[0]))
     assert scheduler_of(llm).stats().num_preemptions > 0
-    return found
+    return result
 
 
 def test_json_schemas(run: Run) -> None:

@@ -57,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(
+def results(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: str, smollm2_path: str, repository: Path
 ) -> dict[str, Any]:
     """Return what tensor_parallel_runs.py writes."""
@@ -74,8 +74,8 @@ def found(
 
 
 @pytest.fixture(scope="module")
-def runs(found: dict[str, Any]) -> dict[str, Any]:
-    return found["runs"]
+def runs(results: dict[str, Any]) -> dict[str, Any]:
+    return results["runs"]
 
 
 def test_the_runs_do_what_they_claim_to(runs: dict[str, Any]) -> None:
@@ -110,47 +110,47 @@ def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> 
 
 
 @pytest.mark.parametrize("case", FAMILIES)
-def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
-    assert len(found["families"][case]) == 3
-    for pair in found["families"][case]:
+def test_families_equal_hf(results: dict[str, Any], case: str) -> None:
+    assert len(results["families"][case]) == 3
+    for pair in results["families"][case]:
         assert pair["got"] == pair["expected"]
 
 
 @pytest.mark.parametrize("case", DEALT)
-def test_whole_experts_on_each_device_equal_hf(found: dict[str, Any], case: str) -> None:
-    assert len(found["experts"][case]["golden"]) == 3
-    for pair in found["experts"][case]["golden"]:
+def test_whole_experts_on_each_device_equal_hf(results: dict[str, Any], case: str) -> None:
+    assert len(results["experts"][case]["golden"]) == 3
+    for pair in results["experts"][case]["golden"]:
         assert pair["got"] == pair["expected"]
-    if "int8" in found["experts"][case]:
-        check_quantized(*found["experts"][case]["int8"])
+    if "int8" in results["experts"][case]:
+        check_quantized(*results["experts"][case]["int8"])
 
 
 @pytest.mark.parametrize("case", HEAD_CASES)
-def test_draft_heads_guess_as_hf_does(found: dict[str, Any], case: str) -> None:
-    assert len(found["heads"][case]) == 3
-    for pair in found["heads"][case]:
+def test_draft_heads_guess_as_hf_does(results: dict[str, Any], case: str) -> None:
+    assert len(results["heads"][case]) == 3
+    for pair in results["heads"][case]:
         assert pair["got"] == pair["expected"]
 
 
 @pytest.mark.parametrize("case", ADAPTED)
-def test_adapters_equal_hf(found: dict[str, Any], case: str) -> None:
-    adapted = found["adapters"][case]
+def test_adapters_equal_hf(results: dict[str, Any], case: str) -> None:
+    adapted = results["adapters"][case]
     assert adapted["got"] == adapted["expected"]
     assert adapted["error"] < TOLERANCE
 
 
-def test_tokens_in_int8_equal_those_of_one_device(found: dict[str, Any], runs: dict[str, Any]) -> None:
+def test_tokens_in_int8_equal_those_of_one_device(results: dict[str, Any], runs: dict[str, Any]) -> None:
     def tokens(outputs: list[dict[str, Any]]) -> list[list[int]]:
         return [each["token_ids"] for output in outputs for each in output["outputs"]]
 
-    expected, got = (tokens(found["int8"][size]) for size in ("1", "4"))
+    expected, got = (tokens(results["int8"][size]) for size in ("1", "4"))
     assert got == expected
     assert expected != tokens(runs["1"]["plain"]["outputs"])[: len(expected)]
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_quantized_checkpoints_equal_those_of_one_device(found: dict[str, Any], case: str) -> None:
-    check_quantized(*(found["quantized"][case][size] for size in ("1", "2")))
+def test_quantized_checkpoints_equal_those_of_one_device(results: dict[str, Any], case: str) -> None:
+    check_quantized(*(results["quantized"][case][size] for size in ("1", "2")))
 
 
 def check_quantized(alone: list[Any], spread: list[Any]) -> None:
@@ -164,8 +164,8 @@ def check_quantized(alone: list[Any], spread: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["None", "int8"])
-def test_company_changes_no_bit(found: dict[str, Any], quantization: str) -> None:
-    alone, together = found["invariance"][quantization]
+def test_company_changes_no_bit(results: dict[str, Any], quantization: str) -> None:
+    alone, together = results["invariance"][quantization]
     assert alone == together
     assert len({json.dumps(output) for output in alone}) == len(alone)
 
@@ -231,9 +231,9 @@ def test_two_sums_a_layer_are_exchanged(runs: dict[str, Any], size: str) -> None
         ("not a mesh", "mesh", "must be a Mesh"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(found: dict[str, Any], name: str, parameter: str, message: str) -> None:
-    assert found["refusals"][name]["parameter"] == parameter
-    assert message in found["refusals"][name]["message"]
+def test_what_cannot_work_is_refused_by_name(results: dict[str, Any], name: str, parameter: str, message: str) -> None:
+    assert results["refusals"][name]["parameter"] == parameter
+    assert message in results["refusals"][name]["message"]
 
 
 def test_more_devices_than_there_are(checkpoint: str) -> None:

@@ -51,7 +51,7 @@ class RecordingScheduler(Scheduler):
         return super().abandon(error)
 
     def is_in_flight(self, sequence_id: str) -> bool:
-        """Say whether the device is computing something for a sequence."""
+        """Return whether the device is computing something for a sequence."""
         return any(chunk.request_id == sequence_id for plan in self.in_flight for chunk in plan.chunks)
 
     def num_prompt_chunks(self, request_id: str) -> int:
@@ -173,5 +173,5 @@ def difference(expected: CompletionOutput, got: CompletionOutput) -> str | None:
 def differences(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -> dict[int, str]:
     """Return what differs, by the job's index."""
     pairs = [(a.outputs[0], b.outputs[0]) for a, b in zip(expected, got, strict=True)]
-    found = {index: difference(*pair) for index, pair in enumerate(pairs)}
-    return {index: text for index, text in found.items() if text is not None}
+    differences = {index: difference(*pair) for index, pair in enumerate(pairs)}
+    return {index: text for index, text in differences.items() if text is not None}

@@ -53,7 +53,7 @@ class Collector:
     spans: list[Span] = field(default_factory=list)
 
     def wait(self, num_spans: int) -> list[Span]:
-        """Return the spans once there are so many."""
+        """Return the spans once there are `num_spans`."""
         deadline = time.monotonic() + WAIT_SECONDS
         while len(self.spans) < num_spans:
             assert time.monotonic() < deadline, f"{len(self.spans)} spans have come, not {num_spans}"

@@ -120,7 +120,7 @@ def test_attributes_are_there_or_say_what_to_use_instead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "arguments"),
     [
         ("stat_loggers", {"stat_loggers": [object]}),
         ("client_addresses", {"client_addresses": {"input_address": "ipc:///x"}}),
@@ -128,9 +128,9 @@ def test_attributes_are_there_or_say_what_to_use_instead() -> None:
         ("client_index", {"client_index": 1}),
     ],
 )
-def test_what_an_engine_cannot_be_made_with_is_named(name: str, given: dict[str, Any]) -> None:
+def test_what_an_engine_cannot_be_made_with_is_named(name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match=f"{name} is not supported"):
-        AsyncLLM.from_vllm_config(AsyncEngineArgs("m").create_engine_config(), **given)
+        AsyncLLM.from_vllm_config(AsyncEngineArgs("m").create_engine_config(), **arguments)
 
 
 def test_a_configuration_of_another_engine_is_named() -> None:
@@ -173,8 +173,8 @@ def test_a_collector_appends_deltas_that_nobody_has_read() -> None:
         assert (collector.request_id, collector.get_nowait()) == ("r", None)
         seen = []
         for puts in ([output(97)], [output(98), output(99)], [output(100), output(101), output(102, finished=True)]):
-            for each in puts:
-                collector.put(each)
+            for piece in puts:
+                collector.put(piece)
             got = await collector.get()
             seen.append((got.outputs[0].text, got.finished))
             assert len(got.outputs[0].token_ids) == len(puts)

@@ -282,9 +282,9 @@ def test_only_allowed_tokens_are_added_with_the_models_own_scores(allowed: list[
             ids = sequence.tokens[len(prompt) :]
             rows = [row_after(sequence.tokens[: len(prompt) + i])[each] for i, each in enumerate(ids)]
             assert sequence.cum_logprob == pytest.approx(sum(rows))
-    for given in ({"allowed_token_ids": []}, {"allowed_token_ids": [1], "structured_outputs": REGEX}):
+    for fields in ({"allowed_token_ids": []}, {"allowed_token_ids": [1], "structured_outputs": REGEX}):
         with pytest.raises(VLLMValidationError, match="allowed_token_ids"):
-            params(**given)
+            params(**fields)
     with pytest.raises(VLLMValidationError, match="1000"):
         llm.beam_search([[350]], params(allowed_token_ids=[1000]))
     most = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs

@@ -90,9 +90,9 @@ def test_equals_hf_on_random_models():
     assert len(CASES) > 40
     for case in CASES:
         width, penalty, max_tokens = case["width"], case["length_penalty"], case["max_tokens"]
-        found = run(BeamSearch(1, width, max_tokens, penalty, None), case["case"], [], 2 * width)
-        assert [beam.token_ids for beam in found] == case["beams"], case
-        scores = [beam.cum_logprob / max_tokens**penalty for beam in found]
+        beams = run(BeamSearch(1, width, max_tokens, penalty, None), case["case"], [], 2 * width)
+        assert [beam.token_ids for beam in beams] == case["beams"], case
+        scores = [beam.cum_logprob / max_tokens**penalty for beam in beams]
         assert scores == pytest.approx(case["scores"], abs=2e-5), case
 
 
@@ -103,7 +103,7 @@ def test_equals_vllms_rules_on_random_models():
         end, width, max_tokens = numbers.randrange(VOCAB_SIZE), numbers.randint(1, 4), numbers.randint(1, 9)
         num_prompt, penalty = numbers.choice((1, 2, 30)), numbers.choice((-1.0, 0.0, 0.5, 1.0, 2.0))
         search = BeamSearch(num_prompt, width, max_tokens, penalty, end)
-        found = [beam.token_ids for beam in run(search, case, [end], 2 * width, num_prompt=num_prompt)]
+        beams_ids = [beam.token_ids for beam in run(search, case, [end], 2 * width, num_prompt=num_prompt)]
 
         def rows_after(
             ids: list[int],
@@ -116,9 +116,9 @@ def test_equals_vllms_rules_on_random_models():
             return {token_id: entry.logprob for token_id, entry in top.items()}
 
         settings = {"num_prompt": num_prompt, "width": width, "max_tokens": max_tokens, "penalty": penalty, "end": end}
-        assert found == by_the_book(rows_after, **settings), settings
-        ended += sum(ids[-1] == end for ids in found)
-        shorter += all(len(ids) < max_tokens for ids in found)
+        assert beams_ids == by_the_book(rows_after, **settings), settings
+        ended += sum(ids[-1] == end for ids in beams_ids)
+        shorter += all(len(ids) < max_tokens for ids in beams_ids)
     assert ended > 100
     assert shorter > 20, "few searches could end early"
 
@@ -141,18 +141,18 @@ def test_wide_enough_beams_find_the_best_of_all_sequences(length_penalty: float,
                 complete.append((score(ids, total, 1, length_penalty, end), ids))
         complete.sort(reverse=True)
         search = BeamSearch(1, width, max_tokens, length_penalty, end)
-        found = run(search, case, ends, vocab_size, vocab_size)
-        assert [beam.token_ids for beam in found] == [ids for _, ids in complete]
+        beams = run(search, case, ends, vocab_size, vocab_size)
+        assert [beam.token_ids for beam in beams] == [ids for _, ids in complete]
 
 
 def test_a_beam_of_one_is_greedy_until_an_end_outranks_it():
     for case in range(20):
-        [found] = run(BeamSearch(1, 1, 6, 1.0, None), case, [3], 2)
+        [best] = run(BeamSearch(1, 1, 6, 1.0, None), case, [3], 2)
         greedy: list[int] = []
         while len(greedy) < 6:
             row = logprobs_after(case, [0, *greedy], [3])
             greedy.append(row.index(max(row)))
-        assert found.token_ids == greedy
+        assert best.token_ids == greedy
 
 
 def test_ignored_ends_go_on():

@@ -47,12 +47,12 @@ def nothing_stays(temporary: Path) -> Iterator[None]:
 
 
 def test_what_python_would_skip_in_sys_path_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    there = tmp_path / "order.json"
-    keep = f"import sys; open({str(there)!r}, 'wb').write(sys.stdin.buffer.read())"
+    path = tmp_path / "order.json"
+    keep = f"import sys; open({str(path)!r}, 'wb').write(sys.stdin.buffer.read())"
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, "/no\udcff/unicode", "/plain"])
     process = CoreProcess(ARGS, [sys.executable, "-c", keep])
     process.stop(20)
-    order = json.loads(there.read_bytes())
+    order = json.loads(path.read_bytes())
     assert order["sys_path"] == [*sys.path[:-3], "/plain"]
     assert order["front_pid"] == os.getpid()
     assert order["folder"] == str(process.meeting.folder)

@@ -19,10 +19,10 @@ def test_chunks_have_the_characters_of_their_tokens(bos: bool) -> None:
     tokenizer = byte_level(bos)
     text = "so wahr \u00e9 \U0001f642 x"
     ids = tokenizer.backend.encode(text).ids
-    found = find_chunks(text, ids, 2, tokenizer)
-    assert (found.chunk_size, found.input_tokens, found.strategy) == (2, len(ids), "fixed_tokens")
-    assert [each.token_range for each in found.chunks] == [(i, min(i + 2, len(ids))) for i in range(0, len(ids), 2)]
-    places = [each.char_range for each in found.chunks if each.char_range is not None]
+    metadata = find_chunks(text, ids, 2, tokenizer)
+    assert (metadata.chunk_size, metadata.input_tokens, metadata.strategy) == (2, len(ids), "fixed_tokens")
+    assert [each.token_range for each in metadata.chunks] == [(i, min(i + 2, len(ids))) for i in range(0, len(ids), 2)]
+    places = [each.char_range for each in metadata.chunks if each.char_range is not None]
     assert places[0][0] == 0
     assert places[-1][1] == len(text)
     for (_, end), (start, _) in itertools.pairwise(places):
@@ -34,9 +34,9 @@ def test_chunks_have_the_characters_of_their_tokens(bos: bool) -> None:
 def test_what_is_not_the_whole_of_a_text_is_refused() -> None:
     tokenizer = byte_level()
     ids = tokenizer.backend.encode("hello you").ids
-    for text, given, known in ((None, ids, tokenizer), ("hello you", ids[:-1], tokenizer), ("hello you", ids, None)):
+    for text, tokens, known in ((None, ids, tokenizer), ("hello you", ids[:-1], tokenizer), ("hello you", ids, None)):
         with pytest.raises(VLLMValidationError, match="late_chunking_params"):
-            find_chunks(text, given, 2, known)
+            find_chunks(text, tokens, 2, known)
 
 
 def test_embeddings_are_means_of_rows() -> None:

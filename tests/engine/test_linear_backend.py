@@ -21,10 +21,10 @@ from tests.models.tiny import folder
 
 @pytest.fixture(autouse=True)
 def _vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = processor.current()
-    if own.name == "plain":
+    current = processor.current()
+    if current.name == "plain":
         pytest.skip("no kernels")
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: replace(own, has_int8_dot=True))
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: replace(current, has_int8_dot=True))
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_experts_stay_exact(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.usefixtures("wide")
 def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
         "linear_backend": "cpu_int8",
         "quantization": "int8",
     }
     speculation: Any = {"model": str(folder("llama3_tied")), "num_speculative_tokens": 2, "method": "draft_model"}
-    config = EngineArgs(str(folder("llama3_tied")), speculative_config=speculation, **given).create_engine_config()
+    config = EngineArgs(str(folder("llama3_tied")), speculative_config=speculation, **arguments).create_engine_config()
     model, specs = checked_model(config)
     assert model.ops.linear.implementation == "cpu_int8"
     assert config.draft is not None

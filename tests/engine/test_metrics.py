@@ -39,7 +39,7 @@ def stats(**changes: Any) -> SchedulerStats:
 
 
 def drafts(num_steps: int, accepted: list[int]) -> SpeculationStats:
-    """Return the counts of so many steps of a request with 2 drafts each."""
+    """Return the counts of `num_steps` steps of a request with 2 drafts each."""
     return SpeculationStats(
         num_drafts=num_steps,
         num_draft_tokens=2 * num_steps,
@@ -156,9 +156,9 @@ def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
             values[name][label].add(value)
     assert dict(types) == {name: {each.type} for name, each in OURS.items()}
     assert dict(label_names) == {name: {frozenset(each.labels)} for name, each in OURS.items()}
-    for name, each in OURS.items():
-        assert each.values == "" or sorted(values[name][each.labels[-1]]) == sorted(each.values.split())
-        if each.labels[:2] == MODEL_AND_ENGINE:
+    for name, expected in OURS.items():
+        assert expected.values == "" or sorted(values[name][expected.labels[-1]]) == sorted(expected.values.split())
+        if expected.labels[:2] == MODEL_AND_ENGINE:
             assert (values[name]["model_name"], values[name]["engine"]) == ({"fake"}, {"0"})
     elsewhere = [name for names in NOT_APPLICABLE.values() for name in names.split()]
     assert not set(elsewhere) & set(OURS)
@@ -166,22 +166,22 @@ def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
 
 
 def test_the_bounds_of_histograms_are_vllms() -> None:
-    found = {
+    bounds = {
         metric.name.removeprefix(PREFIX): " ".join(metric.buckets)
         for metric in snapshot(3_000_000)
         if isinstance(metric, Histogram)
     }
-    assert found["request_prompt_tokens"] == (
+    assert bounds["request_prompt_tokens"] == (
         "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 5000.0 10000.0 20000.0 50000.0 100000.0 "
         "200000.0 500000.0 1e+06 2e+06 +Inf"
     )
-    assert found["iteration_tokens_total"] == (
+    assert bounds["iteration_tokens_total"] == (
         "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0 +Inf"
     )
-    assert found["time_to_first_token_seconds"].endswith("80.0 160.0 640.0 2560.0 +Inf")
-    assert found["kv_block_idle_before_evict_seconds"].startswith("0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1.0")
-    assert found["kv_block_reuse_gap_seconds"].endswith("20.0 30.0 60.0 120.0 300.0 600.0 1200.0 1800.0 +Inf")
-    assert found["request_num_preemptions"] == "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf"
+    assert bounds["time_to_first_token_seconds"].endswith("80.0 160.0 640.0 2560.0 +Inf")
+    assert bounds["kv_block_idle_before_evict_seconds"].startswith("0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1.0")
+    assert bounds["kv_block_reuse_gap_seconds"].endswith("20.0 30.0 60.0 120.0 300.0 600.0 1200.0 1800.0 +Inf")
+    assert bounds["request_num_preemptions"] == "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf"
 
 
 def test_drafts_are_counted_over_cores() -> None:
@@ -189,10 +189,10 @@ def test_drafts_are_counted_over_cores() -> None:
     metrics.on_step(stats(speculation=drafts(3, [2, 1])), 0)
     metrics.on_new_core(stats(speculation=drafts(0, [0, 0])))
     metrics.on_step(stats(speculation=drafts(4, [4, 2])), 0)
-    found = {each.name.removeprefix("vllm:spec_decode_num_"): each for each in metrics.snapshot()}
-    counters = {name: each.value for name, each in found.items() if isinstance(each, Counter)}
+    by_name = {each.name.removeprefix("vllm:spec_decode_num_"): each for each in metrics.snapshot()}
+    counters = {name: each.value for name, each in by_name.items() if isinstance(each, Counter)}
     assert [counters[name] for name in ("drafts", "draft_tokens", "accepted_tokens")] == [7, 14, 9]
-    by_position = found["accepted_tokens_per_pos"]
+    by_position = by_name["accepted_tokens_per_pos"]
     assert isinstance(by_position, Vector)
     assert by_position.values == [6, 3]
     assert not any("spec_decode" in each.name for each in EngineMetrics("m", 128, stats()).snapshot())
@@ -202,17 +202,17 @@ def test_adapters_are_shown_by_name() -> None:
     metrics = FrontMetrics(ready_for(128))
     assert not any("lora" in each.name for each in metrics.snapshot())
     metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
-    [found] = [each for each in metrics.snapshot() if each.name == "vllm:lora_requests_info"]
-    assert found.labels == {"max_lora": "2", "waiting_lora_adapters": "sql", "running_lora_adapters": "a,b"}
+    [info] = [each for each in metrics.snapshot() if each.name == "vllm:lora_requests_info"]
+    assert info.labels == {"max_lora": "2", "waiting_lora_adapters": "sql", "running_lora_adapters": "a,b"}
 
 
 def test_evictions_are_counted() -> None:
     metrics = EngineMetrics("m", 128, stats(), has_residency=True)
     metrics.on_evictions([BlockEviction(lifetime=5, idle=2, reuse_gaps=[0.5, 1.5])])
-    found = {each.name: (each.count, each.sum) for each in metrics.snapshot() if isinstance(each, Histogram)}
-    assert found["vllm:kv_block_lifetime_seconds"] == (1, 5)
-    assert found["vllm:kv_block_idle_before_evict_seconds"] == (1, 2)
-    assert found["vllm:kv_block_reuse_gap_seconds"] == (2, 2)
+    sums = {each.name: (each.count, each.sum) for each in metrics.snapshot() if isinstance(each, Histogram)}
+    assert sums["vllm:kv_block_lifetime_seconds"] == (1, 5)
+    assert sums["vllm:kv_block_idle_before_evict_seconds"] == (1, 2)
+    assert sums["vllm:kv_block_reuse_gap_seconds"] == (2, 2)
 
 
 def test_the_cache_is_described_before_the_first_step() -> None:
@@ -247,8 +247,10 @@ def test_counters_go_on_when_the_core_begins_anew(caplog: pytest.LogCaptureFixtu
     log.metrics.on_new_core(stats())
     log.metrics.on_programs(1, is_warm=False)
     log.step(20.0, prefix_cache_requests=1, prefix_cache_queries=100, prefix_cache_hits=60, num_preemptions=1)
-    found = {each.name.removeprefix(PREFIX): each.value for each in log.metrics.snapshot() if isinstance(each, Counter)}
+    values = {
+        each.name.removeprefix(PREFIX): each.value for each in log.metrics.snapshot() if isinstance(each, Counter)
+    }
     expected = {"prefix_cache_queries": 300, "prefix_cache_hits": 90, "num_preemptions": 8, "programs_compiled": 6}
-    assert {name: found[name] for name in expected} == expected
+    assert {name: values[name] for name in expected} == expected
     assert "Preemptions: 1," in log.lines[-1]
     assert log.lines[-1].endswith("Prefix cache hit rate: 30.0%")

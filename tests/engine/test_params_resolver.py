@@ -204,9 +204,9 @@ def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer)
 
 
 def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
-    def marks(tokenizer: Tokenizer | None, own: tuple[str, str] | None = None) -> Any:
-        found = thinking_tokens(own, tokenizer)
-        return None if found is None else (found.start_ids, found.end_ids)
+    def marks(tokenizer: Tokenizer | None, chosen: tuple[str, str] | None = None) -> Any:
+        tokens = thinking_tokens(chosen, tokenizer)
+        return None if tokens is None else (tokens.start_ids, tokens.end_ids)
 
     assert marks(tokenizer) is None
     assert marks(None) is None
@@ -217,15 +217,15 @@ def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
     half = byte_level()
     half.backend.add_tokens(["<think>"])
     assert marks(half) is None
-    own = ("hello", "the END")
-    start, end = thinking.encode(own)
-    assert marks(thinking, own) == (tuple(start), tuple(end))
+    chosen = ("hello", "the END")
+    start, end = thinking.encode(chosen)
+    assert marks(thinking, chosen) == (tuple(start), tuple(end))
     with pytest.raises(VLLMValidationError, match="reasoning_config needs a tokenizer"):
-        marks(None, own)
+        marks(None, chosen)
     empty = byte_fallback()
     empty.encode = lambda *_, **_options: [[], [1]]
     with pytest.raises(VLLMValidationError, match="makes no token"):
-        marks(empty, own)
+        marks(empty, chosen)
 
 
 def test_limits_of_an_engine() -> None:

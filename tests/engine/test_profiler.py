@@ -95,8 +95,13 @@ def read(settings: Any) -> ProfilerConfig | None:
 
 def test_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"profiler": "torch", "torch_profiler_dir": "traces", "max_iterations": 4, "torch_profiler_use_gzip": True}
-    assert read(given) == ProfilerConfig("torch", str(tmp_path / "traces"), max_iterations=4)
+    settings = {
+        "profiler": "torch",
+        "torch_profiler_dir": "traces",
+        "max_iterations": 4,
+        "torch_profiler_use_gzip": True,
+    }
+    assert read(settings) == ProfilerConfig("torch", str(tmp_path / "traces"), max_iterations=4)
     assert read(None) is None
 
 

@@ -16,9 +16,9 @@ BLOCK = 16
 ROOM = 10_000
 
 
-def make(name: str, prompt: list[int], n: int = 1, **given: Any) -> EngineCoreRequest:
+def make(name: str, prompt: list[int], n: int = 1, **fields: Any) -> EngineCoreRequest:
     params = SamplingParams(n=n)
-    params.skip_reading_prefix_cache = given.pop("skips", False)
+    params.skip_reading_prefix_cache = fields.pop("skips", False)
     return EngineCoreRequest(
         request_id=name,
         prompt_token_ids=prompt,
@@ -27,7 +27,7 @@ def make(name: str, prompt: list[int], n: int = 1, **given: Any) -> EngineCoreRe
         max_tokens=8,
         seed=0,
         arrival_time=0.0,
-        **given,
+        **fields,
     )
 
 
@@ -39,16 +39,16 @@ def router(count: int = 2, num_seats: int = 1000) -> Router:
 
 
 def finish(made: Router, request: EngineCoreRequest) -> None:
-    for each in sequence_ids(request):
-        made.on_output(EngineCoreOutput(request_id=each, new_token_ids=[1, 2], finish_reason=None))
-        made.on_output(EngineCoreOutput(request_id=each, new_token_ids=[3], finish_reason="length"))
+    for name in sequence_ids(request):
+        made.on_output(EngineCoreOutput(request_id=name, new_token_ids=[1, 2], finish_reason=None))
+        made.on_output(EngineCoreOutput(request_id=name, new_token_ids=[3], finish_reason="length"))
 
 
 def test_prefixes_are_of_whole_blocks_and_few() -> None:
-    found = prefixes(make("a", list(range(100_000))), BLOCK)
-    blocks = [each.num_tokens // BLOCK for each in found]
+    kept = prefixes(make("a", list(range(100_000))), BLOCK)
+    blocks = [each.num_tokens // BLOCK for each in kept]
     assert blocks[:10] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
-    assert len(found) < 30
+    assert len(kept) < 30
     assert all(after <= 1.5 * before for before, after in pairwise(blocks[1:]))
     assert not prefixes(make("a", list(range(BLOCK - 1))), BLOCK)
 

@@ -90,8 +90,8 @@ def test_a_cross_encoder_reads_pairs(front: FrontEnd):
 
 def test_a_template_makes_the_prompt(front: FrontEnd):
     template = "{% for each in messages %}[{{ each.role }}: {{ each.content }}]{% endfor %}{{ instruction }}"
-    given: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
-    [prompt] = scorer(front, CROSS).plan("a", "b", **given).prompts
+    arguments: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
+    [prompt] = scorer(front, CROSS).plan("a", "b", **arguments).prompts
     assert prompt.text == "[query: a][document: b]!"
     refused: list[tuple[PoolingSettings, dict[str, Any]]] = [
         (EMBED, {"chat_template": template}),

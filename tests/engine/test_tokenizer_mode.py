@@ -16,16 +16,16 @@ from tests.text.test_tokenizer import OneTokenizer
 
 
 def test_mistral(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    there, empty = tmp_path / "there", tmp_path / "empty"
+    saved, empty = tmp_path / "there", tmp_path / "empty"
     empty.mkdir()
-    byte_level().hf.save_pretrained(str(there))
+    byte_level().hf.save_pretrained(str(saved))
 
     def load(folder: Path) -> Tokenizer | None:
         args = EngineArgs(model="any", tokenizer=str(folder), tokenizer_mode="mistral")
         return load_engine_tokenizer(args, OneTokenizer(None), str(tmp_path / "cache"))
 
     with caplog.at_level(logging.INFO, logger="jaxllm"):
-        loaded = load(there)
+        loaded = load(saved)
     assert loaded is not None
     assert loaded.encode(["hello"]) == byte_level().encode(["hello"])
     assert len([record for record in caplog.records if "tokenizer.json" in record.getMessage()]) == 1
