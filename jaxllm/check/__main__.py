@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from jaxllm.check.examine import examine
+from jaxllm.check.process import Request
+from jaxllm.check.report import Report
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.utils.child_process import reply
 from jaxllm.utils.log import show_log
-
-from .examine import examine
-from .process import Request
-from .report import Report
 
 
 def main() -> int:

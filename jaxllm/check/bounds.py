@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
+from jaxllm.check.report import Bound
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.models.config import LayerSpec, ModelConfig, MoESpec
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.plan import LayerPlan
-
-from .report import Bound
 
 EMBEDDING, LOOKED_UP = "embed.table", ("positions", "types", "layer_embed.table")
 """The table that may serve as the head, and those of which a step takes no more than its tokens' rows."""

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
+from jaxllm.check import compilers
+from jaxllm.check.bounds import count_work
+from jaxllm.check.fitting import Fit, find_changes, fit, out_of_memory
+from jaxllm.check.hlo import count_collectives
+from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 from jaxllm.config.checkpoint_settings import checkpoint_quantization
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.engine.core.kv_cache_size import step_config
@@ -25,12 +30,6 @@ from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.version import __version__
-
-from . import compilers
-from .bounds import count_work
-from .fitting import Fit, find_changes, fit, out_of_memory
-from .hlo import count_collectives
-from .report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
+from jaxllm.check import compilers
+from jaxllm.check.report import Change
 from jaxllm.engine.core.kv_cache_size import (
     DeviceMemory,
     beside_draft,
@@ -24,9 +26,6 @@ from jaxllm.execution.mesh import most_expert_shards, refusal
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.sampling.processors import on_host
-
-from . import compilers
-from .report import Change
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs

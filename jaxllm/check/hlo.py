@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .report import Collective
+from jaxllm.check.report import Collective
 
 KINDS = (
     "all-gather",

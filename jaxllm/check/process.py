@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.check.compilers import compiler_environment, require_compiler
+from jaxllm.check.report import Report
 from jaxllm.config.environment import environment
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.hardware import find_topology
 from jaxllm.utils import child_process
-
-from .compilers import compiler_environment, require_compiler
-from .report import Report
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs

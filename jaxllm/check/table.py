@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .report import Bound, Change, GroupReport, Program, Report
+from jaxllm.check.report import Bound, Change, GroupReport, Program, Report
 
 GIB = 2**30
 

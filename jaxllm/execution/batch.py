@@ -13,9 +13,6 @@ from jaxllm.models.inputs import TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
-from .packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
-from .rows import fill_rare, fill_rows, find_extra
-
 
 class StepInputs(NamedTuple):
     """The inputs of one step on the host, ready to be sent."""

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from jaxllm.execution.kv_pool import KVLayout
+from jaxllm.execution.mesh import pool_spec, state_pool_specs, whole_spec
+from jaxllm.execution.packing import PackedInputs
+from jaxllm.execution.sharded_attention import shard
+from jaxllm.execution.sharded_recurrence import ShardedRecurrence
 from pallas_kernels.paged_attention import copy_blocks
-
-from .kv_pool import KVLayout
-from .mesh import pool_spec, state_pool_specs, whole_spec
-from .packing import PackedInputs
-from .sharded_attention import shard
-from .sharded_recurrence import ShardedRecurrence
 
 type Pools = tuple[Any, ...]
 """The pool of each cache group: a KVPool, a LatentPool or StatePools. That of features comes last, if there is one."""

@@ -15,6 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
+from jaxllm.execution.batch import num_token_rows
+from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
+from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.head_step import run_head_step
+from jaxllm.execution.jax_settings import tracing
+from jaxllm.execution.mesh import param_format, replicated
+from jaxllm.execution.options import compiler_options, min_rows
+from jaxllm.execution.packing import BatchShape, buffer_sizes, rare_specs
+from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
+from jaxllm.execution.step import DeviceState, StepOutput, StepShape, run_step
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
@@ -26,18 +37,6 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import layer_norm, rms_norm
-
-from .batch import num_token_rows
-from .buckets import Bucket, make_buckets, pick_bucket
-from .caches import Caches, Pools
-from .head_step import run_head_step
-from .jax_settings import tracing
-from .mesh import param_format, replicated
-from .options import compiler_options, min_rows
-from .packing import BatchShape, buffer_sizes, rare_specs
-from .pooled_step import PoolShape, run_pooled_step
-from .step import DeviceState, StepOutput, StepShape, run_step
-from .step_config import StepConfig
 
 logger = logging.getLogger(__name__)
 

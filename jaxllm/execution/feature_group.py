@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.execution.mesh import whole_spec
 from jaxllm.models.params import MESH_AXES
-
-from .mesh import whole_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 
+from jaxllm.execution.caches import Caches
+from jaxllm.execution.feature_group import FeatureGroup
+from jaxllm.execution.packing import PackedInputs, unpack
+from jaxllm.execution.step import DeviceState, StepOutput, StepShape, draw_plain, known_tokens, map_rows, pad_rows
 from jaxllm.models.model import Model
-
-from .caches import Caches
-from .feature_group import FeatureGroup
-from .packing import PackedInputs, unpack
-from .step import DeviceState, StepOutput, StepShape, draw_plain, known_tokens, map_rows, pad_rows
 
 
 def run_head_step(

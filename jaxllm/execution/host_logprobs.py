@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.execution.rows import find_extra
 from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.scheduling.plan import Chunk
-
-from .rows import find_extra
 
 
 class _Wish(NamedTuple):

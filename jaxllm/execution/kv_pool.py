@@ -7,11 +7,10 @@ import os
 from dataclasses import dataclass
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.feature_group import FeatureGroup
 from jaxllm.models.recurrence import StateOps
 from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PoolAttention
-
-from .feature_group import FeatureGroup
 
 CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill; recurrent states, which must be there, come on top
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache

@@ -10,17 +10,16 @@ import jax
 import numpy as np
 from jax import Array
 
+from jaxllm.execution.caches import Pools
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.jax_settings import running, tracing
+from jaxllm.execution.launches import AdapterLaunch, Launch, StepLaunch
+from jaxllm.execution.mesh import place_replicated
+from jaxllm.execution.packing import rare_specs
+from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.programs import Programs
+from jaxllm.execution.step import DeviceState, StepOutput
 from jaxllm.sampling.inputs import RareRules
-
-from .caches import Pools
-from .compiler import ProgramKey, StepCompiler, Upkeep
-from .jax_settings import running, tracing
-from .launches import AdapterLaunch, Launch, StepLaunch
-from .mesh import place_replicated
-from .packing import rare_specs
-from .pooled_step import PoolShape
-from .programs import Programs
-from .step import DeviceState, StepOutput
 
 
 class Launcher:

@@ -10,22 +10,21 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.execution.batch import StepInputs, build
+from jaxllm.execution.compiler import COPIES, ProgramKey
+from jaxllm.execution.host_logprobs import read_logprobs
+from jaxllm.execution.host_processors import HostProcessors
+from jaxllm.execution.jax_settings import running
+from jaxllm.execution.launcher import Launcher
+from jaxllm.execution.launches import AdapterLaunch, Launch, StepLaunch
+from jaxllm.execution.packing import BatchShape
+from jaxllm.execution.pooled import NO_ACTIVATION, Activation, read_pooled
+from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.programs import Programs
+from jaxllm.execution.rows import find_extra
+from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
-
-from .batch import StepInputs, build
-from .compiler import COPIES, ProgramKey
-from .host_logprobs import read_logprobs
-from .host_processors import HostProcessors
-from .jax_settings import running
-from .launcher import Launcher
-from .launches import AdapterLaunch, Launch, StepLaunch
-from .packing import BatchShape
-from .pooled import NO_ACTIVATION, Activation, read_pooled
-from .pooled_step import PoolShape
-from .programs import Programs
-from .rows import find_extra
-from .step import StepOutput, StepShape
 
 
 class RunningStep:

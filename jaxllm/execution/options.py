@@ -8,9 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.models import LayerLoop
-
-from .kv_pool import KVGroup
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"

@@ -20,8 +20,6 @@ from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
 from pallas_kernels.paged_attention import AttentionBatch
 from pallas_kernels.recurrent_state import StateBatch
 
-from .buckets import Bucket
-
 type ExtraArgs = tuple[tuple[str, int | float], ...]
 """The names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
 

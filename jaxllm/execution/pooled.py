@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.execution.batch import first_rows
 from jaxllm.messages import Pooled, RequestError
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
-
-from .batch import first_rows
 
 
 class Activation(NamedTuple):

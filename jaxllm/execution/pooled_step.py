@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
+from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.packing import BatchShape, unpack
 from jaxllm.models.model import Model
-
-from .caches import Caches, Pools
-from .packing import BatchShape, unpack
 
 
 class PoolShape(NamedTuple):

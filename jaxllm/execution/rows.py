@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.execution.packing import PackedInputs, RareSpec
 from jaxllm.sampling.inputs import RareRules, Rules, Uses
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.request import needs_token_counts
-
-from .packing import PackedInputs, RareSpec
 
 
 class ExtraRows(NamedTuple):

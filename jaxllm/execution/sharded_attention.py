@@ -9,11 +9,10 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.execution.mesh import pool_spec
 from jaxllm.models.params import MESH_AXES
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, PoolAttention, Rope
-
-from .mesh import pool_spec
 
 _HEADS = PartitionSpec(None, MESH_AXES)
 _EVERYWHERE = PartitionSpec()

@@ -9,12 +9,11 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.execution.mesh import state_pool_specs
 from jaxllm.models.layers.recurrent import StateInputs
 from jaxllm.models.params import MESH_AXES
 from jaxllm.models.recurrence import StateOps, StatePools
 from pallas_kernels.recurrent_state import StateBatch
-
-from .mesh import state_pool_specs
 
 
 @dataclass(frozen=True)

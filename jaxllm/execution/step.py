@@ -21,10 +21,6 @@ from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shar
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
 
-from .caches import Caches, Pools
-from .mesh import replicated
-from .packing import BatchShape, PackedInputs, unpack
-
 
 class DeviceState(NamedTuple):
     """The arrays that stay on the device from step to step; a step takes their memory for those that it returns."""

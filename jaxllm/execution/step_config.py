@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxllm.execution.feature_group import FeatureGroup
+from jaxllm.execution.host_processors import HostProcessors
+from jaxllm.execution.kv_pool import KVGroup, KVLayout, StateGroup
 from jaxllm.sampling.processors import LogitsProcessor
-
-from .feature_group import FeatureGroup
-from .host_processors import HostProcessors
-from .kv_pool import KVGroup, KVLayout, StateGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

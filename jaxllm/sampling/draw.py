@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .distribution import Distribution
-from .tiles import TILE, Rows
+from jaxllm.sampling.distribution import Distribution
+from jaxllm.sampling.tiles import TILE, Rows
 
 
 def uniforms(seeds_s2: Array, positions_s: Array) -> Array:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .branches import when
-from .penalties import mask
-from .tiles import tile_maxima, top_ids
+from jaxllm.sampling.branches import when
+from jaxllm.sampling.penalties import mask
+from jaxllm.sampling.tiles import tile_maxima, top_ids
 
 MAX_TOP_IDS = 128
 """The most ids that the device sorts; if more are wanted, the whole vocabulary goes to the host, which sorts it."""

@@ -7,7 +7,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .token_counts import in_prompt, with_drafts
+from jaxllm.sampling.token_counts import in_prompt, with_drafts
 
 
 def mask(logits_sv: Array, allowed_bits_sw: Array) -> Array:

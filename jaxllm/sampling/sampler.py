@@ -12,17 +12,17 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .branches import when
-from .distribution import Distribution, is_greedy
-from .draw import draw, uniforms
-from .inputs import RareRules, Rules, SamplingBatch, Uses
-from .logprobs import Logprobs, gather_logprobs
-from .penalties import add_biases, mask, penalize
-from .processors import LogitsProcessor, LogitsState, process, runs_last
-from .shards import ShardedRows, VocabShards
-from .tiles import Rows, WholeRows, largest, most_likely
-from .token_counts import in_prompt, with_drafts
-from .truncation import truncate
+from jaxllm.sampling.branches import when
+from jaxllm.sampling.distribution import Distribution, is_greedy
+from jaxllm.sampling.draw import draw, uniforms
+from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
+from jaxllm.sampling.logprobs import Logprobs, gather_logprobs
+from jaxllm.sampling.penalties import add_biases, mask, penalize
+from jaxllm.sampling.processors import LogitsProcessor, LogitsState, process, runs_last
+from jaxllm.sampling.shards import ShardedRows, VocabShards
+from jaxllm.sampling.tiles import Rows, WholeRows, largest, most_likely
+from jaxllm.sampling.token_counts import in_prompt, with_drafts
+from jaxllm.sampling.truncation import truncate
 
 
 def sample_plain(

@@ -12,7 +12,7 @@ from typing import Any, Self
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .tiles import TILE, split_tiles, take_tiles
+from jaxllm.sampling.tiles import TILE, split_tiles, take_tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .distribution import Distribution
+from jaxllm.sampling.distribution import Distribution
 
 INF_BITS = 0x7F800000
 ONE_BITS = 0x3F800000  # of 1.0, the largest mass

@@ -4,7 +4,7 @@
 which knows how each module's tensors lie. `QuantizedCheckpoint` offers those tensors as the one matrix that they are.
 """
 
-from .checkpoint import QuantizedCheckpoint, with_quantized
-from .methods import METHODS, read_scheme
+from jaxllm.loading.quantized.checkpoint import QuantizedCheckpoint, with_quantized
+from jaxllm.loading.quantized.methods import METHODS, read_scheme
 
 __all__ = ["METHODS", "QuantizedCheckpoint", "read_scheme", "with_quantized"]
