@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.version import __version__, __version_tuple__
 
 if TYPE_CHECKING:
-    from jaxllm.config import AsyncEngineArgs, EngineArgs
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.engine.async_llm_engine import AsyncLLMEngine
     from jaxllm.engine.llm_engine import LLMEngine
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from jaxllm.pooling_params import PoolingParams
+    from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+    from jaxllm.resolve.engine_args import EngineArgs
     from jaxllm.sampling_params import SamplingParams
 
 __all__ = [
@@ -60,7 +61,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "jaxllm.llm",
-    "AsyncEngineArgs": "jaxllm.config",
+    "AsyncEngineArgs": "jaxllm.resolve.async_engine_args",
     "AsyncLLM": "jaxllm.engine.async_llm",
     "AsyncLLMEngine": "jaxllm.engine.async_llm_engine",
     "ClassificationOutput": "jaxllm.outputs",
@@ -68,7 +69,7 @@ _MODULES = {
     "CompletionOutput": "jaxllm.outputs",
     "EmbeddingOutput": "jaxllm.outputs",
     "EmbeddingRequestOutput": "jaxllm.outputs",
-    "EngineArgs": "jaxllm.config",
+    "EngineArgs": "jaxllm.resolve.engine_args",
     "LLMEngine": "jaxllm.engine.llm_engine",
     "ModelRegistry": "jaxllm.models.registry",
     "PoolingOutput": "jaxllm.outputs",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.front_end.front_end import refuse_given
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
@@ -23,13 +22,14 @@ from jaxllm.outputs import (
     ScoringRequestOutput,
 )
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.utils.turn import Turn, in_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.config.vllm_config import ModelConfig
+    from jaxllm.resolve.vllm_config import ModelConfig
 
 
 class LLM(RefusesMethods, refused=LLM_REFUSES):

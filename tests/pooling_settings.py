@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.config.pooling import PoolingSettings
+from jaxllm.resolve.pooling_settings import PoolingSettings
 
 
 def make_settings(**given: Any) -> PoolingSettings:

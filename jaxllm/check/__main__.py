@@ -7,7 +7,7 @@ import sys
 from jaxllm.check.examine import examine
 from jaxllm.check.process import Request
 from jaxllm.check.report import Report
-from jaxllm.config.engine_args import EngineArgs
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.child_process import reply
 from jaxllm.utils.log import show_log
 

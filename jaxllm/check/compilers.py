@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import Hardware
+from jaxllm.resolve.hardware import Hardware
 
 INSTALL = "pip install 'jaxllm[check]'"
 TPU_ENVIRONMENT = {

@@ -17,23 +17,23 @@ from jaxllm.check.bounds import count_work
 from jaxllm.check.fitting import Fit, find_changes, fit, out_of_memory
 from jaxllm.check.hlo import count_collectives
 from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
-from jaxllm.config.checkpoint_settings import checkpoint_quantization
-from jaxllm.config.resolve import detect_architecture
-from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
-from jaxllm.execution.hardware import Hardware, find_topology
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
+from jaxllm.resolve.checkpoint_settings import checkpoint_quantization
+from jaxllm.resolve.hardware import Hardware, find_topology
+from jaxllm.resolve.kv_cache_size import step_config
+from jaxllm.resolve.resolve_engine import detect_architecture
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
-    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.resolve.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,11 @@ from jax.errors import JaxRuntimeError
 
 from jaxllm.check import compilers
 from jaxllm.check.report import Change
-from jaxllm.engine.core.kv_cache_size import (
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.mesh import most_expert_shards, refusal
+from jaxllm.models.model import Model
+from jaxllm.models.params import ParamSpec
+from jaxllm.resolve.kv_cache_size import (
     DeviceMemory,
     beside_draft,
     fit_num_seqs,
@@ -20,18 +24,14 @@ from jaxllm.engine.core.kv_cache_size import (
     measure_memory,
     size_pool,
 )
-from jaxllm.engine.core.model import checked_draft, make_model
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.mesh import most_expert_shards, refusal
-from jaxllm.models.model import Model
-from jaxllm.models.params import ParamSpec
+from jaxllm.resolve.model import checked_draft, make_model
 from jaxllm.sampling.processors import on_host
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
-    from jaxllm.config.engine_config import EngineConfig
-    from jaxllm.execution.hardware import Hardware
     from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.resolve.engine_config import EngineConfig
+    from jaxllm.resolve.hardware import Hardware
 
 logger = logging.getLogger(__name__)
 

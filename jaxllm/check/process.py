@@ -9,11 +9,11 @@ from jaxllm.check.compilers import compiler_environment, require_compiler
 from jaxllm.check.report import Report
 from jaxllm.config.environment import environment
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import find_topology
+from jaxllm.resolve.hardware import find_topology
 from jaxllm.utils import child_process
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.resolve.engine_args import EngineArgs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

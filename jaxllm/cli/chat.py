@@ -13,8 +13,8 @@ from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.sampling_flags import add_talk_sampling, talk_defaults, talk_sampling
 from jaxllm.cli.streams import say
 from jaxllm.cli.talk import Write, talk
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.interrupts import deferred_interrupts
 

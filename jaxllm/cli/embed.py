@@ -14,12 +14,12 @@ from jaxllm.cli.jobs import Job, read_jobs, read_value
 from jaxllm.cli.journal import Journal, output_path
 from jaxllm.cli.offline_run import Engine, Run, exit_status, load_engine, run_jobs
 from jaxllm.cli.result_files import Write, require_pyarrow, write_lines, write_npy, write_parquet
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.kinds import Integer, Kind
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.params.checks import INT32_MAX, check_int, check_str, shown
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.engine_args import EngineArgs
 
 TASKS = {"embed": "embedding", "classify": "probs"}
 """The tasks, and what their vectors are called in the output."""

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from jaxllm.cli.help import add_help
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 
 _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load", "max_logprobs")
 """These model and loading arguments change no result, so a resumed run may change them."""

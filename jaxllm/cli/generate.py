@@ -16,10 +16,10 @@ from jaxllm.cli.offline_run import Engine, Run, exit_status, load_chat_engine, l
 from jaxllm.cli.result_files import write_array, write_lines
 from jaxllm.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
 from jaxllm.cli.streams import say
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.argparse_utils import Repeat
 

@@ -10,10 +10,10 @@ from jaxllm.cli.jobs import Job, job_label
 from jaxllm.cli.journal import Console, Journal
 from jaxllm.cli.progress import Counts, Progress
 from jaxllm.cli.streams import say
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
+from jaxllm.resolve.engine_args import EngineArgs
 
 QUEUE_LENGTH = 1024
 """How many prompts the engine gets ahead of their turn; more would only delay the first results."""

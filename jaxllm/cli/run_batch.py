@@ -18,10 +18,10 @@ from jaxllm.cli.journal import Journal, output_path
 from jaxllm.cli.progress import Counts, Progress
 from jaxllm.cli.result_files import overwriting
 from jaxllm.cli.streams import say
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.kinds import add_flags
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 

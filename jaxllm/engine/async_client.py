@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 
 if TYPE_CHECKING:
     from jaxllm.usage.usage_lib import UsageContext

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import checked_ids, refuse_given
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
@@ -28,6 +27,7 @@ from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
 from jaxllm.utils.forks import Home, check_home, engines_home

@@ -7,9 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.config.discovery import on_this_host
 from jaxllm.config.environment import uses_core_process
-from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front_end.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front_end.metrics import Metric
@@ -22,6 +20,8 @@ from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import AnyOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.discovery import on_this_host
+from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.forks import Home, check_home, engines_home
 from jaxllm.utils.interrupts import lasting_interrupts
@@ -31,7 +31,7 @@ from jaxllm.utils.turn import FairLock, locked
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.resolve.engine_args import EngineArgs
 
 
 class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):

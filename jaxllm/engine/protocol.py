@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.config.vllm_config import ModelConfig, VllmConfig
     from jaxllm.inputs import PromptType
     from jaxllm.outputs import PoolingRequestOutput, RequestOutput
     from jaxllm.pooling_params import PoolingParams
+    from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
     from jaxllm.sampling_params import SamplingParams
 
 type PauseMode = Literal["abort", "wait", "keep"]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.config.engine_args import EngineArgs
     from jaxllm.engine.remote.remote_client import RemoteClient
     from jaxllm.engine.remote.remote_core import RemoteCore
+    from jaxllm.resolve.engine_args import EngineArgs
 
 
 def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:

@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.pooling_settings import PoolingSettings
 from jaxllm.server.caller import Caller
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.pooling import InputFields, PooledFields

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.config.vllm_config import ModelConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import LoRAAdapterNotFoundError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.resolve.vllm_config import ModelConfig
 from jaxllm.server.errors import RequestFailedError
 
 

@@ -99,8 +99,8 @@ class Replay:
 
 def make_engine(args: argparse.Namespace) -> Any:
     """Load the model."""
-    from jaxllm.config import EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.resolve.engine_args import EngineArgs
 
     # enforce_eager: no thread compiles what is not needed while we measure.
     return LLMEngine.from_engine_args(EngineArgs(model=args.model, max_num_seqs=args.seqs, enforce_eager=True))

@@ -88,8 +88,8 @@ class Recorder:
 
 def make_engine(num_seqs: int) -> Any:
     """Return an engine that compiles nothing."""
-    from jaxllm.config import EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.resolve.engine_args import EngineArgs
 
     settings: dict[str, Any] = {
         "model": str(ROOT / "tests" / "data" / "tiny" / "llama3_tied"),

@@ -31,12 +31,12 @@ from lib.shapes import MODELS
 
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.fitting import fit, out_of_memory
-from jaxllm.config import EngineArgs
-from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.execution.compiler import StepCompiler
-from jaxllm.execution.hardware import HARDWARE, MIB, find_topology
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.loading.open import open_config
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.hardware import HARDWARE, MIB, find_topology
+from jaxllm.resolve.kv_cache_size import step_config
 
 CASES = (
     ("llama-3.2-1b", "v5e:1x1", 1),

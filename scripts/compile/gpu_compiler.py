@@ -18,7 +18,7 @@ from jax.experimental.mosaic.gpu import core as mosaic_gpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.check.compilers import describe_devices
-from jaxllm.execution.hardware import HARDWARE
+from jaxllm.resolve.hardware import HARDWARE
 
 H100 = HARDWARE["h100"]
 SMEM_LIMIT = 227 * 1024

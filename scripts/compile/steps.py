@@ -41,10 +41,6 @@ from compile.program import GRAPHS_JAX
 from compile.target import Target
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
-from jaxllm.config import EngineArgs
-from jaxllm.config.resolve_pooling import is_causal
-from jaxllm.engine.core.kv_cache_size import step_config
-from jaxllm.engine.core.model import make_model
 from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
@@ -57,6 +53,10 @@ from jaxllm.models import get_family
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES, array_specs
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.kv_cache_size import step_config
+from jaxllm.resolve.model import make_model
+from jaxllm.resolve.resolve_pooling import is_causal
 from jaxllm.sampling.shards import VocabShards
 
 STEPS = ("decode", "largest", "full")

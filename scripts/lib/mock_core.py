@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxllm.config.engine_args import EngineArgs
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.core_process import serve
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.remote.remote_client import RemoteClient
 from jaxllm.engine.start import start_in_process
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
     EngineCoreOutput,
@@ -35,6 +34,7 @@ from jaxllm.messages import (
     TokenLogprobs,
     split,
 )
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -247,9 +247,9 @@ def start_mock(
 
     `replies` is the path of a file of answers.
     """
-    from jaxllm.config.resolve import resolve
-    from jaxllm.config.vllm_config import vllm_config
     from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+    from jaxllm.resolve.resolve_engine import resolve
+    from jaxllm.resolve.vllm_config import vllm_config
 
     config = resolve(engine_args)
     tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 from lib.mock_core import start_mock, start_mock_process
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.metrics import Counter, Gauge
 from jaxllm.engine.online.admission import Admission
@@ -23,6 +22,7 @@ from jaxllm.engine.remote.core_handle import CoreProcess
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.outputs import RequestOutput
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from tests.e2e.tiny_engine import CASE, CONTEXT
 from tests.models.tiny import folder

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
@@ -25,6 +24,7 @@ from jaxllm.engine.remote.core_handle import CoreThread
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import BeamSearchParams
 from tests.async_engine.support import END_SECONDS, greedy, ids, read, read_one, remote_of, until
 from tests.engine.fake_core import FakeCore

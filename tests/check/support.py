@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from jaxllm.check import compilers
-from jaxllm.config import EngineArgs
-from jaxllm.execution.hardware import HARDWARE, Hardware
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.hardware import HARDWARE, Hardware
 from tests.models.tiny import folder
 
 MODEL = str(folder("llama3_tied"))

@@ -13,7 +13,6 @@ from jaxllm.check.bounds import Work, count_work
 from jaxllm.check.examine import examine
 from jaxllm.check.report import Report
 from jaxllm.check.table import render
-from jaxllm.config import EngineArgs
 from jaxllm.engine.core import startup
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner

@@ -14,10 +14,10 @@ from jax.experimental import topologies
 from jaxllm.check import compilers, process
 from jaxllm.check.compilers import compiler_environment, find_ptxas, require_compiler
 from jaxllm.check.process import Request, ask
-from jaxllm.config import EngineArgs
 from jaxllm.config.groups import AttentionConfig
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import HARDWARE, find_topology
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.hardware import HARDWARE, find_topology
 from jaxllm.utils import child_process
 from jaxllm.utils.child_process import ChildError
 from tests.check.support import engine_args

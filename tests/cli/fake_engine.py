@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxllm.config.pooling import PoolingSettings
-from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import AnyOutput, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer

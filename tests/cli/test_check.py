@@ -11,7 +11,7 @@ import pytest
 from jaxllm.check.report import Figures, GroupReport, MemoryReport, Report
 from jaxllm.cli import check
 from jaxllm.cli.main import main
-from jaxllm.config import EngineArgs
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.child_process import ChildError
 
 REPORT: dict[str, Any] = {

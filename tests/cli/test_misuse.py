@@ -10,7 +10,7 @@ import pytest
 from jaxllm.cli.main import main
 from jaxllm.cli.sampling_flags import talk_defaults
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import find_topology
+from jaxllm.resolve.hardware import find_topology
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 

@@ -18,9 +18,9 @@ import pytest
 from jaxllm.cli import run_batch
 from jaxllm.cli.journal import Journal
 from jaxllm.cli.main import main, make_parser
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.resolve.pooling_settings import PoolingSettings
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.cli.running import read_jsonl, write_jsonl
 from tests.server.conftest import TEMPLATE

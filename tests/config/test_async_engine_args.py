@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config import AsyncEngineArgs, EngineArgs
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 

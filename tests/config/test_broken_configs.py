@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.config import EngineArgs
-from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.kv_pool import PoolRequest, count_blocks
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.kv_cache_size import step_config
 from jaxllm.utils import files
 from jaxllm.utils.files import read_text
 from tests.config.test_engine_config import LLAMA

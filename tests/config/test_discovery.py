@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config import EngineArgs
-from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.config.discovery import on_this_host
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.resolve.discovery import on_this_host
+from jaxllm.resolve.engine_args import EngineArgs
 from tests.slurm import slurm_variables
 
 SLURM = slurm_variables(4, 2, "node[003-006],other")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.config import EngineArgs
 from jaxllm.config.arguments import GONE
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import Unsupported
 from jaxllm.config.speculative import SpeculativeConfig
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 UNSUPPORTED = {

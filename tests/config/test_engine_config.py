@@ -14,20 +14,21 @@ import jax
 import pytest
 
 from jaxllm import LLM
-from jaxllm.config import EngineArgs, EngineConfig
-from jaxllm.config import resolve as resolve_module
-from jaxllm.config.checkpoint_settings import (
+from jaxllm.config.environment import default_cache_dir, environment
+from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.logits_processors import LogitsProcessor
+from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from jaxllm.resolve import resolve_engine as resolve_module
+from jaxllm.resolve.checkpoint_settings import (
     apply_overrides,
     context_length,
     default_sampling_params,
     resolve_batch_invariant,
     resolve_max_model_len,
 )
-from jaxllm.config.environment import default_cache_dir, environment
-from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.logits_processors import LogitsProcessor
-from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.engine_config import EngineConfig
 from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.models.tiny import folder
 

@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.config import EngineArgs, EngineConfig, PoolerConfig
-from jaxllm.config.engine_ready import EngineReady
-from jaxllm.config.pooling import PoolingSettings
-from jaxllm.config.vllm_config import vllm_config
+from jaxllm.config import PoolerConfig
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.names import check_names
 from jaxllm.models import Model, ModelSpecs
 from jaxllm.models.config import HeadLayer, Pooling
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.resolve.vllm_config import vllm_config
 from tests.config.test_engine_config import LLAMA
 from tests.engine.support import byte_level, make_ready
 from tests.loading.sentence_files import MINILM, modules, write_dense, write_json_files

@@ -9,9 +9,10 @@ import jax
 import msgspec
 import pytest
 
-from jaxllm.config import AttentionConfig, EngineArgs, ProfilerConfig
+from jaxllm.config import AttentionConfig, ProfilerConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.scheduling.scheduler import Scheduler
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.config import EngineArgs, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
-from jaxllm.config.engine_ready import EngineReady
-from jaxllm.config.vllm_config import VllmConfig, vllm_config
+from jaxllm.config import ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.transport.core_client import InprocClient
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.llm import LLM
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.vllm_config import VllmConfig, vllm_config
 from tests.config.test_engine_config import LLAMA
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import make_ready

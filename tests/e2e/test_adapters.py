@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import BeamSearchParams
 from tests.e2e.adapter_data import (
     ADAPTERS,

@@ -9,9 +9,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.groups import AttentionConfig, StructuredOutputsConfig
-from jaxllm.config.vllm_config import (
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.transport.engine_ready import EngineReady
+from jaxllm.engine.transport.wire import decode_from_core, encode_from_core
+from jaxllm.llm import LLM
+from jaxllm.messages import SchedulerStats
+from jaxllm.resolve.vllm_config import (
     CacheConfig,
     DeviceConfig,
     ModelConfig,
@@ -20,11 +25,6 @@ from jaxllm.config.vllm_config import (
     SchedulerConfig,
     VllmConfig,
 )
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.transport.wire import decode_from_core, encode_from_core
-from jaxllm.llm import LLM
-from jaxllm.messages import SchedulerStats
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import BytesClient, FakeCore
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.awaitable import awaitable

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import zmq
 
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.remote import core_handle
 from jaxllm.engine.remote.core_handle import CoreProcess
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils import child_process
 
 ARGS = EngineArgs(model="nobody's")
@@ -160,7 +160,7 @@ core_process.serve(None)
 """
     front = """
 import sys
-from jaxllm.config.engine_args import EngineArgs
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.engine.remote.core_handle import CoreProcess
 process = CoreProcess(EngineArgs(model="m"), [sys.executable, "-c", sys.argv[1]])
 print(process.pid, flush=True)

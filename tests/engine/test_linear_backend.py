@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import EngineArgs
-from jaxllm.engine.core.model import checked_draft, checked_model
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.model import checked_draft, checked_model
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat

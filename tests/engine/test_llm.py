@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.config import EngineArgs
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.front_end.metrics import Histogram
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.messages import RequestError
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.config import EngineArgs
-from jaxllm.engine.core.model import make_model
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.model import make_model
 
 QUANTIZED = Path(__file__).parents[1] / "data" / "quantized"
 

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import pytest
 
-from jaxllm.config import EngineArgs, ProfilerConfig
+from jaxllm.config import ProfilerConfig
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import make_llm

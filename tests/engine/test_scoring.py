@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.front_end.scoring import SIMILARITIES, Scorer, cut_text, max_sim
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
+from jaxllm.resolve.pooling_settings import PoolingSettings
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level, make_ready
 from tests.params.test_pooling_params import changed

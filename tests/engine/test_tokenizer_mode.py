@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.config import EngineArgs
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level
 from tests.text.test_tokenizer import OneTokenizer

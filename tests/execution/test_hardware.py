@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import HARDWARE, Hardware, find_topology, real_memory_limit
+from jaxllm.resolve.hardware import HARDWARE, Hardware, find_topology, real_memory_limit
 from pallas_kernels.targets import gpu_target, gpu_targets
 
 V5E, H100 = HARDWARE["v5e"], HARDWARE["h100"]

@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.resolve import resolve_groups
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.models import get_family
+from jaxllm.resolve.resolve_engine import resolve_groups
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config import EngineArgs
-from jaxllm.config.engine_config import EngineConfig
-from jaxllm.engine.core.kv_cache_size import LEAST_SEQS, fit_num_seqs, step_config
-from jaxllm.engine.core.model import make_model
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.loading.open import open_config
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.kv_cache_size import LEAST_SEQS, fit_num_seqs, step_config
+from jaxllm.resolve.model import make_model
 from tests.models.tiny import read_hf_config
 
 GIBI = 2**30

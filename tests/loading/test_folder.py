@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from jaxllm.config.checkpoint_settings import find_family
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder
 from jaxllm.loading.open import open_checkpoint, open_config
+from jaxllm.resolve.checkpoint_settings import find_family
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, write_folder, write_sharded_folder
 
 A = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 3), np.float16)}

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from jaxllm import EngineArgs
-from jaxllm.config.engine_config import EngineConfig
-from jaxllm.engine.core.model import checked_model
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.models.params import array_specs
 from jaxllm.models.specs import ModelSpecs

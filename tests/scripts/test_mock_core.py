@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 from lib.mock_core import TEXT, start_mock, start_mock_process
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder

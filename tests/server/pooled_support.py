@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission, Place
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.pooling_settings import PoolingSettings
 from tests.pooling_settings import make_settings
 
 SIZE = 16

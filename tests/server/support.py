@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.connection import bounded_protocol

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
 from jaxllm.server.serving_models import LoRAModule
 from tests.e2e.adapter_data import ADAPTERS, SETTINGS, golden_of, prompt_of

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.arguments import MAX_QUEUED, with_queue_bound
 from jaxllm.server.log_once import MAX_KNOWN, MAX_LINE, LogOnce
 from jaxllm.server.protocol import decoding

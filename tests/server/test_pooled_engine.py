@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.pooling_params import LateChunkingParams, PoolingParams
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.models.tiny import folder
 from tests.server.support import Served, served
 

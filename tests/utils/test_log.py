@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.utils.log import configure_log
 from tests.async_engine.support import mock_llm, tiny_args
 

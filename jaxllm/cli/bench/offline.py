@@ -16,9 +16,9 @@ from jaxllm.cli.bench.figures import percentile
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.cli.numbers import natural, positive
 from jaxllm.cli.streams import show, writing
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_config import EngineConfig
     from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.resolve.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 import jax
 import msgspec
 
-from jaxllm.config.resolve import resolve
 from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prepare
 from jaxllm.engine.hosts.host_group import BEAT_SECONDS, REASON_SECONDS, SILENCE_SECONDS
 from jaxllm.engine.hosts.join import join
@@ -24,10 +23,11 @@ from jaxllm.engine.hosts.link import Link
 from jaxllm.engine.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launches import AdapterLaunch, StepLaunch
+from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.resolve.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 

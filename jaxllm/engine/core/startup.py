@@ -15,29 +15,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.experimental.layout import Format
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import environment
-from jaxllm.config.resolve import resolve
-from jaxllm.config.resolve_speculation import shared_group
-from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.core.host_memory import keep_freed_memory
-from jaxllm.engine.core.kv_cache_size import (
-    beside_draft,
-    fit_num_seqs,
-    measure_memory,
-    memory_limit,
-    size_pool,
-    step_config,
-)
-from jaxllm.engine.core.model import checked_draft, checked_model, lent_arrays
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.hosts.wire import Agreement
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
@@ -54,6 +42,18 @@ from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import get_family, is_built_in
+from jaxllm.resolve.kv_cache_size import (
+    beside_draft,
+    fit_num_seqs,
+    measure_memory,
+    memory_limit,
+    size_pool,
+    step_config,
+)
+from jaxllm.resolve.model import checked_draft, checked_model, lent_arrays
+from jaxllm.resolve.resolve_engine import resolve
+from jaxllm.resolve.resolve_speculation import shared_group
+from jaxllm.resolve.vllm_config import vllm_config
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
@@ -65,10 +65,10 @@ from jaxllm.utils.log import log_phase
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
-    from jaxllm.config.engine_config import EngineConfig
-    from jaxllm.config.pooling import PoolingSettings
     from jaxllm.constraints.thinking import ThinkingTokens
+    from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.resolve.engine_config import EngineConfig
+    from jaxllm.resolve.pooling_settings import PoolingSettings
 
 logger = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.front_end.front_metrics import FrontMetrics
 from jaxllm.engine.front_end.input_processor import InputProcessor
 from jaxllm.engine.front_end.output_processor import OutputProcessor
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.text.chat import ChatRenderer
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.engine.front_end.tracing import RequestTracer
+    from jaxllm.resolve.vllm_config import VllmConfig
 
 
 class FrontEnd:

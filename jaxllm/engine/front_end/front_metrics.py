@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Gauge, Metric, cache_config_info
 from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
 
 
 def _no_adapters() -> tuple[list[str], list[str]]:

@@ -24,7 +24,7 @@ from jaxllm.text.prompts import parse_prompt
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config.pooling import PoolingSettings
+    from jaxllm.resolve.pooling_settings import PoolingSettings
 
 type Resolved = SamplingParams | PoolingParams
 """Params that are complete, of a request that generates or of one that is pooled."""

@@ -11,7 +11,7 @@ from jaxllm.messages import BlockEviction, SchedulerStats, SpeculationStats
 from jaxllm.outputs import RequestStateStats
 
 if TYPE_CHECKING:
-    from jaxllm.config.vllm_config import VllmConfig
+    from jaxllm.resolve.vllm_config import VllmConfig
 
 PREFIX = "vllm:"  # dashboards ask for these names
 _LATENCIES = (

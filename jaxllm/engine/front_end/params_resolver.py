@@ -15,7 +15,7 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_ready import EngineReady
+    from jaxllm.engine.transport.engine_ready import EngineReady
 
 type CheckInCore = Callable[[SamplingParams, float | None], None]
 """A check raises VLLMValidationError for params that the core would refuse; a grammar that has not compiled after so

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.config.pooling import (
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS, PoolingParams
+from jaxllm.resolve.pooling_settings import (
     STEP_FIELDS,
     PoolingSettings,
     check_dimensions,
     check_returned,
 )
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import shown
-from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS, PoolingParams
 
 _NEEDS_TASK = """pooling_task required for `LLM.encode`.
 Please use one of the more specific methods or set the pooling_task when using `LLM.encode`:

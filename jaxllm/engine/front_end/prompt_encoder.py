@@ -14,7 +14,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
 if TYPE_CHECKING:
-    from jaxllm.config.pooling import PoolingSettings
+    from jaxllm.resolve.pooling_settings import PoolingSettings
 
 
 class EncodedPrompt(NamedTuple):

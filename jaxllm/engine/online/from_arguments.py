@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.config.discovery import on_this_host
 from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.start import start_in_process, start_in_thread
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.resolve.discovery import on_this_host
 from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from jaxllm.engine.core.core_process import StartOrder, carry_out
 from jaxllm.engine.transport.sockets import Meeting
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.resolve.engine_args import EngineArgs
 
 
 class _Core:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.core.core_process import StartCore, StartOrder, run_core
 from jaxllm.engine.transport.sockets import Meeting
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.child_process import python_command
 
 KILLED_SECONDS = 5.0

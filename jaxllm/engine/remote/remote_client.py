@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.transport.core_client import CoreClient
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import Reply
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs

@@ -14,14 +14,13 @@ from typing import Any, NoReturn, Self
 import msgspec
 import zmq
 
-from jaxllm.config.engine_args import EngineArgs
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import core_timeouts
 from jaxllm.engine.core.core_process import StartCore
 from jaxllm.engine.remote.core_handle import CoreHandle, CoreProcess, CoreThread
 from jaxllm.engine.remote.core_watch import CoreWatch
 from jaxllm.engine.remote.remote_adapters import RemoteAdapters
 from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.sockets import FrontSockets
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -39,6 +38,7 @@ from jaxllm.engine.transport.wire import (
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
 from jaxllm.utils.log import show_log

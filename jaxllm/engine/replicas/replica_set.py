@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.remote.remote_core import KILL_SECONDS, POLL_SECONDS, RemoteCore
 from jaxllm.engine.replicas.replica import Replica, StartReplica
 from jaxllm.engine.replicas.router import Router
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError, sequence_ids

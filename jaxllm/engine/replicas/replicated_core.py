@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.remote.remote_adapters import RemoteAdapters
 from jaxllm.engine.remote.remote_core import KILL_SECONDS, result
 from jaxllm.engine.replicas.gathered_call import GatheredCall
 from jaxllm.engine.replicas.replica import StartReplica
 from jaxllm.engine.replicas.replica_set import ReplicaSet
 from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import Reply
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest

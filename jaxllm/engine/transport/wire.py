@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.text.tokenizer_parts import TokenizerParts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.params.structured_outputs import StructuredOutputsParams

@@ -19,6 +19,7 @@ from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.remote.remote_client import RemoteClient
 from jaxllm.inputs import TokensPrompt
 from jaxllm.messages import EngineCoreRequest
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 PROMPT_IDS = [8, 9, 10]

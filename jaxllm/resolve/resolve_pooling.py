@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxllm.config import checkpoint_settings
-from jaxllm.config.head_settings import class_activation, class_names, read_matryoshka
 from jaxllm.config.pooler import PoolerConfig
-from jaxllm.config.pooling import (
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS
+from jaxllm.resolve import checkpoint_settings
+from jaxllm.resolve.head_settings import class_activation, class_names, read_matryoshka
+from jaxllm.resolve.pooling_settings import (
     STEP_FIELDS,
     PoolingSettings,
     check_dimensions,
     check_returned,
 )
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import shown
-from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.config.pooling import PoolingSettings
-from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.messages import SchedulerStats
+from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.resolve.vllm_config import VllmConfig
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.pooler import PoolerConfig
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.profiler import ProfilerConfig
+from jaxllm.resolve.pooling_settings import PoolingSettings
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -10,10 +10,10 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.profiler import ProfilerConfig
+from jaxllm.resolve.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

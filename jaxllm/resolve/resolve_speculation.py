@@ -14,9 +14,9 @@ from jaxllm.params.checks import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jaxllm.config.engine_config import EngineConfig
-    from jaxllm.config.resolve_pooling import Resolved
     from jaxllm.execution.feature_group import FeatureGroup
+    from jaxllm.resolve.engine_config import EngineConfig
+    from jaxllm.resolve.resolve_pooling import Resolved
     from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.speculation.drafter import SpeculationSettings
 

@@ -15,7 +15,6 @@ import jax
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
-from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, host_bytes, most_tokens
 from jaxllm.execution.mesh import param_bytes
@@ -23,10 +22,11 @@ from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
+from jaxllm.resolve.hardware import real_memory_limit
 from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.resolve.engine_config import EngineConfig
 
 LEAST_SEQS = 8
 """The fewest sequences that `max_num_seqs` is lowered to unasked."""

@@ -7,24 +7,24 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxllm.config import checkpoint_settings as settings
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
 from jaxllm.config.formats import KV_CACHE_DTYPES
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
-from jaxllm.config.head_settings import with_token_ids
-from jaxllm.config.limits import check_attention_chunks, resolve_limits
 from jaxllm.config.plugins import load_plugins
-from jaxllm.config.resolve_pooling import Resolved, is_causal, resolve_pooling
-from jaxllm.config.resolve_speculation import (
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve import checkpoint_settings as settings
+from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.head_settings import with_token_ids
+from jaxllm.resolve.limits import check_attention_chunks, resolve_limits
+from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
+from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
     refuse_head,
     refused_draft,
     resolve_speculation,
     with_draft,
 )
-from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

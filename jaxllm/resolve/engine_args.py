@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.discovery import on_this_host
-from jaxllm.config.engine_config import EngineConfig
-from jaxllm.config.resolve import resolve
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.discovery import on_this_host
+from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.resolve_engine import resolve
 
 if TYPE_CHECKING:
     from jaxllm.execution.mesh import Device

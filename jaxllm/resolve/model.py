@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxllm.config.resolve import detect_architecture
-from jaxllm.config.resolve_speculation import refused_draft
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.options import layer_loop
 from jaxllm.loading.checkpoint import Checkpoint, held_format
@@ -30,7 +28,7 @@ from pallas_kernels.lora import pick as pick_lora
 from pallas_kernels.weights import WeightFormat
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.resolve.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

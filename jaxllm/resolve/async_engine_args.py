@@ -9,10 +9,10 @@ import dataclasses
 import logging
 from typing import Any, Self
 
-from jaxllm.config.engine_args import EngineArgs, refuse_headless
 from jaxllm.config.kinds import Integer, Switch, Text, add_flags, argument
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
+from jaxllm.resolve.engine_args import EngineArgs, refuse_headless
 
 _GROUP = "AsyncEngineArgs"
 

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.config.resolve_pooling import is_causal
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.resolve_pooling import is_causal
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
-    from jaxllm.config.pooling import PoolingSettings
-    from jaxllm.config.resolve_pooling import Resolved
     from jaxllm.models.config import ModelConfig
+    from jaxllm.resolve.pooling_settings import PoolingSettings
+    from jaxllm.resolve.resolve_pooling import Resolved
 
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
 ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
