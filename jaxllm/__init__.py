@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.version import __version__, __version_tuple__
 
 if TYPE_CHECKING:
-    from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.engine.async_llm_engine import AsyncLLMEngine
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
+    from jaxllm.engine.online.async_llm import AsyncLLM
     from jaxllm.inputs import PromptType, TextPrompt, TokensPrompt
     from jaxllm.llm import LLM
     from jaxllm.models.registry import ModelRegistry, register_model
@@ -62,7 +62,7 @@ __all__ = [
 _MODULES = {
     "LLM": "jaxllm.llm",
     "AsyncEngineArgs": "jaxllm.resolve.async_engine_args",
-    "AsyncLLM": "jaxllm.engine.async_llm",
+    "AsyncLLM": "jaxllm.engine.online.async_llm",
     "AsyncLLMEngine": "jaxllm.engine.async_llm_engine",
     "ClassificationOutput": "jaxllm.outputs",
     "ClassificationRequestOutput": "jaxllm.outputs",
@@ -70,7 +70,7 @@ _MODULES = {
     "EmbeddingOutput": "jaxllm.outputs",
     "EmbeddingRequestOutput": "jaxllm.outputs",
     "EngineArgs": "jaxllm.resolve.engine_args",
-    "LLMEngine": "jaxllm.engine.llm_engine",
+    "LLMEngine": "jaxllm.engine.offline.llm_engine",
     "ModelRegistry": "jaxllm.models.registry",
     "PoolingOutput": "jaxllm.outputs",
     "PoolingParams": "jaxllm.pooling_params",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.engine.front_end.front_end import refuse_given
-from jaxllm.engine.front_end.metrics import Metric
-from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
-from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.offline import Adapters, OfflineRunner, Params, Priority, check_output_type
-from jaxllm.engine.progress import UseTqdm, check_use_tqdm
+from jaxllm.engine.front.front_end import refuse_given
+from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.refused_methods import LLM_REFUSES, RefusesMethods
+from jaxllm.engine.offline.llm_engine import LLMEngine
+from jaxllm.engine.offline.offline_runner import Adapters, OfflineRunner, Params, Priority, check_output_type
+from jaxllm.engine.offline.progress import UseTqdm, check_use_tqdm
 from jaxllm.inputs import PromptType
 from jaxllm.outputs import (
     ClassificationRequestOutput,
@@ -261,7 +261,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
         """
         self._check(use_tqdm)
-        from jaxllm.engine.front_end.scoring import Scorer  # which loads numpy
+        from jaxllm.engine.front.scoring import Scorer  # which loads numpy
 
         front = self.llm_engine.front
         plan = Scorer(front).plan(data_1, data_2, chat_template=chat_template)

@@ -168,7 +168,7 @@ class EmbedRun(Run):
 
     def __init__(self, engine: Engine, sink: Journal, num_prompts: int, wish: Wish, *, as_lines: bool) -> None:
         super().__init__(engine, sink, num_prompts)
-        from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
+        from jaxllm.engine.front.pooling_resolver import resolve_pooling_params, verify_pooling_task
         from jaxllm.text.tokenizer import encode_options
 
         settings = engine.front.ready.pooling

@@ -96,7 +96,7 @@ class GenerateRun(Run):
 
     def _seed(self, index: int) -> int:
         """Return a seed that depends on the prompt's place only, so that a resumed run samples the same."""
-        from jaxllm.engine.front_end.input_processor import mix
+        from jaxllm.engine.front.input_processor import mix
 
         return mix(self.engine.model_config.seed, index)
 

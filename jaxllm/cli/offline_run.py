@@ -53,7 +53,7 @@ class Engine(Protocol):
 
 def load_engine(engine_args: EngineArgs) -> Engine:
     """Load the model. Raises VLLMValidationError if that cannot be."""
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
 
     return LLMEngine.from_engine_args(engine_args)
 

@@ -26,7 +26,7 @@ from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
-    from jaxllm.engine.async_llm import AsyncLLM
+    from jaxllm.engine.online.async_llm import AsyncLLM
     from jaxllm.server.caller import Caller
 
 QUEUE_LENGTH = 1024
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
 
 @asynccontextmanager
 async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
-    from jaxllm.engine.async_client import build_async_engine_client
+    from jaxllm.engine.online.async_client import build_async_engine_client
 
     async with build_async_engine_client(with_queue_bound(args)) as engine:
         yield engine
@@ -305,7 +305,7 @@ class Answers:
 
     def _repeatable[T: Any](self, request: T, job: Job) -> T:
         """Return a request with a seed that its line's place gives, so that a resumed run samples the same."""
-        from jaxllm.engine.front_end.input_processor import mix
+        from jaxllm.engine.front.input_processor import mix
 
         if request.stream:
             raise VLLMValidationError("stream: answers of a batch are not streamed.", parameter="stream", value=True)

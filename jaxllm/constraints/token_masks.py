@@ -22,8 +22,8 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
 from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
+from jaxllm.core_messages import EngineCoreRequest, RequestError
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreRequest, RequestError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 _NO_TOKENIZER = RequestError(

@@ -1,6 +1,6 @@
 """vLLM's older name, and import path, for `AsyncLLM`."""
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 
 AsyncLLMEngine = AsyncLLM
 

@@ -9,7 +9,7 @@ import zmq
 
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.engine.remote.remote_client import RemoteClient
-    from jaxllm.engine.remote.remote_core import RemoteCore
+    from jaxllm.engine.client.remote_client import RemoteClient
+    from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.resolve.engine_args import EngineArgs
 
 
@@ -44,14 +44,14 @@ def start_in_process(
     With `asks_core` the front end waits until the core has said that a request with a grammar is good. `command` is
     another program for a core, as `CoreProcess` says.
     """
-    from jaxllm.engine.remote.remote_core import RemoteCore
-    from jaxllm.engine.replicas.replicated_core import ReplicatedCore
+    from jaxllm.engine.client.remote_core import RemoteCore
+    from jaxllm.engine.client.replicated_core import ReplicatedCore
 
     _follow_if_not_first(engine_args)
 
     def start(replica: int | None = None) -> RemoteCore:
         if uses_ray(engine_args):
-            from jaxllm.engine.remote.core_actor import CoreActor  # which loads Ray
+            from jaxllm.engine.client.core_actor import CoreActor  # which loads Ray
 
             return RemoteCore(CoreActor(engine_args, replica), zmq.Context())
         return RemoteCore.in_process(engine_args, command, replica=replica)
@@ -87,8 +87,8 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     if engine_args.data_parallel_size > 1:
         message = "replicas run in processes of their own: leave disable_frontend_multiprocessing off."
         raise VLLMValidationError(message, parameter="data_parallel_size", value=engine_args.data_parallel_size)
+    from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.core.startup import start_core  # which loads JAX
-    from jaxllm.engine.remote.remote_core import RemoteCore
 
     _follow_if_not_first(engine_args)
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.core_messages import TokenLogprobs
 from jaxllm.execution.rows import find_extra
-from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.scheduling.plan import Chunk
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.core_messages import Pooled, RequestError
 from jaxllm.execution.batch import first_rows
-from jaxllm.messages import Pooled, RequestError
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 

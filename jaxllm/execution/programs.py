@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.utils.forks import Home
+from jaxllm.utils.fork_safety import Home
 from jaxllm.utils.freed_memory import give_back
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""LoRA adapters, as vLLM's users name them in requests."""
+"""LoRA adapters: requests for them, their files and weights, and the ones that an engine holds."""

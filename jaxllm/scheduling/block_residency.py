@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from jaxllm.messages import BlockEviction
+from jaxllm.core_messages import BlockEviction
 
 MAX_ACCESSES = 4
 """The number of a block's last accesses that are remembered."""

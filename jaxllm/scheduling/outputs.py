@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
+from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
 from jaxllm.scheduling.request import Request
 
 

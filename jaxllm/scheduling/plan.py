@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jaxllm.messages import Pooled, RequestError, TokenLogprobs
+from jaxllm.core_messages import Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.state_slots import NO_SLOTS, ChunkSlots

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+from jaxllm.core_messages import EngineCoreRequest, Pooled
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreRequest, Pooled
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig

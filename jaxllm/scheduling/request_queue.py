@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import SchedulingPolicy
 from jaxllm.scheduling.request import Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxllm.messages import EngineCoreOutput, PromptLogprobs, RequestError
+from jaxllm.core_messages import EngineCoreOutput, PromptLogprobs, RequestError
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult

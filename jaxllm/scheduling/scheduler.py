@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.counters import Counters

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 
-from jaxllm.messages import SpeculationStats
+from jaxllm.core_messages import SpeculationStats
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, StepPlan

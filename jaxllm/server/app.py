@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.vllm_config import VllmConfig
 from jaxllm.server import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.metrics import PREFIX, Gauge
+from jaxllm.engine.front.metrics import PREFIX, Gauge
+from jaxllm.engine.online.async_llm import AsyncLLM
 
 ASKED = b"endpoint-load-metrics-format"
 """The request's header: "text" or "json"."""

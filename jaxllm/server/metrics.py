@@ -18,8 +18,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.routing import Match, Route
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end import metrics as engine_metrics
+from jaxllm.engine.front import metrics as engine_metrics
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.metrics_help import HELP
 

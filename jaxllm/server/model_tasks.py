@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
-    from jaxllm.engine.async_llm import AsyncLLM
+    from jaxllm.engine.online.async_llm import AsyncLLM
 
 
 def check_generates(engine: AsyncLLM, api: str) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from jaxllm.engine.async_client import build_async_engine_client
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_client import build_async_engine_client
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server.access_log import log_settings
 from jaxllm.server.app import build_app, init_app_state

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.params.checks import check_int

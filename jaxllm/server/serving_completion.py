@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.caller import Caller

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import LoRAAdapterNotFoundError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.resolve.vllm_config import ModelConfig

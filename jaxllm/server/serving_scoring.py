@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from jaxllm.engine.front_end.scoring import ScorePlan, Scorer
+from jaxllm.engine.front.scoring import ScorePlan, Scorer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import ScoringRequestOutput
 from jaxllm.pooling_params import PoolingParams

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError
 from jaxllm.outputs import RequestOutput

@@ -14,7 +14,7 @@ from jaxllm.server.errors import RequestFailedError
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
-    from jaxllm.engine.async_llm import AsyncLLM
+    from jaxllm.engine.online.async_llm import AsyncLLM
     from jaxllm.resolve.vllm_config import VllmConfig
     from jaxllm.server.arguments import ServerArgs
     from jaxllm.server.pooled_serving import PooledServing

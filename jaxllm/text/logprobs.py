@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxllm.core_messages import PromptLogprobs as ScoredTokens
+from jaxllm.core_messages import TokenLogprobs
 from jaxllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
-from jaxllm.messages import PromptLogprobs as ScoredTokens
-from jaxllm.messages import TokenLogprobs
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import LONGEST_CHARACTER, Tokenizer

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.utils.forks import end_with
+from jaxllm.utils.fork_safety import end_with
 
 
 class ChildError(RuntimeError):

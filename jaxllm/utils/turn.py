@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Concatenate, Protocol
 
-from jaxllm.utils.forks import Home
+from jaxllm.utils.fork_safety import Home
 
 
 class Turn:

@@ -99,7 +99,7 @@ class Replay:
 
 def make_engine(args: argparse.Namespace) -> Any:
     """Load the model."""
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
     from jaxllm.resolve.engine_args import EngineArgs
 
     # enforce_eager: no thread compiles what is not needed while we measure.

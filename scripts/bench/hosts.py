@@ -31,8 +31,8 @@ WARM_UP = 20
 
 def receive(address: str, port: str, key: str, rank: str) -> int:
     """Be a host that does nothing with what it is told."""
-    from jaxllm.engine.hosts.link import connect
-    from jaxllm.engine.hosts.wire import Beat, End
+    from jaxllm.engine.core.hosts.link import connect
+    from jaxllm.engine.core.hosts.wire import Beat, End
 
     link = connect(address, int(port), bytes.fromhex(key), int(rank))
     is_over = threading.Event()
@@ -76,7 +76,7 @@ class Recorder:
 
     def broadcast(self, launch: Any) -> None:
         """Send a launch."""
-        from jaxllm.engine.hosts.wire import encode
+        from jaxllm.engine.core.hosts.wire import encode
 
         self.sizes.append(len(encode(launch)))
         wall, own = time.perf_counter(), time.thread_time()
@@ -88,7 +88,7 @@ class Recorder:
 
 def make_engine(num_seqs: int) -> Any:
     """Return an engine that compiles nothing."""
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
     from jaxllm.resolve.engine_args import EngineArgs
 
     settings: dict[str, Any] = {
@@ -109,8 +109,8 @@ def make_engine(num_seqs: int) -> Any:
 def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[str, float]:
     """Return medians of steps that are sent to so many hosts."""
     from jaxllm import SamplingParams
-    from jaxllm.engine.hosts.host_group import HostGroup
-    from jaxllm.engine.hosts.link import accept
+    from jaxllm.engine.core.hosts.host_group import HostGroup
+    from jaxllm.engine.core.hosts.link import accept
     from jaxllm.execution.step import StepOutput
 
     key, processes, group = secrets.token_bytes(16), [], None

@@ -12,7 +12,7 @@ from lib.results import make_parser, save
 from bench.host import describe
 from bench.sampler import ROWS, StepCase, decode_plan, measure, num_blocks, show
 from jaxllm import SamplingParams
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.scheduling.plan import Chunk, StepPlan
 

@@ -149,7 +149,7 @@ def compile_for_cpu(function: Callable[..., Any], *args: Any) -> Callable[..., A
 
 def measure_steps(model: str, num_rows: int, repeats: int) -> Table:
     """Time decode steps of a real model, by what the rows ask for and by which program serves them."""
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
     from jaxllm.resolve.engine_args import EngineArgs
 
     # enforce_eager: no thread compiles what is not needed while we measure.

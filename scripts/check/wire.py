@@ -12,6 +12,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from jaxllm.core_messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    PromptLogprobs,
+    RequestError,
+    SchedulerStats,
+    SpeculationStats,
+    TokenLogprobs,
+)
 from jaxllm.engine.transport.wire import (
     Abort,
     Add,
@@ -26,16 +36,6 @@ from jaxllm.engine.transport.wire import (
     decode_to_core,
     encode_from_core,
     encode_to_core,
-)
-from jaxllm.messages import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    PromptLogprobs,
-    RequestError,
-    SchedulerStats,
-    SpeculationStats,
-    TokenLogprobs,
 )
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 

@@ -18,14 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
-from jaxllm.engine.core.core_process import serve
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.remote.remote_client import RemoteClient
-from jaxllm.engine.start import start_in_process
-from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import (
+from jaxllm.core_messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -34,6 +27,13 @@ from jaxllm.messages import (
     TokenLogprobs,
     split,
 )
+from jaxllm.engine.client.remote_client import RemoteClient
+from jaxllm.engine.core.core_process import serve
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.start import start_in_process
+from jaxllm.engine.transport.engine_ready import EngineReady
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer

@@ -36,7 +36,7 @@ PATHS = {
     "jaxllm.distributed": ("cleanup_dist_env_and_memory",),
     "jaxllm.engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
     "jaxllm.engine.async_llm_engine": ("AsyncLLMEngine",),
-    "jaxllm.engine.llm_engine": ("LLMEngine",),
+    "jaxllm.engine.offline.llm_engine": ("LLMEngine",),
     "jaxllm.engine.protocol": ("EngineClient",),
     "jaxllm.entrypoints.llm": ("LLM",),
     "jaxllm.entrypoints.openai.api_server": (

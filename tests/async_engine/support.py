@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 from lib.mock_core import start_mock, start_mock_process
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.metrics import Counter, Gauge
+from jaxllm.engine.client.core_handle import CoreProcess
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.front.metrics import Counter, Gauge
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.remote.core_handle import CoreProcess
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.start import meet
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
 from tests.async_engine.support import END_SECONDS, core_process, greedy, ids, nothing_left, read, tiny_args, until

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
 from tests.async_engine import faults

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.client.core_handle import CoreThread
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.prompt_encoder import EncodedPrompt
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.running_requests import RunningRequests
-from jaxllm.engine.remote.core_handle import CoreThread
-from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
@@ -478,7 +478,9 @@ def test_a_forked_child_starts_no_core(cores: Cores, monkeypatch: pytest.MonkeyP
     cores.make()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
-        forked.setattr("jaxllm.engine.llm_engine.start_in_place", lambda _: pytest.fail("it has started a core"))
+        forked.setattr(
+            "jaxllm.engine.offline.llm_engine.start_in_place", lambda _: pytest.fail("it has started a core")
+        )
         make = cores.make if kind == "asynchronous" else lambda: LLMEngine.from_engine_args(EngineArgs(model="none"))
         with pytest.raises(RuntimeError, match="was forked"):
             make()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jaxllm import SamplingParams
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.core.engine_core import EngineCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from tests.async_engine.support import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.running_requests import log_request
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput

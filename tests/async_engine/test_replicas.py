@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.remote.remote_core import RemoteCore
-from jaxllm.engine.replicas.replicated_core import ReplicatedCore
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.client.replicated_core import ReplicatedCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from tests.async_engine.support import greedy, ids, mock_llm, nothing_left, read, read_one, tiny_args, tokens_of, until
@@ -197,7 +197,7 @@ def test_an_engine_whose_replicas_cannot_even_begin_to_start_has_ended(monkeypat
 
     async def run() -> None:
         remote = replicated(llm)
-        monkeypatch.setattr("jaxllm.engine.replicas.replica.MOST_FAILURES", 3)
+        monkeypatch.setattr("jaxllm.engine.client.replica.MOST_FAILURES", 3)
         for replica in remote.replicas._replicas:
             monkeypatch.setattr(replica, "_start", refuse)
         running = [asyncio.create_task(read_on(llm, f"runs-{rank}", rank, 2 * NUM_TOKENS)) for rank in range(2)]

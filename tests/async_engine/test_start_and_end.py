@@ -18,9 +18,9 @@ import pytest
 from lib.mock_core import start_mock_process
 
 from jaxllm import LLM
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 from tests.async_engine.support import END_SECONDS, greedy, mock_llm, nothing_left, read, tiny_args, tokens_of

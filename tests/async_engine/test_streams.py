@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.output_processor import OutputProcessor
+from jaxllm.engine.front.output_processor import OutputProcessor
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from tests.async_engine.support import metric, nothing_left, tiny_args

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import AnyOutput, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput

@@ -22,7 +22,7 @@ from jaxllm.cli import chat
 from jaxllm.cli.main import main, make_parser
 from jaxllm.cli.openai_client import RequestError
 from jaxllm.cli.remote_model import RemoteModel
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.sampling_params import SamplingParams
 from tests.cli.fake_engine import FakeEngine
 from tests.engine.support import byte_level

@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.cli import embed
 from jaxllm.cli.main import main
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.resolve.engine_args import EngineArgs
 from tests.cli.running import read_jsonl, write_jsonl
 from tests.models.pooled import read_pooled_goldens

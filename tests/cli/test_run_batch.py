@@ -18,7 +18,7 @@ import pytest
 from jaxllm.cli import run_batch
 from jaxllm.cli.journal import Journal
 from jaxllm.cli.main import main, make_parser
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.pooling_settings import PoolingSettings
 from tests.async_engine.support import mock_llm, tiny_args

@@ -15,8 +15,8 @@ import pytest
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import main, make_parser
 from jaxllm.cli.serve import check_serve_args
-from jaxllm.engine.async_client import build_async_engine_client
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_client import build_async_engine_client
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.discovery import on_this_host

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from jaxllm.config import ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.llm import LLM

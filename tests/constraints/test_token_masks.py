@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.thinking import ThinkingTokens
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.messages import EngineCoreRequest, RequestError
+from jaxllm.core_messages import EngineCoreRequest, RequestError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import SamplingParams
 

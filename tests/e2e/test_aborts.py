@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.sampling_params import RequestOutputKind
 from tests.e2e.tiny_engine import (
     CASE,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs

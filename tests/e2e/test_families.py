@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
-from jaxllm.engine.front_end.metrics import Counter
+from jaxllm.engine.front.metrics import Counter
 from tests.models.running import build_model
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, folder, read_goldens
 

@@ -132,7 +132,7 @@ def test_when_a_host_is_lost_all_end_and_say_which(tmp_path: Path, repository: P
     ],
 )
 def test_what_cannot_be_is_refused_before_anybody_is_waited_for(changes: dict[str, Any], parameter: str) -> None:
-    from jaxllm.engine.hosts.join import join
+    from jaxllm.engine.core.hosts.join import join
     from jaxllm.exceptions import VLLMValidationError
     from jaxllm.resolve.engine_args import EngineArgs
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, PoolingParams, SamplingParams
-from jaxllm.engine.front_end.metrics import Counter, Histogram
+from jaxllm.engine.front.metrics import Counter, Histogram
 from jaxllm.exceptions import VLLMValidationError
 from tests.e2e.inside import core_of
 from tests.models.pooled import PooledGolden, read_pooled_goldens

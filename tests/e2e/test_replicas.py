@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.engine.front_end.metrics import Counter
-from jaxllm.engine.replicas.replicated_core import ReplicatedCore
+from jaxllm.engine.client.replicated_core import ReplicatedCore
+from jaxllm.engine.front.metrics import Counter
 from jaxllm.exceptions import VLLMValidationError
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.core_messages import EngineCoreOutput, RequestError, sequence_ids
+from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.logprobs import Logprob
-from jaxllm.messages import EngineCoreOutput, RequestError, sequence_ids
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
+from jaxllm.core_messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    RequestError,
+    SchedulerStats,
+    TokenLogprobs,
+    split,
+)
+from jaxllm.engine.client.remote_adapters import RemoteAdapters
+from jaxllm.engine.client.remote_core import result
 from jaxllm.engine.core.core_loop import CoreLoop
 from jaxllm.engine.core.profiler import StepProfiler
-from jaxllm.engine.remote.remote_adapters import RemoteAdapters
-from jaxllm.engine.remote.remote_core import result
 from jaxllm.engine.transport.core_client import Programs, RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -32,15 +40,7 @@ from jaxllm.engine.transport.wire import (
     encode_from_core,
     encode_to_core,
 )
-from jaxllm.messages import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    RequestError,
-    SchedulerStats,
-    TokenLogprobs,
-    split,
-)
+from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

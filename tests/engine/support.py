@@ -10,12 +10,12 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from jaxllm.config.groups import AttentionConfig, StructuredOutputsConfig
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.core_messages import SchedulerStats
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import decode_from_core, encode_from_core
 from jaxllm.llm import LLM
-from jaxllm.messages import SchedulerStats
 from jaxllm.resolve.vllm_config import (
     CacheConfig,
     DeviceConfig,

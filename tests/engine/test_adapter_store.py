@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.lora.store import AdapterStore
 
 
 def named(number: int, *, load_inplace: bool = False) -> LoRARequest:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES
+from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput

@@ -14,9 +14,9 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.engine.front_end.beam_search import BeamSearcher
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
+from jaxllm.engine.beam.search import BeamSearcher
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import byte_level, make_llm

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.front_end.beams import Beam, BeamSearch, Step
+from jaxllm.engine.beam.beams import Beam, BeamSearch, Step
 from jaxllm.logprobs import Logprob
 from tests.e2e.goldens import FOLDER
 

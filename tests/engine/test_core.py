@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import zmq
 
-from jaxllm.engine.remote import core_handle
-from jaxllm.engine.remote.core_handle import CoreProcess
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.client import core_handle
+from jaxllm.engine.client.core_handle import CoreProcess
+from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
@@ -139,7 +139,7 @@ def test_nobody_waits_for_a_process_that_a_driver_keeps(monkeypatch: pytest.Monk
 
 
 def test_a_start_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("jaxllm.engine.remote.remote_core.REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("jaxllm.engine.client.remote_core.REPORT_SECONDS", 0.1)
     caplog.set_level("INFO")
     remote = RemoteCore.in_process(ARGS, [sys.executable, "-c", "import time; time.sleep(1.2)"])
     with pytest.raises(EngineDeadError, match="status 0"):
@@ -161,7 +161,7 @@ core_process.serve(None)
     front = """
 import sys
 from jaxllm.resolve.engine_args import EngineArgs
-from jaxllm.engine.remote.core_handle import CoreProcess
+from jaxllm.engine.client.core_handle import CoreProcess
 process = CoreProcess(EngineArgs(model="m"), [sys.executable, "-c", sys.argv[1]])
 print(process.pid, flush=True)
 process.wait(600)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.engine.core import core_loop
 from jaxllm.engine.core.core_loop import CoreLoop, Heart
 from jaxllm.engine.transport import wire
@@ -24,7 +25,6 @@ from jaxllm.engine.transport.wire import (
     ToCore,
 )
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 from tests.engine.fake_core import FakeCore, FrameInbox, FrameOutbox
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.engine.remote.core_watch import CoreWatch
+from jaxllm.engine.client.core_watch import CoreWatch
 from jaxllm.engine.transport.wire import Heartbeat
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.front_end.input_processor import InputProcessor, mix
-from jaxllm.engine.front_end.params_resolver import InputLimits
+from jaxllm.core_messages import sequence_ids, split
+from jaxllm.engine.front.input_processor import InputProcessor, mix
+from jaxllm.engine.front.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import sequence_ids, split
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, is_single_prompt
 from jaxllm.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxllm.engine.front_end.late_chunks import chunk_embeddings, find_chunks
+from jaxllm.engine.front.late_chunks import chunk_embeddings, find_chunks
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import LateChunk
 from jaxllm.pooling_params import PoolingParams

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.engine.core import engine_core as core_module
 from jaxllm.engine.core.engine_core import COMPILE_WAIT, MASK_POLL, MASK_WAIT, EngineCore
-from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.front_end.metrics import Histogram
+from jaxllm.core_messages import RequestError
+from jaxllm.engine.front.metrics import Histogram
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
-from jaxllm.messages import RequestError
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams

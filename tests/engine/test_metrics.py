@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.engine.front_end.front_metrics import FrontMetrics
-from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector
-from jaxllm.engine.front_end.stats_log import StatsLogger
+from jaxllm.core_messages import BlockEviction, SchedulerStats, SpeculationStats
+from jaxllm.engine.front.front_metrics import FrontMetrics
+from jaxllm.engine.front.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector
+from jaxllm.engine.front.stats_log import StatsLogger
 from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.messages import BlockEviction, SchedulerStats, SpeculationStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.core_messages import RequestError
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import RequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxllm.config.groups import StructuredOutputsConfig
-from jaxllm.engine.front_end.input_processor import GRAMMAR_SECONDS, InputProcessor
-from jaxllm.engine.front_end.params_resolver import InputLimits
+from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, InputProcessor
+from jaxllm.engine.front.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.text.reasoning import thinking_tokens

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
-from jaxllm.engine.front_end.params_resolver import InputLimits
-from jaxllm.engine.front_end.prompt_encoder import PromptEncoder
+from jaxllm.engine.front.params_resolver import InputLimits
+from jaxllm.engine.front.prompt_encoder import PromptEncoder
 from jaxllm.text.prompts import begin_with, parse_prompt
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.text.tokenizer_parts import TokenizerParts

@@ -6,8 +6,8 @@ from types import FunctionType, MethodType
 
 import pytest
 
-from jaxllm.engine.front_end.refused_methods import ENGINE_REFUSES, LLM_REFUSES
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, LLM_REFUSES
+from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from tests.engine.fake_core import FakeCore, hashed_tokens

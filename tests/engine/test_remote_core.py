@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from jaxllm.core_messages import EngineCoreOutputs
+from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.online.async_core import AsyncCore
-from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.transport.sockets import Meeting
 from jaxllm.engine.transport.wire import FrameError, encode_from_core
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.messages import EngineCoreOutputs
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import make_ready
 

@@ -6,10 +6,10 @@ import random
 from itertools import pairwise
 from typing import Any
 
-from jaxllm.engine.replicas.prefix_index import PrefixIndex, prefixes
-from jaxllm.engine.replicas.router import Router
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, sequence_ids
+from jaxllm.engine.client.prefix_index import PrefixIndex, prefixes
+from jaxllm.engine.client.router import Router
 from jaxllm.lora.request import LoRARequest
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, sequence_ids
 from jaxllm.sampling_params import SamplingParams
 
 BLOCK = 16

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.scoring import SIMILARITIES, Scorer, cut_text, max_sim
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.scoring import SIMILARITIES, Scorer, cut_text, max_sim
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.resolve.pooling_settings import PoolingSettings

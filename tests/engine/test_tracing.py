@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jaxllm import EngineArgs
+from jaxllm.core_messages import EngineCoreOutput
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
@@ -224,7 +224,7 @@ def test_a_collector_that_is_away_costs_nothing_and_is_told_of_once(
     with collector(port):
         until(2)
         assert lines()[1].endswith("again")
-    monkeypatch.setattr("jaxllm.engine.front_end.tracing.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("jaxllm.engine.front.tracing.FLUSH_SECONDS", 0.5)
     began = time.monotonic()
     run("last")
     engine.shutdown()
@@ -281,7 +281,7 @@ import sys
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import byte_level, make_engine
 make_engine(FakeCore(lambda _: []), byte_level())
-import jaxllm.engine.async_llm
+import jaxllm.engine.online.async_llm
 assert not any(name.startswith("opentelemetry") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,6 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from jaxllm.core_messages import (
+    BlockEviction,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    PromptLogprobs,
+    RequestError,
+    TokenLogprobs,
+)
 from jaxllm.engine.transport import wire
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -27,15 +36,6 @@ from jaxllm.engine.transport.wire import (
     decode_to_core,
     encode_from_core,
     encode_to_core,
-)
-from jaxllm.messages import (
-    BlockEviction,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    PromptLogprobs,
-    RequestError,
-    TokenLogprobs,
 )
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.core_messages import TokenLogprobs
 from jaxllm.execution.batch import build
 from jaxllm.execution.compiler import ProgramKey
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
-from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan

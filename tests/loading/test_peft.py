@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.adapter import load_adapter
-from jaxllm.loading.peft import REFUSED, Matrices, PeftAdapter, find_adapter
+from jaxllm.lora.adapter_weights import load_adapter
+from jaxllm.lora.peft import REFUSED, Matrices, PeftAdapter, find_adapter
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.params import array_specs
 from tests.e2e.adapter_data import ADAPTERS

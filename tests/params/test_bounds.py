@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from jaxllm.engine.front_end.input_processor import InputProcessor
-from jaxllm.engine.front_end.params_resolver import InputLimits
+from jaxllm.engine.front.input_processor import InputProcessor
+from jaxllm.engine.front.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import (
     RepetitionDetectionParams,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm import PoolingParams, SamplingParams
-from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
+from jaxllm.engine.front.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.pooling_params import LateChunkingParams
 from jaxllm.resolve.pooling_settings import PoolingSettings

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, Pooled, RequestError, TokenLogprobs
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.block_pool import NULL_BLOCK

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxllm.messages import RequestError
+from jaxllm.core_messages import RequestError
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 

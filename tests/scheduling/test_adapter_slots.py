@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from jaxllm.messages import BlockEviction
+from jaxllm.core_messages import BlockEviction
 from jaxllm.scheduling.block_pool import BlockPool
 from jaxllm.scheduling.block_residency import BlockResidency
 from tests.scheduling.simulation import Simulation, make_config, make_request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.messages import EngineCoreRequest, RequestError, TokenLogprobs
+from jaxllm.core_messages import EngineCoreRequest, RequestError, TokenLogprobs
 from jaxllm.sampling_params import RepetitionDetectionParams
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler

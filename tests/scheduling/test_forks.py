@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from jaxllm.messages import RequestError
+from jaxllm.core_messages import RequestError
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.scheduler import Scheduler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import GroupConfig
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jaxllm.messages import RequestError
+from jaxllm.core_messages import RequestError
 from jaxllm.scheduling.block_pool import NULL_BLOCK
 from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from lib.mock_core import TEXT, start_mock, start_mock_process
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxllm import LLM
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, PooledEngine

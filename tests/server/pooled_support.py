@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission, Place
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams

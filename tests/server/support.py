@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs

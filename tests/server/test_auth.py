@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import OPEN_PATHS, KeyChecker, read_keys

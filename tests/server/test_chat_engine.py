@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.sampling_params import RequestOutputKind
 from tests.server.support import Served
 from tests.server.test_chat import PATH, joined

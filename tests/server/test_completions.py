@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.async_engine.support import metric
 from tests.server.support import Answer, Served
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.vectors import packed
 from tests.server.pooled_support import EMBED, SIZE, PooledEngine, output_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.constraints.bombs import bombs
 from tests.server.hostile import Hostile, requests
 from tests.server.support import Served

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server import endpoint
 from tests.server.support import Served, served
 

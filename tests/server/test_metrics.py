@@ -12,8 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.metrics import PREFIX
+from jaxllm.engine.front.metrics import PREFIX
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.metrics_help import HELP

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.pieces import CallArguments, CallStart
 from jaxllm.server.ollama_answers import AnswerBuilder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.app import build_app
 from jaxllm.server.routes_page import PAGE_FILES
 from tests.server.support import Served, command_line, served

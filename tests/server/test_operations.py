@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import jaxllm
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import Answer, Served, served
 

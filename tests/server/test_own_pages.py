@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.own_pages import listens_on_loopback
 from tests.async_engine.support import mock_llm, tiny_args

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import LateChunkingParams, PoolingParams
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.models.tiny import folder

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server import pooled_requests
 from jaxllm.server.model_tasks import check_generates

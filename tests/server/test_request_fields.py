@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.protocol.decoding import HARMLESS
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.pooled_support import CLASSIFY, EMBED, PooledEngine

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.routing import Route
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.auth import OPEN_PATHS, KeyChecker
 from tests.server.support import Served, served
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
 from tests.server.pooled_support import CROSS, EMBED, LATE, PooledEngine, output_of
 from tests.server.support import Answer, Served, served

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.server.support import Answer, Served, served
 
 MESSAGES = [{"role": "user", "content": "ab"}]

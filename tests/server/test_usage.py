@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import TEMPLATE, Served, served
 from tests.server.tool_support import tool_served

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.logprobs import FlatLogprobs, Logprob
-from jaxllm.messages import (
+from jaxllm.core_messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -22,6 +20,8 @@ from jaxllm.messages import (
     SchedulerStats,
     TokenLogprobs,
 )
+from jaxllm.engine.offline.llm_engine import LLMEngine
+from jaxllm.logprobs import FlatLogprobs, Logprob
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer

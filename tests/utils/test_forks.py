@@ -21,7 +21,7 @@ if sys.argv[2] != "dead":
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from jaxllm.utils import forks
+from jaxllm.utils import fork_safety as forks
 
 how, folder, told = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if how == "no descriptors":

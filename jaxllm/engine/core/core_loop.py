@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, RequestError
 from jaxllm.engine.transport.core_client import RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -26,7 +27,6 @@ from jaxllm.engine.transport.wire import (
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError
 from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)

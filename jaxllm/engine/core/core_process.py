@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import zmq
 
+from jaxllm.core_messages import RequestError
 from jaxllm.engine.core.core_loop import CoreLoop, Heart
 from jaxllm.engine.transport.core_client import RunnableCore
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.sockets import Addresses, SocketInbox, SocketOutbox
 from jaxllm.engine.transport.wire import Failure, Starting
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import RequestError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.text.tokenizer import Tokenizer
-from jaxllm.utils.forks import end_with
+from jaxllm.utils.fork_safety import end_with
 from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
-from jaxllm.engine.core.profiler import StepProfiler
-from jaxllm.engine.core.row_masks import rows_masks
-from jaxllm.engine.hosts.host_group import Hosts, OneHost
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import (
+from jaxllm.core_messages import (
     BlockEviction,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -24,6 +19,11 @@ from jaxllm.messages import (
     SchedulerStats,
     split,
 )
+from jaxllm.engine.core.hosts.host_group import Hosts, OneHost
+from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.core.row_masks import rows_masks
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.freed_memory import give_back
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NoReturn
 import jax
 import msgspec
 
+from jaxllm.engine.core.hosts.host_group import BEAT_SECONDS, REASON_SECONDS, SILENCE_SECONDS
+from jaxllm.engine.core.hosts.join import join
+from jaxllm.engine.core.hosts.link import Link
+from jaxllm.engine.core.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prepare
-from jaxllm.engine.hosts.host_group import BEAT_SECONDS, REASON_SECONDS, SILENCE_SECONDS
-from jaxllm.engine.hosts.join import join
-from jaxllm.engine.hosts.link import Link
-from jaxllm.engine.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launches import AdapterLaunch, StepLaunch
 from jaxllm.resolve.resolve_engine import resolve

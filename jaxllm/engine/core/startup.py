@@ -18,13 +18,12 @@ from jax.experimental.layout import Format
 from jaxllm.config.environment import environment
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.core.host_memory import keep_freed_memory
+from jaxllm.engine.core.hosts.host_group import Hosts, OneHost, meet_hosts
+from jaxllm.engine.core.hosts.wire import Agreement
 from jaxllm.engine.core.profiler import StepProfiler
-from jaxllm.engine.hosts.host_group import Hosts, OneHost, meet_hosts
-from jaxllm.engine.hosts.wire import Agreement
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
@@ -34,10 +33,11 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs
-from jaxllm.loading.adapter import load_adapter
 from jaxllm.loading.load import init_dummy, load_params
-from jaxllm.loading.peft import PeftAdapter, find_adapter
+from jaxllm.lora.adapter_weights import load_adapter
+from jaxllm.lora.peft import PeftAdapter, find_adapter
 from jaxllm.lora.request import LoRARequest
+from jaxllm.lora.store import AdapterStore
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
@@ -60,7 +60,7 @@ from jaxllm.scheduling.scheduler import Scheduler
 from jaxllm.speculation.drafter import DraftModelLimits, SpeculationSettings
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer
-from jaxllm.utils.forks import engines_home
+from jaxllm.utils.fork_safety import engines_home
 from jaxllm.utils.log import log_phase
 from jaxllm.version import __version__
 

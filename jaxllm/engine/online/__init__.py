@@ -1,1 +1,1 @@
-"""Streams on an event loop: what `AsyncLLM` is made of."""
+"""The asynchronous engine: each request is a stream of outputs on an event loop."""

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchSequence
-from jaxllm.engine.front_end.beam_search import BeamSearcher
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.engine.beam.search import BeamSearcher
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.gate import Flag
 from jaxllm.engine.online.running_requests import RunningRequests

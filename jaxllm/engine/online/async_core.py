@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from jaxllm.engine.remote.remote_client import RemoteClient
-from jaxllm.engine.remote.remote_core import result
+from jaxllm.core_messages import EngineCoreOutputs
+from jaxllm.engine.client.remote_client import RemoteClient
+from jaxllm.engine.client.remote_core import result
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
-from jaxllm.messages import EngineCoreOutputs
-from jaxllm.utils.forks import engines_home
+from jaxllm.utils.fork_safety import engines_home
 
 logger = logging.getLogger(__name__)
 

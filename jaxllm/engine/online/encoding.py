@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests

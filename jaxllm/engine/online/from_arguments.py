@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
+from jaxllm.engine.front.front_end import FrontEnd, refuse_given
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.start import start_in_process, start_in_thread
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
@@ -16,7 +16,7 @@ from jaxllm.resolve.discovery import on_this_host
 from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
-    from jaxllm.engine.remote.remote_client import RemoteClient
+    from jaxllm.engine.client.remote_client import RemoteClient
     from jaxllm.usage.usage_lib import UsageContext
 
 POLL_SECONDS = 0.2

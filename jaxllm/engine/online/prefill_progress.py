@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front.front_end import FrontEnd
 
 
 class PrefillProgress(ABC):

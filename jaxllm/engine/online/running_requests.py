@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.input_processor import ProcessedRequest
-from jaxllm.engine.front_end.output_processor import ProcessedOutputs, id_in_use
-from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
+from jaxllm.core_messages import EngineCoreOutputs
+from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.input_processor import ProcessedRequest
+from jaxllm.engine.front.output_processor import ProcessedOutputs, id_in_use
+from jaxllm.engine.front.prompt_encoder import EncodedPrompt
 from jaxllm.engine.online.admission import Admission, Place
 from jaxllm.engine.online.gate import Flag, Gate
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams

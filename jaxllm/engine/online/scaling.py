@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.engine.client.remote_client import RemoteClient
+from jaxllm.engine.client.replicated_core import ReplicatedCore
 from jaxllm.engine.online.async_core import AsyncCore
-from jaxllm.engine.remote.remote_client import RemoteClient
-from jaxllm.engine.replicas.replicated_core import ReplicatedCore
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreRequest
 from jaxllm.params.checks import INT32_MAX, check_int
 
 POLL_SECONDS = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.lora.request import LoRARequest
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 
 

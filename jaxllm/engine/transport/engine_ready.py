@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.messages import SchedulerStats
+from jaxllm.core_messages import SchedulerStats
 from jaxllm.resolve.pooling_settings import PoolingSettings
 from jaxllm.resolve.vllm_config import VllmConfig
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
 MAX_FRAME_BYTES = 256 << 20

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxllm.engine.async_client import build_async_engine_client, build_async_engine_client_from_engine_args
+    from jaxllm.engine.online.async_client import build_async_engine_client, build_async_engine_client_from_engine_args
     from jaxllm.server.app import build_app, init_app_state
     from jaxllm.server.run import run_server
 
@@ -21,8 +21,8 @@ __all__ = [
 
 _MODULES = {
     "build_app": "jaxllm.server.app",
-    "build_async_engine_client": "jaxllm.engine.async_client",
-    "build_async_engine_client_from_engine_args": "jaxllm.engine.async_client",
+    "build_async_engine_client": "jaxllm.engine.online.async_client",
+    "build_async_engine_client_from_engine_args": "jaxllm.engine.online.async_client",
     "init_app_state": "jaxllm.server.app",
     "run_server": "jaxllm.server.run",
 }

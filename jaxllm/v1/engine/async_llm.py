@@ -1,5 +1,5 @@
 """vLLM's import path for `AsyncLLM`."""
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 
 __all__ = ["AsyncLLM"]

@@ -1,5 +1,5 @@
 """vLLM's import path for `LLMEngine`."""
 
-from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.offline.llm_engine import LLMEngine
 
 __all__ = ["LLMEngine"]

@@ -16,9 +16,8 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.remote.remote_client import RemoteClient
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.inputs import TokensPrompt
-from jaxllm.messages import EngineCoreRequest
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 FIRST_PLAIN_ID, VOCAB_SIZE = 7, 256

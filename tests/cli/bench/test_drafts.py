@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from jaxllm.cli.bench.drafts import draft_figures, parse_drafts
 from jaxllm.cli.bench.figures import Conditions, report, summarize
-from jaxllm.engine.front_end.metrics import EngineMetrics
-from jaxllm.messages import SpeculationStats
+from jaxllm.core_messages import SpeculationStats
+from jaxllm.engine.front.metrics import EngineMetrics
 from jaxllm.server.metrics import EngineCollector
 from tests.engine.test_metrics import stats
 

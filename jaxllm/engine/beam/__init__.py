@@ -1,0 +1,1 @@
+"""Beam search on an engine's log-probabilities."""

@@ -1,0 +1,56 @@
+"""A call of a method of all replicas has one answer, which is gathered from theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.core_messages import RequestError
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.transport.wire import Reply
+
+_ANY = frozenset({"remove_lora", "pin_lora"})
+"""Methods that have done something if one replica has; of others that say so, all have to."""
+
+
+class GatheredCall:
+    """What replicas have answered so far. One that has ended is not waited for."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self.asks_one = method == "check"
+        """Whether one replica's answer is that of all."""
+        self._waiting: list[tuple[RemoteCore, int]] = []
+        self._replies: list[Reply] = []
+
+    def add(self, core: RemoteCore, call_id: int) -> None:
+        """Wait for the answer to a call of one replica."""
+        self._waiting.append((core, call_id))
+
+    def take(self, call_id: int) -> Reply | None:
+        """Return the one answer, under this id, once no replica is waited for: an error if one has failed."""
+        waiting: list[tuple[RemoteCore, int]] = []
+        for core, each in self._waiting:
+            reply = core.take_reply(each)
+            if reply is not None:
+                self._replies.append(reply)
+            elif core.dead_error is None:
+                waiting.append((core, each))
+        self._waiting = waiting
+        if waiting:
+            return None
+        if not self._replies:
+            return Reply(call_id, error=RequestError("internal", "no replica runs at the moment; one is started again"))
+        error = next((reply.error for reply in self._replies if reply.error is not None), None)
+        return Reply(call_id, None if error else self._gather([reply.value for reply in self._replies]), error)
+
+    def drop(self) -> None:
+        """Wait for no answer any more."""
+        for core, each in self._waiting:
+            core.drop_reply(each)
+
+    def _gather(self, values: list[Any]) -> Any:
+        if isinstance(values[0], list):
+            return sorted({each for value in values for each in value})
+        if isinstance(values[0], bool):
+            return any(values) if self._method in _ANY else all(values)
+        return values[0]

@@ -1,0 +1,73 @@
+"""What a front end knows of a replica's prefix cache: hashes of how the prompts begin that it was given."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from jaxllm.core_messages import EngineCoreRequest
+
+
+class Prefix(NamedTuple):
+    """A beginning of a prompt."""
+
+    key: Hashable
+    num_tokens: int
+
+
+def prefixes(request: EngineCoreRequest, block_size: int) -> list[Prefix]:
+    """Return beginnings of a request's prompt of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... whole blocks, shortest first.
+
+    Long prompts too have few of them, and of whole blocks that two prompts share, one of these has at least two thirds.
+    What the cache tells apart, an adapter or a salt, tells their keys apart.
+    """
+    tokens = array("i", request.prompt_token_ids)
+    key: Hashable = (request.lora and request.lora.lora_int_id, request.cache_salt)
+    found: list[Prefix] = []
+    start, num_blocks, step = 0, 1, 1
+    while (end := num_blocks * block_size) <= len(tokens):
+        key = hash((key, tokens[start:end].tobytes()))
+        found.append(Prefix(key, end))
+        start = end
+        if num_blocks >= 4 and num_blocks & (num_blocks - 1) == 0:
+            step = num_blocks // 2
+        num_blocks += step
+    return found
+
+
+class PrefixIndex:
+    """The prefixes that a replica is likely to have in its cache: those used last, as far as there is room."""
+
+    def __init__(self, num_tokens: int) -> None:
+        """Make room for so many tokens, as many as the replica's KV cache has."""
+        self._room = num_tokens
+        self._lengths: OrderedDict[Hashable, int] = OrderedDict()
+        """The tokens that each prefix adds to the next shorter one, by its key; those used last at the end."""
+        self._num_tokens = 0
+
+    def num_cached(self, prompt: Sequence[Prefix]) -> int:
+        """Return how many of a prompt's tokens are likely to be cached."""
+        longest = 0
+        for prefix in prompt:
+            if prefix.key not in self._lengths:
+                break
+            longest = prefix.num_tokens
+        return longest
+
+    def add(self, prompt: Sequence[Prefix]) -> None:
+        """Note that the replica computes a prompt; a prefix stays for longer than those that go on from it."""
+        before = [0, *(prefix.num_tokens for prefix in prompt)]
+        for prefix, shorter in zip(reversed(prompt), reversed(before[:-1]), strict=True):
+            if prefix.key not in self._lengths:
+                self._lengths[prefix.key] = prefix.num_tokens - shorter
+                self._num_tokens += prefix.num_tokens - shorter
+            self._lengths.move_to_end(prefix.key)
+        while self._num_tokens > self._room:
+            self._num_tokens -= self._lengths.popitem(last=False)[1]
+
+    def clear(self) -> None:
+        """Forget all: the cache was emptied."""
+        self._lengths.clear()
+        self._num_tokens = 0

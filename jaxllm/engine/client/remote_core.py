@@ -1,0 +1,398 @@
+"""The client of an engine core that runs by itself, in another process or thread."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Self
+
+import msgspec
+import zmq
+
+from jaxllm.config.environment import core_timeouts
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.engine.client.core_handle import CoreHandle, CoreProcess, CoreThread
+from jaxllm.engine.client.core_watch import CoreWatch
+from jaxllm.engine.client.remote_adapters import RemoteAdapters
+from jaxllm.engine.core.core_process import StartCore
+from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
+from jaxllm.engine.transport.sockets import FrontSockets
+from jaxllm.engine.transport.wire import (
+    Abort,
+    Add,
+    Call,
+    Failure,
+    FrameError,
+    FromCore,
+    Heartbeat,
+    Release,
+    Reply,
+    Shutdown,
+    Starting,
+    ToCore,
+)
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer_parts import TokenizerParts
+from jaxllm.utils.log import show_log
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+KILL_SECONDS = 5.0
+"""A core that was told to end, or has failed, gets so long before it is killed."""
+REPORT_SECONDS = 30.0
+"""A start that takes long says so often what it is at."""
+GONE_SECONDS = 1.0
+"""A core whose socket is not there gets so long until its process is seen to have ended."""
+
+
+class RemoteCore(RemoteAdapters):
+    """A core that runs by itself, and what has come from it. For one thread.
+
+    Once it has ended, every call raises EngineDeadError, but for `shutdown`.
+    """
+
+    def __init__(self, handle: CoreHandle, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Connect to a core that starts; `wait_ready` waits for it."""
+        self._handle, self._context = handle, context
+        try:
+            self._watch = CoreWatch(*core_timeouts())
+            self._sockets = FrontSockets(context, handle.meeting)
+        except BaseException:
+            handle.kill()
+            handle.stop(KILL_SECONDS)
+            if handle.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
+                context.term()
+            raise
+        self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
+        self._replies: dict[int, Reply | None] = {}
+        """The calls that somebody waits for, with what has come for them."""
+        self._call_ids = itertools.count()
+        self._next_report = time.monotonic() + REPORT_SECONDS
+        self._starting: Starting | None = None
+        self._ready: EngineReady | None = None
+        self.is_closed = False
+        """True once `shutdown` or `begin_shutdown` was called."""
+        self._end_message: str | None = None
+
+    @classmethod
+    def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = (), *, replica: int | None = None) -> Self:
+        """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
+        show_log()
+        return cls(CoreProcess(engine_args, command, replica), zmq.Context())
+
+    @classmethod
+    def in_thread(cls, start: StartCore) -> Self:
+        """Start a core in a thread of this process."""
+        core_timeouts()  # raises for what is wrong with them while there is no thread, which could not be ended
+        context = zmq.Context()
+        return cls(CoreThread(start, context), context)
+
+    @property
+    def handle(self) -> CoreHandle:
+        """Return where the core runs."""
+        return self._handle
+
+    @property
+    def process_ids(self) -> dict[int, int]:
+        """Return the id of the core's process by the number 0; nothing for one that has none here, or has ended."""
+        pid = self._handle.pid
+        return {} if pid is None or self._end_message is not None else {0: pid}
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether `wait_ready` would return at once."""
+        return self._ready is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Say whether the process or thread has ended, whether or not that was noticed."""
+        return self._handle.end_reason() is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return a new error that says what has ended the core; None while it runs.
+
+        One that is raised again and again would grow its traceback, and keep alive what that shows.
+        """
+        return None if self._end_message is None else EngineDeadError(self._end_message)
+
+    def programs(self) -> list[Programs]:
+        """Return how far the core's programs were compiled half a second ago."""
+        return [self._watch.programs]
+
+    @property
+    def fds(self) -> list[int]:
+        """Return the file descriptors to wait for messages and for the core's end with; see `FrontSockets.fd`."""
+        return [self._sockets.fd, *self._handle.fds]
+
+    def wait_tokenizer(self) -> TokenizerParts | None:
+        """Wait until the core has sent the tokenizer and return it, None without one. Raises as `wait_ready` does."""
+        while self._starting is None:
+            self._wait_start()
+        return self._starting.tokenizer
+
+    def wait_ready(self) -> EngineReady:
+        """Wait until the core is ready. Raises VLLMValidationError for arguments that it refuses, EngineDeadError if
+        it ends otherwise.
+        """
+        while self._ready is None:
+            self._wait_start()
+        self._handle.meeting.close()
+        return self._ready
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; one that the core refuses ends with an output that says why.
+
+        Raises VLLMValidationError for one that is too large to be sent.
+        """
+        try:
+            self._send(Add(request))
+        except FrameError as error:
+            message = f"the request cannot be sent to the engine core: {error}."
+            raise VLLMValidationError(message, parameter="prompt") from error
+
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the core would refuse."""
+        self._call("check", params, seconds)
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks; unknown ids are ignored."""
+        self._send(Abort(list(sequence_ids)))
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
+        self._send(Release(list(sequence_ids)))
+
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Return the outcome of the next step; without `wait`, None if it has not come.
+
+        Raises FrameError for one that cannot be read: nobody knows whose tokens it had.
+        """
+        while self.receive():
+            pass
+        while (outputs := self.take_outputs()) is None and wait:
+            self._wait()
+        return outputs
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        return self._call("reset_prefix_cache", reset_running_requests)
+
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        self._call("warm_up")
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self._call("start_profile", prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._call("stop_profile")
+
+    def begin_call(self, method: str, *arguments: Any) -> int:
+        """Call a method of the core without waiting and return the id by which `take_reply` knows the call.
+
+        Who does not wait for the answer to its end calls `drop_reply`.
+        """
+        call_id = next(self._call_ids)
+        self._send(Call(call_id, method, [msgspec.to_builtins(each) for each in arguments]))
+        self._replies[call_id] = None
+        return call_id
+
+    def take_reply(self, call_id: int) -> Reply | None:
+        """Return the answer to a call once, None while there is none."""
+        reply = self._replies.get(call_id)
+        if reply is not None:
+            del self._replies[call_id]
+        return reply
+
+    def drop_reply(self, call_id: int) -> None:
+        """Wait for the answer to a call no more. May be called after it was taken."""
+        self._replies.pop(call_id, None)
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Return the oldest outcome of a step that has come and not been taken; None if there is none.
+
+        Raises FrameError for one that cannot be read.
+        """
+        outputs = self._outputs.popleft() if self._outputs else None
+        if isinstance(outputs, FrameError):
+            raise outputs
+        return outputs
+
+    def receive(self) -> bool:
+        """Take in one message; return False if none has come. Raises EngineDeadError when the core has ended."""
+        self.raise_if_dead()
+        message = self._sockets.receive()
+        if message is None:
+            return False
+        self._take(message)
+        return True
+
+    def raise_if_dead(self) -> None:
+        """Raise EngineDeadError if the core has ended."""
+        error = self.dead_error
+        if error is not None:
+            raise error
+
+    def look(self) -> None:
+        """Take in what has come, and see whether the core has ended or hangs. Raises EngineDeadError then."""
+        while self.receive():
+            pass
+        reason = self._handle.end_reason()
+        if reason is not None:
+            while self.receive():  # what came between
+                pass
+        elif complaint := self._watch.complaint():
+            self._handle.kill()
+            reason = complaint
+        if reason is not None:
+            self._die(reason)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core and wait until it has ended; it is killed after `timeout` seconds. May be called twice.
+
+        A thread cannot be killed: it ends after the step that it is in.
+        """
+        if not self.is_closed:
+            self.begin_shutdown()
+            self.finish_shutdown(timeout)
+
+    def drop(self) -> None:
+        """End the core as `shutdown` does, which waits for KILL_SECONDS at most."""
+        self.shutdown()
+
+    def begin_shutdown(self) -> None:
+        """Tell the core to end, without waiting; every call raises EngineDeadError from now on."""
+        self.is_closed = True
+        if self._end_message is None:
+            try:
+                self._sockets.send(Shutdown())
+            except zmq.Again:  # nobody has connected yet
+                self._handle.kill()
+            self._end_message = "The engine was shut down: make a new one."
+
+    def finish_shutdown(self, timeout: float | None = None) -> None:
+        """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""
+        self._wait_end(KILL_SECONDS if timeout is None else timeout)
+        self._handle.stop(0)
+        if self.has_ended:
+            self._close()
+        else:  # a thread in a long step, which without our sockets would wait for ever to send what the step gives
+            threading.Thread(target=self._close_late, name="jaxllm-core-end", daemon=True).start()
+
+    def kill(self) -> None:
+        """End the core at once, as an interrupted start does."""
+        self._handle.kill()
+        self.shutdown()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        call_id = self.begin_call(method, *arguments)
+        try:
+            while (reply := self.take_reply(call_id)) is None:
+                self._wait()
+        finally:
+            self.drop_reply(call_id)
+        return result(reply)
+
+    def _send(self, message: ToCore) -> None:
+        """Send a message. Raises EngineDeadError when the core has ended, though nobody may have noticed before."""
+        self.raise_if_dead()
+        try:
+            self._sockets.send(message)
+        except zmq.Again:
+            self._sockets.wait_writable(GONE_SECONDS, *self._handle.fds)
+            self.look()
+            try:
+                self._sockets.send(message)
+            except zmq.Again:
+                self._handle.kill()
+                self._die("it has closed its socket")
+
+    def _wait_end(self, seconds: float) -> None:
+        """Wait until the core has ended; what it sends meanwhile is dropped, lest it wait for room."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended and (left := deadline - time.monotonic()) > 0:
+            self._sockets.poll(min(left, self._handle.poll_seconds), *self._handle.fds)
+            while self._sockets.receive() is not None:
+                pass
+
+    def _close_late(self) -> None:
+        self._wait_end(math.inf)
+        self._close()
+
+    def _close(self) -> None:
+        self._sockets.close()
+        self._context.term()
+
+    def _wait(self) -> None:
+        """Wait for a message, or for the core's end, and take in what has come."""
+        self.raise_if_dead()
+        if self._sockets.poll(POLL_SECONDS, *self._handle.fds):
+            while self.receive():
+                pass
+        self.look()
+
+    def _wait_start(self) -> None:
+        """Wait as `_wait` does; say now and then what a start that takes long is at."""
+        self._wait()
+        if self._ready is None and time.monotonic() >= self._next_report:
+            self._next_report += REPORT_SECONDS
+            logger.info("%s is still starting: it %s", self._handle.name, self._phase())
+
+    def _phase(self) -> str:
+        if not self._watch.has_heard:
+            return "imports its modules"
+        return "reads the configuration and the tokenizer" if self._starting is None else "loads the weights"
+
+    def _take(self, message: FromCore | FrameError) -> None:
+        match message:
+            case FrameError() if self._ready is None:
+                self._handle.kill()
+                self._die(f"a message of its start cannot be read: {message}")
+            case EngineCoreOutputs() | FrameError():
+                if isinstance(message, FrameError):
+                    logger.error("a message from %s cannot be read: %s", self._handle.name, message)
+                self._outputs.append(message)
+            case Heartbeat():
+                self._watch.hear(message)
+            case Reply(call_id):
+                if call_id in self._replies:
+                    self._replies[call_id] = message
+            case Starting():
+                self._starting = message
+            case EngineReady():
+                self._ready = message
+            case Failure(error):
+                if error.kind == "invalid" and self._ready is None:
+                    self._end_message = error.message  # whoever has started it shuts it down
+                    raise VLLMValidationError(error.message, parameter=error.parameter)
+                self._die(error.message)
+
+    def _die(self, reason: str) -> NoReturn:
+        """Remember that the core has ended, see to it that it has, and raise it."""
+        self._end_message = f"{self._handle.name[0].upper()}{self._handle.name[1:]} has failed: {reason}."
+        # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
+        threading.Thread(target=self._handle.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
+        raise EngineDeadError(self._end_message)
+
+
+def result(reply: Reply) -> Any:
+    """Return the value of a reply. Raises its error: VLLMValidationError, or RuntimeError for one of the engine's."""
+    return reply.value if reply.error is None else _raise(reply.error)
+
+
+def _raise(error: RequestError) -> Any:
+    if error.kind == "invalid":
+        raise VLLMValidationError(error.message, parameter=error.parameter)
+    raise RuntimeError(error.message)

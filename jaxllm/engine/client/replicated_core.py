@@ -1,0 +1,234 @@
+"""Several cores of one model look like one remote core to their front end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.engine.client.gathered_call import GatheredCall
+from jaxllm.engine.client.remote_adapters import RemoteAdapters
+from jaxllm.engine.client.remote_core import KILL_SECONDS, result
+from jaxllm.engine.client.replica import StartReplica
+from jaxllm.engine.client.replica_set import ReplicaSet
+from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
+from jaxllm.engine.transport.wire import Reply
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer_parts import TokenizerParts
+
+
+class ReplicatedCore(RemoteAdapters):
+    """The client of replicas, which routes requests and gathers answers. For one thread.
+
+    Once no core runs or starts, or soon will, every call raises EngineDeadError, but for `shutdown`.
+    """
+
+    def __init__(self, start: StartReplica, count: int) -> None:
+        """Start `count` cores; `wait_ready` waits for them."""
+        self.replicas = ReplicaSet(start, count)
+        self._calls: dict[int, GatheredCall] = {}
+        self._call_ids = itertools.count()
+        self.is_closed = False
+        """True once `shutdown` or `begin_shutdown` was called."""
+
+    def wait_tokenizer(self) -> TokenizerParts | None:
+        """Wait until the first core has sent the tokenizer and return it, None without one. Raises as `wait_ready`."""
+        return next(iter(self.replicas.cores().values())).wait_tokenizer()
+
+    def wait_ready(self) -> EngineReady:
+        """Wait until all cores are ready; return what the one with the least room for a request says.
+
+        Raises VLLMValidationError for arguments that a core refuses, EngineDeadError if one ends otherwise.
+        """
+        return self.replicas.wait_ready()
+
+    @property
+    def fds(self) -> list[int]:
+        """Return the file descriptor to wait for messages and ends with, whichever cores there are."""
+        return [self.replicas.fileno()]
+
+    @property
+    def has_ended(self) -> bool:
+        """Say whether a core has ended that `look` has not seen yet."""
+        return any(core.has_ended for core in self.replicas.cores().values())
+
+    @property
+    def process_ids(self) -> dict[int, int]:
+        """Return the ids of the cores' processes by their replicas' numbers."""
+        return {index: pid for index, core in self.replicas.cores().items() for pid in core.process_ids.values()}
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return a new error that says what has ended the last core; None while one runs or starts, or soon will."""
+        if self.is_closed:
+            return EngineDeadError("The engine was shut down: make a new one.")
+        message = self.replicas.end_message
+        return None if message is None else EngineDeadError(message)
+
+    def programs(self) -> list[Programs]:
+        """Return how far each replica has compiled its programs, by their numbers."""
+        found = {index: core.programs()[0] for index, core in self.replicas.cores().items()}
+        return [found.get(index, Programs(0, is_warm=False)) for index in range(max(found, default=-1) + 1)]
+
+    def raise_if_dead(self) -> None:
+        """Raise EngineDeadError once no core runs or starts."""
+        error = self.dead_error
+        if error is not None:
+            raise error
+
+    # -- Requests -------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request with one of the cores; one that the core refuses ends with an output that says why.
+
+        Raises VLLMValidationError for one that is too large to be sent, or that asks for a replica that there is not.
+        """
+        while True:
+            self.raise_if_dead()
+            replica = self.replicas.choose(request)
+            try:
+                replica.add_request(request)
+                return
+            except EngineDeadError as error:  # it has got nothing, so that another may
+                self.replicas.router.withdraw(request)
+                self.replicas.lose(replica, str(error))
+            except BaseException:
+                self.replicas.router.withdraw(request)
+                raise
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks; unknown ids are ignored."""
+        self.raise_if_dead()
+        router = self.replicas.router
+        for index, ids in router.split(sequence_ids).items():
+            router.end(ids)
+            with self.replicas.losing(index) as replica:
+                replica.abort(ids)
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
+        self.raise_if_dead()
+        router = self.replicas.router
+        for index, ids in router.split(sequence_ids).items():
+            router.release(ids)
+            with self.replicas.losing(index) as replica:
+                if replica.core is not None and replica.is_running:
+                    replica.core.release(ids)
+
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the cores would refuse."""
+        self._call("check", params, seconds)
+
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Return the outcome of the next step of any core; without `wait`, None if there is none."""
+        while self.receive():
+            pass
+        while (outputs := self.take_outputs()) is None and wait:
+            self._wait()
+        return outputs
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Return the oldest outcome of a step that has come and not been taken; None if there is none."""
+        return self.replicas.outputs.popleft() if self.replicas.outputs else None
+
+    def receive(self) -> bool:
+        """Take in one message, of each core in turn; return False if none has come."""
+        self.raise_if_dead()
+        return self.replicas.receive()
+
+    def look(self) -> None:
+        """Take in what has come, see which cores have ended or hang, and start those whose time it is."""
+        self.raise_if_dead()
+        self.replicas.look()
+        self.raise_if_dead()
+
+    # -- Calls ----------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        return self._call("reset_prefix_cache", reset_running_requests)
+
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        self._call("warm_up")
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; each core writes its own files."""
+        self._call("start_profile", prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recordings and write them to the folder of profiler_config."""
+        self._call("stop_profile")
+
+    def begin_call(self, method: str, *arguments: Any) -> int:
+        """Call a method of every core that runs, without waiting; the id is for `take_reply` and `drop_reply`."""
+        self.raise_if_dead()
+        if method == "reset_prefix_cache":
+            self.replicas.router.forget_prefixes()
+        running, call = self.replicas.running(), GatheredCall(method)
+        for each in running[:1] if call.asks_one else running:
+            with self.replicas.losing(each.index):
+                assert each.core is not None
+                call.add(each.core, each.core.begin_call(method, *arguments))
+        call_id = next(self._call_ids)
+        self._calls[call_id] = call
+        return call_id
+
+    def take_reply(self, call_id: int) -> Reply | None:
+        """Return what the cores have answered, in one, once all have; None before."""
+        call = self._calls.get(call_id)
+        reply = None if call is None else call.take(call_id)
+        if reply is not None:
+            del self._calls[call_id]
+        return reply
+
+    def drop_reply(self, call_id: int) -> None:
+        """Wait for the answers to a call no more. May be called after they were taken."""
+        if (call := self._calls.pop(call_id, None)) is not None:
+            call.drop()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        call_id = self.begin_call(method, *arguments)
+        try:
+            while (reply := self.take_reply(call_id)) is None:
+                self._wait()
+        finally:
+            self.drop_reply(call_id)
+        return result(reply)
+
+    def _wait(self) -> None:
+        """Wait for a message, for a core's end or for the time to start one, and take in what has come."""
+        self.replicas.wait()
+        while self.receive():
+            pass
+        self.look()
+
+    # -- The end --------------------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End all cores and wait until they have ended; kill them after `timeout` seconds. May be called twice."""
+        if not self.is_closed:
+            self.begin_shutdown()
+            self.finish_shutdown(timeout)
+
+    def drop(self) -> None:
+        """End the cores as `shutdown` does."""
+        self.shutdown()
+
+    def begin_shutdown(self) -> None:
+        """Tell all cores to end, without waiting; every call raises EngineDeadError from now on."""
+        self.is_closed = True
+        self.replicas.begin_shutdown()
+
+    def finish_shutdown(self, timeout: float | None = None) -> None:
+        """Wait until cores that were told to end have ended, as `shutdown` says. Any thread may do it, one alone."""
+        self.replicas.finish_shutdown(KILL_SECONDS if timeout is None else timeout)
+
+    def kill(self) -> None:
+        """End all cores at once, as an interrupted start does."""
+        for core in self.replicas.cores().values():
+            core.handle.kill()
+        self.shutdown()

@@ -1,0 +1,98 @@
+"""The metrics of a front end: those of each replica, and its own, of what it refuses and which adapters it sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxllm.engine.front.metrics import PREFIX, Counter, EngineMetrics, Gauge, Metric, cache_config_info
+from jaxllm.engine.front.stats_log import StatsLogger
+from jaxllm.engine.transport.core_client import Programs
+from jaxllm.engine.transport.engine_ready import EngineReady
+
+
+def _no_adapters() -> tuple[list[str], list[str]]:
+    return [], []
+
+
+class FrontMetrics:
+    """This keeps one `EngineMetrics` and one `StatsLogger` for each replica, from when it is first heard of."""
+
+    def __init__(self, ready: EngineReady) -> None:
+        self._ready = ready
+        self._engines: list[EngineMetrics] = []
+        self._loggers: list[StatsLogger] = []
+        self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
+        """How many requests each bound on what waits has refused."""
+        self._max_adapters, self._adapters = 0, _no_adapters
+        self.of(ready.vllm_config.parallel_config.data_parallel_size - 1)
+
+    def of(self, engine_index: int) -> EngineMetrics:
+        """Return the metrics of the replica with a number."""
+        while len(self._engines) <= engine_index:
+            self._add()
+        return self._engines[engine_index]
+
+    def watch_adapters(self, most: int, names: Callable[[], tuple[list[str], list[str]]]) -> None:
+        """Show the adapters of requests, of which `most` run at a time: `names` returns those that wait, and others."""
+        self._max_adapters, self._adapters = most, names
+
+    def on_programs(self, programs: Sequence[Programs], *, sleep_level: int = 0) -> None:
+        """Take in how far each replica's programs are compiled, and the level of `sleep` that has ended its
+        core, if one has.
+        """
+        for index, (num_compiled, is_warm) in enumerate(programs):
+            self.of(index).on_programs(num_compiled, is_warm=is_warm, sleep_level=sleep_level)
+
+    def on_new_cores(self) -> None:
+        """Go on counting with cores that begin at nothing, after a sleep."""
+        for each in self._engines:
+            each.on_new_core(self._ready.stats)
+
+    def snapshot(self) -> list[Metric]:
+        """Return everything as it is now."""
+        engines = [metric for each in self._engines for metric in each.snapshot()]
+        labels = {"model_name": self._ready.vllm_config.model_config.served_model_name}
+        rejections = [
+            Counter(PREFIX + "admission_rejections", labels | {"reason": reason}, count)
+            for reason, count in self.rejections.items()
+        ]
+        return [*engines, *rejections, *self._adapters_info()]
+
+    def on_step(self, engine_index: int, started: float, now: float) -> None:
+        """Log a line where it is time; the replica's step took from `started` to `now`, both time.monotonic()."""
+        self.of(engine_index)
+        self._loggers[engine_index].on_step(started, now)
+
+    def log(self) -> None:
+        """Log each replica's line, from its last line to its last step."""
+        for each in self._loggers:
+            each.log()
+
+    def forget_hits(self) -> None:
+        """Begin the hit rates of the lines anew: the prefix caches were emptied."""
+        for each in self._loggers:
+            each.forget_hits()
+
+    def _add(self) -> None:
+        config, index = self._ready.vllm_config, len(self._engines)
+        metrics = EngineMetrics(
+            config.model_config.served_model_name,
+            self._ready.max_model_len,
+            self._ready.stats,
+            cache_config_info(config),
+            engine_index=index,
+            has_residency=config.observability_config.kv_cache_metrics,
+        )
+        is_on = not config.observability_config.disable_log_stats
+        self._engines.append(metrics)
+        self._loggers.append(StatsLogger(metrics, config.device_config.device_type, is_on=is_on, engine_index=index))
+
+    def _adapters_info(self) -> list[Metric]:
+        """Return which adapters requests have, as labels, with the time, in an engine that takes any."""
+        if not self._max_adapters:
+            return []
+        waiting, running = self._adapters()
+        labels = {"max_lora": str(self._max_adapters), "waiting_lora_adapters": ",".join(waiting)}
+        labels["running_lora_adapters"] = ",".join(running)
+        return [Gauge(PREFIX + "lora_requests_info", labels, time.time())]

@@ -1,0 +1,248 @@
+"""The core's outputs become what users see."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, RequestError, sequence_ids
+from jaxllm.engine.front.front_metrics import FrontMetrics
+from jaxllm.engine.front.growing_request import (
+    GrowingRequest,
+    GrowingSequence,
+    PooledRequest,
+    merge_stats,
+)
+from jaxllm.engine.front.input_processor import ProcessedRequest
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import AnyOutput
+from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.engine.front.tracing import RequestTracer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedOutputs:
+    """The outputs of one step, and what else became of requests in it."""
+
+    outputs: list[AnyOutput]
+    aborts: list[str]
+    """The sequences that the core must stop: a stop string or a failure ended them."""
+    refusals: dict[str, RequestError]
+    """The errors of requests that the core has found invalid, by the users' ids; each has an output too."""
+    admitted: list[str]
+    """The users' ids of requests with structured outputs that the core has found good."""
+    started: list[str]
+    """The users' ids of requests one of whose sequences has got its first tokens, whether or not they are shown."""
+
+
+class OutputProcessor:
+    """This holds every unfinished request's output."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        metrics: FrontMetrics,
+        tracer: RequestTracer | None,
+        cached_block_size: int | None,
+    ) -> None:
+        """Count, trace, and report what is cached: whole blocks of `cached_block_size` tokens, or nothing with None."""
+        self._tokenizer, self._cached_block_size = tokenizer, cached_block_size
+        self._metrics, self._tracer = metrics, tracer
+        self._requests: dict[str, GrowingRequest] = {}
+        self._sequences: dict[str, GrowingSequence] = {}
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Return how many requests are not finished; n outputs count once."""
+        return len(self._requests)
+
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Return the names of the adapters of requests that have no token yet, and of those that have some, sorted."""
+        waiting, running = set[str](), set[str]()
+        for state in self._requests.values():
+            adapter = state.request.core.lora
+            if adapter is not None:
+                has_begun = any(sequence.detokenizer.token_ids for sequence in state.sequences)
+                (running if has_begun else waiting).add(adapter.lora_name)
+        return sorted(waiting), sorted(running)
+
+    def prompt_of(self, request_id: str) -> tuple[str, int]:
+        """Return the first sequence of a request and the length of its prompt; ("", 0) if it has ended."""
+        state = self._requests.get(request_id)
+        return ("", 0) if state is None else (state.request.core.request_id, len(state.request.prompt_token_ids))
+
+    def add_request(self, request: ProcessedRequest) -> None:
+        """Expect outputs for a request. Raises VLLMValidationError if its id is in use."""
+        if request.request_id in self._requests:
+            raise id_in_use(request.request_id)
+        kind = GrowingRequest if request.core.pooling_params is None else PooledRequest
+        state = kind(request, self._tokenizer, self._cached_block_size)
+        self._requests[request.request_id] = state
+        self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests without an output; return the sequences that the core must stop. Unknown ids are ignored."""
+        return [each for request_id in request_ids for each in self._end(request_id, "abort")]
+
+    def end_aborted(self, request_id: str) -> tuple[AnyOutput | None, list[str]]:
+        """End a request as aborted; return its last output, and the ids of the sequences that the core must stop."""
+        state = self._requests[request_id]
+        running = self._end(request_id, "abort")
+        try:
+            return state.output(running.values()), list(running)
+        except Exception as error:
+            logger.exception("the last output of request %s cannot be made", request_id)
+            return state.failed_output(f"{type(error).__name__}: {error}"), list(running)
+
+    def fail_all(self, problem: str) -> list[str]:
+        """End all requests without an output; return the sequences that the core must stop."""
+        return [each for request_id in list(self._requests) for each in self._end(request_id, "error", problem)]
+
+    def _end(self, request_id: str, reason: str, problem: str | None = None) -> dict[str, GrowingSequence]:
+        """End what still runs of a request, if it is known, and return that, by the core's ids."""
+        state, now = self._requests.get(request_id), time.time()
+        if state is None:
+            return {}
+        running = {each: self._sequences[each] for each in sequence_ids(state.request.core) if each in self._sequences}
+        for sequence_id, sequence in running.items():
+            sequence.finish_reason, sequence.stop_reason = reason, problem
+            self._finish(sequence_id, sequence, now)
+        return running
+
+    def _drop(self, owner: GrowingRequest, problem: str) -> list[str]:
+        """End a request of which a part of a step cannot be taken in, without what may fail again."""
+        dropped = [each for each in sequence_ids(owner.request.core) if self._sequences.pop(each, None) is not None]
+        self._metrics.of(owner.sequences[0].engine_index).on_dropped_sequences(len(dropped))
+        if self._requests.pop(owner.request.request_id, None) is not None and self._tracer is not None:
+            for sequence in owner.sequences:
+                sequence.finish_reason, sequence.stop_reason = "error", problem
+            self._trace(self._tracer, owner, time.time())
+        return dropped
+
+    def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take in one step of the core; sequences that are not known (any more) are ignored.
+
+        What fails while one request's part is taken in ends that request, with an "error".
+        """
+        parts: dict[GrowingRequest, list[tuple[GrowingSequence, EngineCoreOutput]]] = {}
+        num_new_tokens = 0
+        failed: dict[str, RequestError] = {}
+        admitted: list[str] = []
+        started: list[str] = []
+        outputs: list[AnyOutput] = []
+        aborts: list[str] = []
+        for output in step.outputs:
+            sequence = self._sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            sequence.engine_index = step.engine_index
+            request_id = sequence.owner.request.request_id
+            if output.is_admitted:
+                admitted.append(request_id)
+                continue
+            if output.error is not None and sequence.index == 0 and not sequence.detokenizer.token_ids:
+                failed[request_id] = output.error
+            if output.new_token_ids and not sequence.detokenizer.token_ids:
+                started.append(request_id)
+            parts.setdefault(sequence.owner, []).append((sequence, output))
+            num_new_tokens += len(output.new_token_ids)
+        now = time.time()
+        for request, part in parts.items():
+            error = failed.get(request.request.request_id)
+            if error is not None:
+                aborts += self._fail_others(request, part, error)
+            try:
+                for sequence, each in part:
+                    if self._take(sequence, each, step.timestamp, now):
+                        aborts.append(each.request_id)
+                shown = request.output({sequence for sequence, _ in part})
+            except Exception as failure:
+                request_id, problem = request.request.request_id, f"{type(failure).__name__}: {failure}"
+                logger.exception("the output of request %s cannot be made", request_id)
+                aborts += {*self._drop(request, problem), *(each.request_id for _, each in part)}
+                shown = request.failed_output(problem)
+            if shown is not None:
+                outputs.append(shown)
+        metrics = self._metrics.of(step.engine_index)
+        metrics.on_evictions(step.evictions)
+        metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
+        refusals = {request_id: error for request_id, error in failed.items() if error.kind == "invalid"}
+        return ProcessedOutputs(outputs, aborts, refusals, admitted, started)
+
+    def _fail_others(
+        self, request: GrowingRequest, part: list[tuple[GrowingSequence, EngineCoreOutput]], error: RequestError
+    ) -> list[str]:
+        """End the sequences of a request without a token that its core says nothing of; return their ids."""
+        ended = {sequence for sequence, output in part if output.finish_reason is not None}
+        others: list[str] = []
+        for sequence_id in sequence_ids(request.request.core):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None and sequence not in ended:
+                part.append((sequence, EngineCoreOutput(request_id=sequence_id, finish_reason="error", error=error)))
+                others.append(sequence_id)
+        return others
+
+    def _take(self, sequence: GrowingSequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
+        """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""
+        if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
+            sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
+        is_stopped = sequence.update(output) and output.finish_reason is None
+        self._record_tokens(sequence, output, timestamp, now)
+        if sequence.finish_reason is not None:
+            self._finish(output.request_id, sequence, now)
+        return is_stopped
+
+    def _record_tokens(self, sequence: GrowingSequence, output: EngineCoreOutput, timestamp: float, now: float) -> None:
+        stats = sequence.stats
+        stats.num_preemptions = output.num_preemptions
+        if not output.new_token_ids and output.pooled is None:
+            return
+        metrics = self._metrics.of(sequence.engine_index)
+        if stats.num_generation_tokens == 0:
+            stats.queued_ts, stats.scheduled_ts = output.queued_ts, output.scheduled_ts
+            stats.first_token_ts = timestamp
+            stats.first_token_latency = now - stats.arrival_time
+            num_prompt_tokens = len(sequence.owner.request.prompt_token_ids)
+            metrics.on_first_token(stats.first_token_latency, num_prompt_tokens, output.num_cached_tokens)
+        else:
+            metrics.on_next_token(timestamp - stats.last_token_ts)
+        stats.last_token_ts = timestamp
+        stats.num_generation_tokens = len(sequence.detokenizer.token_ids)
+
+    def _finish(self, request_id: str, sequence: GrowingSequence, now: float) -> None:
+        owner = sequence.owner
+        del self._sequences[request_id]
+        owner.num_unfinished -= 1
+        request, metrics = owner.request, self._metrics.of(sequence.engine_index)
+        metrics.on_finished_sequence(
+            sequence.finish_reason or "",
+            sequence.stats,
+            now,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+            max_tokens=request.params.max_tokens or request.core.max_tokens,
+        )
+        if owner.num_unfinished == 0:
+            del self._requests[request.request_id]
+            most_tokens = max(each.stats.num_generation_tokens for each in owner.sequences)
+            metrics.on_finished_request(request.params.n, most_tokens)
+            if self._tracer is not None:
+                self._trace(self._tracer, owner, now)
+
+    def _trace(self, tracer: RequestTracer, owner: GrowingRequest, now: float) -> None:
+        reasons = [each.finish_reason or "" for each in owner.sequences]
+        problem = next((str(each.stop_reason) for each in owner.sequences if each.finish_reason == "error"), None)
+        tracer.on_end(owner.request, merge_stats([each.stats for each in owner.sequences]), reasons, now, problem)
+
+
+def id_in_use(request_id: str) -> VLLMValidationError:
+    """Make the error for an id that an unfinished request has."""
+    message = f"request_id {request_id!r} is in use by an unfinished request; choose another."
+    return VLLMValidationError(message, parameter="request_id", value=request_id)

@@ -1,0 +1,1 @@
+"""The synchronous engine, and the calls of `LLM` on it."""

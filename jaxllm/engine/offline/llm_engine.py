@@ -1,0 +1,320 @@
+"""Requests go into the synchronous engine, and each `step` gives outputs. `LLM` and offline streaming stand on it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.config.environment import uses_core_process
+from jaxllm.engine.front.front_end import FrontEnd, checked_ids
+from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
+from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
+from jaxllm.engine.start import start_in_place, start_in_process, uses_ray
+from jaxllm.engine.transport.core_client import CoreClient
+from jaxllm.engine.transport.wire import FrameError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+from jaxllm.outputs import AnyOutput
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.discovery import on_this_host
+from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.utils.fork_safety import Home, check_home, engines_home
+from jaxllm.utils.interrupts import lasting_interrupts
+from jaxllm.utils.log import show_log
+from jaxllm.utils.turn import FairLock, locked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.resolve.engine_args import EngineArgs
+
+
+class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
+    """An engine runs requests, many at a time. Threads may share it: each call waits for those of the others.
+
+    An engine that nobody holds any more releases its device, as `shutdown` does.
+    """
+
+    def __init__(self, core: CoreClient, front: FrontEnd) -> None:
+        self.front = front
+        self._home = engines_home()
+        self._lock = FairLock()
+        self._core = core
+        weakref.finalize(self, _drop, self._home, core)
+
+    @classmethod
+    @lasting_interrupts()
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1,
+        or there are replicas, which have processes of their own, or it is a Ray actor.
+        """
+        if engine_args.reasoning_parser:
+            message = "reasoning_parser is not supported here: outputs are not split, but by `jaxllm serve`."
+            raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
+        check_home()
+        show_log()
+        engine_args = on_this_host(engine_args)
+        has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
+        return cls(*(start_in_process if has_processes else start_in_place)(engine_args))
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """Return the settings that the engine runs by, under vLLM's names."""
+        return self.front.ready.vllm_config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Return the settings of the model under vLLM's names: max_model_len, dtype, hf_config, get_vocab_size()."""
+        return self.vllm_config.model_config
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the length of the longest sequence, prompt and output together."""
+        return self.front.ready.max_model_len
+
+    @locked
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        *,
+        grammar_seconds: float = GRAMMAR_SECONDS,
+    ) -> str:
+        """Queue a request and return its id. Raises VLLMValidationError, nothing queued, if it cannot be run.
+
+        A grammar that has not failed to compile after grammar_seconds can still do so, which ends the request with
+        finish_reason "error"; with 0 every grammar that fails does that.
+        """
+        check_str("request_id", request_id, INT32_MAX)
+        request = self.front.inputs.process(
+            request_id,
+            prompt,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            lora_request=lora_request,
+            grammar_seconds=grammar_seconds,
+        )
+        self.enqueue(request)
+        return request_id
+
+    @locked
+    def add_requests(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Any],
+        params: Sequence[Any],
+        *,
+        priorities: Sequence[int] | None = None,
+        lora_requests: Sequence[Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        output_kind: RequestOutputKind | None = None,
+        label: str = "prompts",
+    ) -> None:
+        """Queue many requests, all or none; errors name the index. `output_kind` replaces that of the params."""
+        processed = self.front.inputs.process_batch(
+            request_ids,
+            prompts,
+            params,
+            priorities=priorities,
+            lora_requests=lora_requests,
+            tokenization_kwargs=tokenization_kwargs,
+            output_kind=output_kind,
+            label=label,
+        )
+        queued: list[str] = []
+        try:
+            for request in processed:
+                self.enqueue(request)
+                queued.append(request.request_id)
+        except BaseException:
+            self.abort_request(queued)
+            raise
+
+    @locked
+    def process_requests(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        lora_requests: Sequence[Any] | None = None,
+    ) -> list[ProcessedRequest]:
+        """Check and complete many requests without queueing any, for final outputs; errors name the index."""
+        process, final = self.front.inputs.process_batch, RequestOutputKind.FINAL_ONLY
+        return process(request_ids, prompts, params, lora_requests=lora_requests, output_kind=final)
+
+    @locked
+    def enqueue(self, request: ProcessedRequest) -> None:
+        """Queue a request that is complete already."""
+        self.front.outputs.add_request(request)
+        try:
+            self._core.add_request(request.core)
+        except BaseException:
+            self.abort_request(request.request_id)
+            raise
+
+    @locked
+    def step(self) -> list[AnyOutput]:
+        """Return what the next step of the core gives; empty when there is nothing to do.
+
+        If it fails or is cut off, all requests end with it.
+        """
+        started = time.monotonic()
+        try:
+            step = self._core.step(wait=self.has_unfinished_requests())
+        except EngineDeadError as error:
+            self.front.outputs.fail_all(str(error))
+            raise
+        except FrameError as error:
+            self._fail_all(error)
+            raise
+        if step is None:
+            self._check_none_lost()
+            return []
+        try:
+            processed = self.front.outputs.process_outputs(step)
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+        if processed.aborts:
+            self._core.abort_requests(processed.aborts)
+        self.front.metrics.on_step(step.engine_index, started, time.monotonic())
+        return processed.outputs
+
+    def _fail_all(self, error: BaseException) -> None:
+        """End all requests after a failure: nobody knows which of them have got their tokens."""
+        self._core.abort_requests(self.front.outputs.fail_all(f"{type(error).__name__}: {error}"))
+
+    def _check_none_lost(self) -> None:
+        if lost := self.front.outputs.fail_all("the scheduler has lost the request"):
+            raise RuntimeError(f"The scheduler has lost {len(lost)} requests: none is queued, and they never ended.")
+
+    @locked
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests without further output; unknown ids are ignored."""
+        if aborted := self.front.outputs.abort_requests(checked_ids("request_ids", request_ids)):
+            self._core.abort_requests(aborted)
+
+    @locked
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+        self._core.release(request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step can give outputs."""
+        return self.front.outputs.num_unfinished_requests > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many requests are not finished; n outputs count once."""
+        return self.front.outputs.num_unfinished_requests
+
+    @locked
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
+
+        With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
+        counts as reset: there is none.
+        """
+        check_bool("reset_running_requests", reset_running_requests)
+        check_bool("reset_connector", reset_connector)
+        is_reset = self._core.reset_prefix_cache(reset_running_requests)
+        if is_reset:
+            self.front.metrics.forget_hits()
+        return is_reset
+
+    @locked
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter for later requests and return True. Raises VLLMValidationError for a bad one."""
+        return self._core.add_lora(self.front.inputs.check_named(lora_request))
+
+    @locked
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return self._core.remove_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    @locked
+    def list_loras(self) -> set[int]:
+        """Return the ids of the adapters that are kept on the host."""
+        return set(self._core.list_loras())
+
+    @locked
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter on the host until it is removed; return False for an unknown id."""
+        return self._core.pin_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of multimodal inputs."""
+
+    def reset_encoder_cache(self) -> None:
+        """Do nothing: no model here has an encoder."""
+
+    def is_sleeping(self) -> bool:
+        """Return False: an engine is awake until `shutdown`."""
+        return False
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be used for."""
+        return self.front.supported_tasks
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""
+        return self.front.require_tokenizer().hf
+
+    @locked
+    def get_metrics(self) -> list[Metric]:
+        """Return counts and times since the engine's start, as vLLM's metrics."""
+        self.front.metrics.on_programs(self._core.programs())
+        return self.front.metrics.snapshot()
+
+    @locked
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
+        self._core.start_profile(profile_prefix, delay_iterations, max_iterations)
+
+    @locked
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._core.stop_profile()
+
+    @locked
+    def do_log_stats(self) -> None:
+        """Log the statistics line now, unless disable_log_stats was given."""
+        self.front.metrics.log()
+
+    @lasting_interrupts()
+    @locked
+    def warm_up(self) -> None:
+        """Wait until every program is compiled, so that no step has to."""
+        self._core.warm_up()
+
+    def shutdown(self) -> None:
+        """Release the device; may be called twice. In a forked child nothing is done."""
+        if self._home.is_here:
+            with self._lock.take():
+                self._core.shutdown()
+                self.front.close()
+
+
+def _drop(home: Home, core: CoreClient) -> None:
+    """End an engine that nobody holds in its own process: of what a forked child has of it, nothing can be ended."""
+    if home.is_here:
+        core.drop()

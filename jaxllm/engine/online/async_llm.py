@@ -1,0 +1,419 @@
+"""`AsyncLLM` is the engine for programs with an event loop: each request is an asynchronous iterator of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.engine.front.front_end import checked_ids, refuse_given
+from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
+from jaxllm.engine.online.adapters import Adapters
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.beam_searches import BeamSearches
+from jaxllm.engine.online.encoding import Encoding
+from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
+from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
+from jaxllm.engine.online.prefill_progress import PrefillProgress
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.online.running_requests import RunningRequests, log_request
+from jaxllm.engine.online.scaling import Scaling, placed
+from jaxllm.engine.protocol import PauseMode, TextClient
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.awaitable import awaitable
+from jaxllm.utils.fork_safety import Home, check_home, engines_home
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.engine.client.remote_client import RemoteClient
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncLLM(
+    RefusesMethods,
+    FromArguments,
+    BeamSearches,
+    Encoding,
+    PrefillProgress,
+    Adapters,
+    Scaling,
+    TextClient,
+    refused=ASYNC_REFUSES,
+    lacks=ASYNC_LACKS,
+):
+    """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
+
+    A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
+    ended everything raises EngineDeadError. An engine that nobody holds any more ends as by `shutdown`; a request's
+    iterator holds its engine.
+    """
+
+    _finalizer: weakref.finalize[Any, Any] | None = None
+
+    def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
+        """Start an engine; use `from_engine_args`."""
+        self._start = start
+        self.log_requests = logs_requests
+        """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
+        check_home()
+        remote, self.front = start()
+        self._home = engines_home()
+        self.admission = admission
+        self._gate = Gate()
+        self._requests = RunningRequests(self.front, admission, self._gate)
+        self._changes = Changes()
+        self._hold(self._joined(remote))
+
+    @property
+    def vllm_config(self) -> VllmConfig:  # type: ignore[override]
+        """Return the settings that the engine runs by, under vLLM's names."""
+        return self.front.ready.vllm_config
+
+    @property
+    def model_config(self) -> ModelConfig:  # type: ignore[override]
+        """Return the settings of the model under vLLM's names: max_model_len, dtype, hf_config, get_vocab_size()."""
+        return self.vllm_config.model_config
+
+    @property
+    def core_pids(self) -> dict[int, int]:
+        """Return the ids of the cores' processes by their replicas' numbers; none for a thread."""
+        return self._core.remote.process_ids
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether requests are taken."""
+        return self._core.dead_error is None and not self._gate.is_draining
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether the engine has ended, by `shutdown` or an error."""
+        return self._core.dead_error is not None and not self._gate.is_sleeping
+
+    @property
+    def errored(self) -> bool:
+        """Say whether the engine has ended; as in vLLM, by `shutdown` too."""
+        return self.is_stopped
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Return the error that requests get once the engine has ended."""
+        return self._core.dead_error or EngineDeadError("The engine core has ended.")
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: Any = None,
+        priority: int = 0,
+        *,
+        prompt_text: str | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request and yield its outputs, of the kind that sampling_params.output_kind names.
+
+        One that failed ends with finish_reason "error" and a stop_reason. Leaving the loop aborts the request.
+        """
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+            prompt_text=prompt_text,
+            tokenization_kwargs=tokenization_kwargs,
+            data_parallel_rank=data_parallel_rank,
+            session_id=session_id,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+        )
+        is_finished = False
+        try:
+            while not is_finished:
+                output = await stream.get()
+                is_finished = output.finished
+                yield output
+        finally:
+            if not is_finished:
+                self._core.abort_requests(self._requests.drop(stream))
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        *,
+        prompt_adapter_request: Any = None,
+    ) -> RequestOutputCollector:
+        """Queue a request and return its outputs' collector. One with structured outputs is good once this returns.
+
+        Who does not read the collector to its end calls `abort`.
+        """
+        refuse_given(
+            prompt_adapter_request=prompt_adapter_request,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+        )
+        del prompt_text, session_id  # no output shows the text of token ids; prefixes keep a session together
+        check_str("request_id", request_id, INT32_MAX)
+        self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
+        request, stream = await self._requests.take(
+            request_id,
+            prompt,
+            params,
+            tokenization_kwargs,
+            arrival_time,
+            priority,
+            trace_headers,
+            lora_request,
+            enter=self._enter,
+        )
+        try:
+            remote = self._core.remote
+            remote.add_request(placed(request.core, remote, data_parallel_rank))
+            if self.log_requests:
+                log_request(request, self.max_log_len)
+            if request.params.structured_outputs is not None or self.front.ready.has_validators:
+                await stream.wait_admitted()
+        except BaseException:
+            self._core.abort_requests(self._requests.drop(stream))
+            raise
+        return stream
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
+        del internal
+        for each in checked_ids("request_id", request_id):
+            self._core.abort_requests(self._requests.abort(each))
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer as an object of transformers, which the first call imports: that takes a second or two.
+
+        As in vLLM today; what awaits it, as vLLM's method had to be up to 0.14, gets it too.
+        """
+        return awaitable(self.front.require_tokenizer().hf)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Return what `get_tokenizer` returns; None with skip_tokenizer_init=True."""
+        return None if self.front.tokenizer is None else self.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """Return counts and times since the engine's start, as vLLM's metrics."""
+        self.front.metrics.on_programs(self._core.remote.programs(), sleep_level=self._gate.sleep_level)
+        return self.front.metrics.snapshot()
+
+    async def do_log_stats(self) -> None:
+        """Log the statistics line now, unless disable_log_stats was given."""
+        self.front.metrics.log()
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the core has ended or hangs, RuntimeError while the engine sleeps."""
+        self._check_awake()
+        self._core.look()
+        self._check_awake()
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what host and devices of the core do until `stop_profile`, with JAX's profiler."""
+        await self._call("start_profile", profile_prefix, None, None)
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        await self._call("stop_profile")
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
+
+        With `reset_running_requests` they are preempted first, and compute what they had anew.
+        """
+        check_bool("reset_running_requests", reset_running_requests)
+        check_bool("reset_connector", reset_connector)
+        is_reset = await self._call("reset_prefix_cache", reset_running_requests)
+        if is_reset:
+            self.front.metrics.forget_hits()
+        return is_reset
+
+    async def warm_up(self) -> None:
+        """Wait until every program is compiled, so that no step has to."""
+        await self._call("warm_up")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """End the core, and so release the device with all that it holds, until `wake_up`.
+
+        Running requests are aborted, or with mode "wait" end first; "keep" is refused.
+        """
+        check_level(level, self.vllm_config.parallel_config.nnodes)
+        check_mode(mode)
+        asleep = EngineDeadError(ASLEEP)
+        await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(level, mode))
+
+    async def _fall_asleep(self, level: int, mode: PauseMode) -> None:
+        self._check_awake()
+        self._gate.sleep_level = level
+        try:
+            await self._settle(mode)
+            if not self._gate.is_sleeping:
+                raise self.dead_error  # it was shut down meanwhile
+        except BaseException:
+            self._gate.sleep_level = 0
+            raise
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Start the core again with the engine's arguments. The start goes on if the caller is cancelled."""
+        refuse_given(tags=tags)
+        self._home.check()
+        await self._changes.make(self._wake_up)
+
+    async def _wake_up(self) -> None:
+        if not self._gate.is_sleeping:
+            return
+        core = await asyncio.to_thread(lambda: self._joined(self._start()[0]))
+        if not self._gate.is_sleeping:  # it was shut down meanwhile
+            await core.close()
+            return
+        self._hold(core)
+        self._gate.sleep_level = 0
+        self.front.metrics.on_new_cores()
+
+    def _joined(self, remote: RemoteClient) -> AsyncCore:
+        """Return a core that ends when nobody holds it, as after a cancelled wake-up."""
+        return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end)
+
+    def _hold(self, core: AsyncCore) -> None:
+        """Run by a core, which ends with this engine: the event loop holds the core, but not the engine."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._core, self._finalizer = core, weakref.finalize(self, _drop, self._home, core)
+
+    async def is_sleeping(self) -> bool:
+        """Say whether the engine sleeps."""
+        return self._gate.is_sleeping
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Let new requests wait until `resume_generation`; running ones are aborted, or with mode "wait" end first."""
+        mode = "wait" if wait_for_inflight_requests else mode
+        check_mode(mode)
+        was_paused = not self._gate.unpaused.is_set
+        self._gate.unpaused.clear()
+        try:
+            await self._settle(mode)
+            if clear_cache and not await self.reset_prefix_cache():
+                logger.warning("the prefix cache keeps what it has: the core still has blocks in use")
+        except BaseException:
+            if not was_paused:
+                self._gate.unpaused.set()
+            raise
+
+    async def resume_generation(self) -> None:
+        """Take requests again."""
+        self._gate.unpaused.set()
+
+    async def is_paused(self) -> bool:
+        """Say whether new requests wait."""
+        return not self._gate.unpaused.is_set
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until no request runs, while others may come. Raises TimeoutError after `drain_timeout` seconds."""
+        await self._requests.idle.wait(drain_timeout)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
+        self._gate.drain()
+        try:
+            await self._requests.idle.wait(timeout)
+        except TimeoutError:
+            await self.abort(self._requests.ids())
+            return False
+        return True
+
+    def cut_off(self, error: Exception) -> None:
+        """Take no more requests, and end those in hand at once: their readers get the error. For the event loop."""
+        self._gate.drain()
+        self._core.abort_requests(self._requests.on_end(error, False))
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core and release the device; requests that run end with EngineDeadError. May be called twice.
+
+        After `timeout` seconds, by default 5, a core's process is killed; a thread ends after the step that it is in.
+        Any thread may call this. The event loop waits meanwhile, but for `aclose`.
+        """
+        if self._home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
+            self._gate.end()
+            self._core.shutdown(timeout)
+            self.front.close()
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """Do as `shutdown` does, while the event loop goes on."""
+        if self._core.loop not in (None, asyncio.get_running_loop()):
+            await asyncio.to_thread(self.shutdown, timeout)
+        elif self._home.is_here:
+            self._gate.end()
+            await self._core.close(timeout)
+            await self._changes.wait()
+            await asyncio.to_thread(self.front.close)
+
+    def _check_awake(self) -> None:
+        """Raise unless the engine can be called."""
+        self._home.check()
+        self._gate.check_awake(self._core.dead_error)
+        self._core.attach()
+
+    def _check_open(self) -> None:
+        """Raise unless the engine takes requests, be it later."""
+        self._check_awake()
+        self._gate.check_open()
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        self._check_awake()
+        return await self._core.call(method, *arguments)
+
+    async def _enter(self) -> None:
+        """Wait while the engine is paused. Raises if it takes no requests."""
+        while True:
+            self._check_open()
+            if self._gate.unpaused.is_set:
+                return
+            await self._gate.unpaused.wait()
+
+    async def _settle(self, mode: PauseMode) -> None:
+        """Bring all running requests to an end."""
+        if mode == "abort":
+            await self.abort(self._requests.ids())
+        await self._requests.idle.wait()
+
+
+def _drop(home: Home, core: AsyncCore) -> None:
+    """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
+    if home.is_here:
+        core.drop()

@@ -1,0 +1,106 @@
+"""A LoRA adapter's tensors become the arrays of one slot, in the order and with the repeats of the weights beside."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatch
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxllm.loading.layout import parse_layout, write_tensor
+from jaxllm.loading.load import Piece, own_pieces, stored_index, stored_shape
+from jaxllm.lora.peft import Matrices, PeftAdapter
+from jaxllm.models.adapters import Adapters
+from jaxllm.models.family import OTHER_MODALITIES
+from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
+
+IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
+"""The last group of a module's name is what is left from the list of layers on: what comes before differs between
+versions of HF."""
+MOST_NAMED = 3
+"""How many modules an error names."""
+
+
+class _Target(NamedTuple):
+    """One parameter's part of a layer's arrays."""
+
+    made: Adapters
+    array: ArraySpec
+    param: ParamSpec
+    place: int
+    """The parameter's place in the weight."""
+
+
+def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:
+    """Return the arrays of one slot, nested as the engine's are.
+
+    `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
+    VLLMValidationError for an adapter of other sizes, or for modules that the model has no linear layer for.
+    """
+    found: dict[str, Adapters] = {}
+    targets: defaultdict[str, list[_Target]] = defaultdict(list)
+    for path, specs in slot.items():
+        array = arrays[path]
+        down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
+        made = found[path] = Adapters(down, up, specs.parts)
+        for place, param in enumerate(array.params.values()):
+            for layer, source in enumerate(param.sources):
+                own = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
+                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(own, array, param, place))
+    # The layers of another modality's encoder may be called as the model's own are.
+    own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
+    modules = {_in_layer(module): module for module in own_modules}
+    taken = {module for name, module in modules.items() if name in targets}
+    if left := sorted(set(adapter.modules) - taken):
+        names = ", ".join(left[:MOST_NAMED]) + (f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else "")
+        raise adapter.error(
+            f"it is for {names}, and this model has no linear layer of that name: embeddings, heads, routers and "
+            "experts take no adapters, nor do encoders of other modalities"
+        )
+    for name, module in modules.items():
+        matrices = adapter.read(module)
+        for target in targets[name]:
+            _write(matrices, target, adapter, module)
+    return unflatten(found)
+
+
+def _in_layer(module: str) -> str:
+    match = IN_LAYER.fullmatch(module)
+    return match[1] if match else module
+
+
+def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
+    """Write one module's matrices, or their part, to where they are taken."""
+    made, array, param, place = target
+    found = outputs_of(param)
+    if found is None:
+        raise adapter.error(
+            f"{module} is not taken whole by one of this model's matmuls, so nothing can be added to it"
+        )
+    (rank, num_inputs), (num_outputs, _) = matrices.down.shape, matrices.up.shape
+    count = param.num_inputs
+    rows = prod(param.hf_shape) // prod(param.shape[-count:])
+    if (num_outputs, num_inputs) != (rows, prod(param.shape[-count:])):
+        raise adapter.error(
+            f"{module} is for {num_inputs} inputs and {num_outputs} outputs, and in this model it has "
+            f"{prod(param.shape[-count:])} and {rows}"
+        )
+    first = place * (made.down.shape[0] // len(array.params))
+    made.down[first : first + rank] = matrices.down
+    ours = " ".join(param.layout.partition("->")[2].split()[:-count])
+    own = replace(param, shape=(*param.shape[:-count], rank), axes=(*param.axes[:-count], None))
+    columns = np.moveaxis(made.up[first : first + rank], 0, -1)
+    bounds = tuple((0, size) for size in columns.shape)
+    for piece in own_pieces(own, [Piece(columns, bounds)]):
+        write_tensor(
+            matrices.up[found.hf_index],
+            parse_layout(f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"),
+            stored_shape(own),
+            piece.array,
+            stored_index(own, piece.bounds),
+        )

@@ -1,0 +1,162 @@
+"""The adapters that a core holds on the host: read in the background, and kept for as long as requests need them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from jaxllm.core_messages import RequestError
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+
+
+class AdapterStore:
+    """Adapters by a number that is never given to another one, so that what was cached with it stays right. For any
+    thread.
+
+    Those that no sequence needs stay, the ones used last, as far as there is room.
+    """
+
+    def __init__(self, load: Callable[[LoRARequest], Any], max_held: int) -> None:
+        """Load with `load`, which raises VLLMValidationError for a bad adapter. More than `max_held` are there only
+        while sequences need them.
+        """
+        self._load, self._max_held = load, max_held
+        self._thread = ThreadPoolExecutor(1, "adapters")
+        self._lock = threading.RLock()
+        self._numbers: dict[int, int] = {}
+        """The number of each of the users' ids, for as long as it stands for the same adapter."""
+        self._num_made = 0
+        self._loads: OrderedDict[int, Future[Any]] = OrderedDict()
+        """The arrays by number, those used last at the end."""
+        self._pinned: set[int] = set()
+        self._needed: dict[str, int] = {}
+        """The number of the adapter that each sequence needs."""
+        self._done = threading.Event()
+
+    def ask(self, sequence_id: str, request: LoRARequest) -> None:
+        """Begin to load an adapter unless it is there, and keep it until the sequence is released."""
+        with self._lock:
+            self._needed[sequence_id] = self._find(request)
+
+    def is_ready(self, sequence_id: str) -> bool:
+        """Say whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
+        number = self._needed.get(sequence_id)
+        return number is None or self._loads[number].done()
+
+    def error(self, sequence_id: str) -> RequestError | None:
+        """Return what is wrong with the adapter of a sequence that is ready."""
+        number = self._needed.get(sequence_id)
+        error = None if number is None else self._loads[number].exception()
+        return None if error is None else RequestError.of(error)
+
+    def number_of(self, sequence_id: str) -> int:
+        """Return the number of a sequence's adapter."""
+        return self._needed[sequence_id]
+
+    def arrays(self, number: int) -> Any:
+        """Return an adapter's arrays, which are there while a sequence needs it."""
+        return self._loads[number].result()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an adapter to be loaded, at most so long."""
+        self._done.wait(seconds)
+        self._done.clear()
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Note that sequences have ended; ids without adapters are ignored."""
+        if not self._needed:
+            return
+        with self._lock:
+            for sequence_id in sequence_ids:
+                self._needed.pop(sequence_id, None)
+            self._make_room()
+
+    def add(self, request: LoRARequest) -> None:
+        """Load an adapter, if it is not there, and wait for it; raise what is wrong with it."""
+        with self._lock:
+            load = self._loads[self._find(request)]
+        try:
+            load.result()
+        finally:
+            with self._lock:
+                self._make_room()
+
+    def remove(self, adapter_id: int) -> bool:
+        """Forget an id, with whose adapter sequences go on; return False for an unknown one."""
+        with self._lock:
+            number = self._numbers.pop(adapter_id, None)
+            self._make_room()
+            return number is not None
+
+    def pin(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        with self._lock:
+            number = self._numbers.get(adapter_id)
+            if number is None or number not in self._loads:
+                return False
+            self._pinned.add(number)
+            return True
+
+    def ids(self) -> set[int]:
+        """Return the ids of the adapters that are held."""
+        with self._lock:
+            return {each for each, number in self._numbers.items() if number in self._loads}
+
+    def close(self) -> None:
+        """Load nothing further."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _find(self, request: LoRARequest) -> int:
+        number = self._numbers.get(request.lora_int_id)
+        if number is None or request.load_inplace:
+            number, self._num_made = self._num_made, self._num_made + 1
+            self._numbers[request.lora_int_id] = number
+        if number not in self._loads:
+            load = self._loads[number] = self._thread.submit(self._load, request)
+            load.add_done_callback(lambda _: self._done.set())
+        self._loads.move_to_end(number)
+        return number
+
+    def _make_room(self) -> None:
+        """Let go of what nobody needs: bad adapters, those that have no id any more, and those beyond the limit."""
+        named, needed = set(self._numbers.values()), set(self._needed.values())
+        self._pinned &= named
+        for number in [each for each in self._loads if each not in needed]:
+            load = self._loads[number]
+            is_bad = load.done() and load.exception() is not None  # a later request may find it mended
+            is_spare = len(self._loads) > self._max_held and load.done() and number not in self._pinned
+            if is_bad or is_spare or number not in named:
+                del self._loads[number]
+
+
+class HoldsAdapters:
+    """A base of cores, which answers what front ends ask of their adapters."""
+
+    _adapters: AdapterStore | None
+    """None if there are none."""
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter, for any thread, and wait for it. Raises VLLMValidationError for a bad one."""
+        self._get_adapters().add(request)
+        return True
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return self._get_adapters().remove(adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are held."""
+        return sorted(self._get_adapters().ids())
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        return self._get_adapters().pin(adapter_id)
+
+    def _get_adapters(self) -> AdapterStore:
+        if self._adapters is None:
+            raise VLLMValidationError("adapters need an engine with enable_lora=True.", parameter="enable_lora")
+        return self._adapters
