@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import chat, check, collect_env, complete, embed, generate, run_batch, serve
+from jaxllm.cli import check, collect_env, serve
+from jaxllm.cli.batch import embed, generate, run_batch
 from jaxllm.cli.bench import command as bench
+from jaxllm.cli.client import chat, complete
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError

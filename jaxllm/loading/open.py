@@ -14,8 +14,8 @@ from typing import Any
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.loading.gguf_split import first_parts, part_names
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.split_files import first_parts, part_names
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.cli import embed, generate
+from jaxllm.cli.batch import embed, generate
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import make_parser
 from tests.cli.fake_engine import FakeEngine

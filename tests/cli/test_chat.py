@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM
-from jaxllm.cli import chat
+from jaxllm.cli.client import chat
+from jaxllm.cli.client.openai_client import RequestError
+from jaxllm.cli.client.remote_model import RemoteModel
 from jaxllm.cli.main import main, make_parser
-from jaxllm.cli.openai_client import RequestError
-from jaxllm.cli.remote_model import RemoteModel
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.sampling_params import SamplingParams
 from tests.cli.fake_engine import FakeEngine

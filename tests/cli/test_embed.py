@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.cli import embed, result_files
+from jaxllm.cli.batch import embed, result_files
 from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
 from tests.cli.fake_engine import FakeEngine

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.cli import embed
+from jaxllm.cli.batch import embed
 from jaxllm.cli.main import main
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.resolve.engine_args import EngineArgs

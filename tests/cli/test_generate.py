@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jaxllm
-from jaxllm.cli import generate
-from jaxllm.cli.generate import make_record
-from jaxllm.cli.jobs import Task
+from jaxllm.cli.batch import generate
+from jaxllm.cli.batch.generate import make_record
+from jaxllm.cli.batch.jobs import Task
+from jaxllm.cli.batch.offline_run import QUEUE_LENGTH
 from jaxllm.cli.main import main
-from jaxllm.cli.offline_run import QUEUE_LENGTH
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import FlatLogprobs, Logprob
 from jaxllm.outputs import RequestOutput

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli import generate
+from jaxllm.cli.batch import generate
 from jaxllm.cli.main import main
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.resolve.engine_args import EngineArgs

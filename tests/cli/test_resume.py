@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli.journal import Journal
+from jaxllm.cli.batch.journal import Journal
 from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
 from tests.cli.fake_engine import FakeEngine

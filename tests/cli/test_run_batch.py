@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli import run_batch
-from jaxllm.cli.journal import Journal
+from jaxllm.cli.batch import run_batch
+from jaxllm.cli.batch.journal import Journal
 from jaxllm.cli.main import main, make_parser
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from jaxllm.cli import generate
+from jaxllm.cli.batch import generate
 from jaxllm.cli.main import main
 from tests.cli.fake_engine import FakeEngine
 from tests.cli.running import read_jsonl, write_jsonl
@@ -91,7 +91,7 @@ def test_results_need_somewhere_to_go(
 
 CLOSED = """
 import sys
-from jaxllm.cli import generate
+from jaxllm.cli.batch import generate
 from jaxllm.cli.main import main
 from tests.cli.fake_engine import FakeEngine
 

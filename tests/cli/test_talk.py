@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli.chat import _Conversation
-from jaxllm.cli.openai_client import RequestError
-from jaxllm.cli.talk import MARK, Write, talk
+from jaxllm.cli.client.chat import _Conversation
+from jaxllm.cli.client.openai_client import RequestError
+from jaxllm.cli.client.talk import MARK, Write, talk
 from jaxllm.exceptions import VLLMValidationError
 
 

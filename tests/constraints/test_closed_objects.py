@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from jaxllm.config.groups import StructuredOutputsConfig
-from jaxllm.constraints import name_patterns
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.constraints.json_schema import schema_text
+from jaxllm.constraints.schemas import name_patterns
+from jaxllm.constraints.schemas.json_schema import schema_text
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer, takes, walk_all

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.constraints.name_patterns import matches_only, matching, property_names
+from jaxllm.constraints.schemas.name_patterns import matches_only, matching, property_names
 from jaxllm.params.limits import MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, allowed, make_compiler, smollm2_tokenizer, walk_all

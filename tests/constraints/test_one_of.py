@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.constraints.loosened import loosened
+from jaxllm.constraints.schemas.loosened import loosened
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, takes

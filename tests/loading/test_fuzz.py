@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.models import ModelSpecs

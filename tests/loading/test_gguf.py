@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.loading.gguf import TENSOR_TYPES, GGUFFile
-from jaxllm.loading.gguf_dequant import CHUNK_NUMBERS, dequantize
+from jaxllm.loading.gguf.dequant import CHUNK_NUMBERS, dequantize
+from jaxllm.loading.gguf.file import TENSOR_TYPES, GGUFFile
 from tests.loading.files import F32, Q8_0, gguf_bytes, gguf_f32, gguf_string, gguf_value
 
 METADATA: dict[str, Any] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
 from jaxllm.models import ModelSpecs, get_family
 from tests.loading.files import F32, gguf_bytes

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxllm.loading.folder import DummyCheckpoint
-from jaxllm.loading.gguf import TENSOR_TYPES, TensorType
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.loading.gguf_dequant import dequantize as widen
-from jaxllm.loading.gguf_parts import CHUNK_NUMBERS, FORMATS, read_part
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.dequant import dequantize as widen
+from jaxllm.loading.gguf.file import TENSOR_TYPES, TensorType
+from jaxllm.loading.gguf.parts import CHUNK_NUMBERS, FORMATS, read_part
 from pallas_kernels.weights import dequantize
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata
 from tests.loading.gguf_moe_files import moe_gguf, mxfp4, stacked

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.gguf_split import first_parts, part_names
+from jaxllm.loading.gguf.split_files import first_parts, part_names
 from jaxllm.loading.open import open_checkpoint
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata
 

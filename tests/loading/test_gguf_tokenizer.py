@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata
 from tests.loading.test_gguf_config import EMBED
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.loading.gguf_splitting import SPLITTINGS
+from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
+from jaxllm.loading.gguf.text_splitting import SPLITTINGS
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata
 
 

@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from jaxllm.loading.gguf_parts import FORMATS
+from jaxllm.loading.gguf.parts import FORMATS
 from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear import Linear
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxllm.cli.openai_client import OpenAIClient
+from jaxllm.cli.client.openai_client import OpenAIClient
 
 PREFIX = "vllm:spec_decode_num_"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxllm.cli.bench.datasets import Sample
 from jaxllm.cli.bench.figures import Result
-from jaxllm.cli.openai_client import Chunk, OpenAIClient, RequestError
+from jaxllm.cli.client.openai_client import Chunk, OpenAIClient, RequestError
 
 RETRY_SECONDS = 0.5
 

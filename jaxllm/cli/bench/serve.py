@@ -23,8 +23,8 @@ from jaxllm.cli.bench.drafts import draft_figures, read_drafts
 from jaxllm.cli.bench.figures import METRICS, Conditions, Result, count_errors, report, summarize
 from jaxllm.cli.bench.load import Target, send_all, wait_ready
 from jaxllm.cli.bench.traffic import STRATEGIES, Ramp, send_times
+from jaxllm.cli.client.openai_client import OpenAIClient, RequestError
 from jaxllm.cli.numbers import above_zero, natural, positive, seconds
-from jaxllm.cli.openai_client import OpenAIClient, RequestError
 from jaxllm.cli.streams import losing_messages, say, show, writing
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError

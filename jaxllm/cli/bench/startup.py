@@ -90,7 +90,7 @@ def _start(engine_args: dict[str, Any], compile_cache: str) -> Startup:
     """Start an engine in a new process; its log goes to standard error."""
     request = Request(engine_args=engine_args, started=time.time())
     env = environment(("",)) | {"JAX_COMPILATION_CACHE_DIR": compile_cache}
-    return child_process.ask("jaxllm.cli.startup_probe", request, Startup, env)
+    return child_process.ask("jaxllm.cli.bench.startup_probe", request, Startup, env)
 
 
 def _table(model: str, cold: Startup, warm: Startup) -> Iterator[str]:

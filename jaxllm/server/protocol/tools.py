@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from jaxllm.constraints.loosened import loosened
+from jaxllm.constraints.schemas.loosened import loosened
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.parsers.function_tool import FunctionTool, read_tools

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.cli.bench.datasets import Sample
 from jaxllm.cli.bench.figures import Result
 from jaxllm.cli.bench.load import time_stream
-from jaxllm.cli.openai_client import Choice, Chunk, Delta, RequestError, Usage
+from jaxllm.cli.client.openai_client import Choice, Chunk, Delta, RequestError, Usage
 
 SAMPLE = Sample("hello", 3, 8)
 

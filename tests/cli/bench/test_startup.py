@@ -50,4 +50,4 @@ def test_no_model(capsys: pytest.CaptureFixture[str]):
 def test_a_start_that_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(child_process.sys, "executable", "false")
     assert main(["bench", "startup", "any"]) == 3
-    assert "the engine did not start: jaxllm.cli.startup_probe ended with status 1" in capsys.readouterr().err
+    assert "the engine did not start: jaxllm.cli.bench.startup_probe ended with status 1" in capsys.readouterr().err

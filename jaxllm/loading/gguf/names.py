@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from jaxllm.loading.gguf import GGUFTensor
-from jaxllm.loading.gguf_rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
+from jaxllm.loading.gguf.file import GGUFTensor
+from jaxllm.loading.gguf.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 
 IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")

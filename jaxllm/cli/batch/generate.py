@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxllm.cli.batch.jobs import Job, Task, jobs_from_prompts, parse_job, read_jobs
+from jaxllm.cli.batch.journal import Console, Journal, output_path
+from jaxllm.cli.batch.offline_run import Engine, Run, exit_status, load_chat_engine, load_engine, run_jobs
+from jaxllm.cli.batch.result_files import write_array, write_lines
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
-from jaxllm.cli.jobs import Job, Task, jobs_from_prompts, parse_job, read_jobs
-from jaxllm.cli.journal import Console, Journal, output_path
-from jaxllm.cli.offline_run import Engine, Run, exit_status, load_chat_engine, load_engine, run_jobs
-from jaxllm.cli.result_files import write_array, write_lines
 from jaxllm.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
 from jaxllm.cli.streams import say
 from jaxllm.exceptions import VLLMValidationError

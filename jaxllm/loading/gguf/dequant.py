@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxllm.loading.gguf import TensorType
-from jaxllm.loading.gguf_parts import CHUNK_NUMBERS, FORMATS, block_part, blocks_of
+from jaxllm.loading.gguf.file import TensorType
+from jaxllm.loading.gguf.parts import CHUNK_NUMBERS, FORMATS, block_part, blocks_of
 
 
 def dequantize(kind: TensorType, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

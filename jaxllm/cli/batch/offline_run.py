@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxllm.cli.jobs import Job, job_label
-from jaxllm.cli.journal import Console, Journal
-from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.batch.jobs import Job, job_label
+from jaxllm.cli.batch.journal import Console, Journal
+from jaxllm.cli.batch.progress import Counts, Progress
 from jaxllm.cli.streams import say
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_numbers import Numbers
-from jaxllm.loading.gguf_rope import ROPE_FACTORS_NAME, rope_factors
+from jaxllm.loading.gguf.file import GGUFFile
+from jaxllm.loading.gguf.numbers import Numbers
+from jaxllm.loading.gguf.rope import ROPE_FACTORS_NAME, rope_factors
 
 NOT_ROTATED = 1e29
 """The least divisor of a frequency that stands for no rotation at all."""

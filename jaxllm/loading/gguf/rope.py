@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_dequant import dequantize
+from jaxllm.loading.gguf.dequant import dequantize
+from jaxllm.loading.gguf.file import GGUFFile
 
 ROPE_FACTORS_NAME = "rope_freqs.weight"
 LONGROPE_NAMES = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}

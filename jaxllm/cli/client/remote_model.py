@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from jaxllm.cli.openai_client import Choice, Model, OpenAIClient, UnreachableError
+from jaxllm.cli.client.openai_client import Choice, Model, OpenAIClient, UnreachableError
 
 URL = "http://localhost:8000/v1"
 

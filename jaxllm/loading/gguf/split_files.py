@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
-from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf.file import GGUFFile
 
 _PART = re.compile(r"(.*-)(\d{5})(-of-(\d{5})\.gguf)\Z", re.DOTALL)
 _MAX_PARTS = 65535

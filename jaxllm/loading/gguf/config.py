@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_gemma4 import gemma4_config
-from jaxllm.loading.gguf_moe import expert_config
-from jaxllm.loading.gguf_names import ATTENTION, MLP, has_biases
-from jaxllm.loading.gguf_numbers import Numbers
-from jaxllm.loading.gguf_rope import rope_scaling
-from jaxllm.loading.gguf_special_tokens import SpecialTokens, read_special_tokens
+from jaxllm.loading.gguf.file import GGUFFile
+from jaxllm.loading.gguf.gemma4 import gemma4_config
+from jaxllm.loading.gguf.moe import expert_config
+from jaxllm.loading.gguf.names import ATTENTION, MLP, has_biases
+from jaxllm.loading.gguf.numbers import Numbers
+from jaxllm.loading.gguf.rope import rope_scaling
+from jaxllm.loading.gguf.special_tokens import SpecialTokens, read_special_tokens
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from jaxllm.constraints.schema_negation import Schema, all_of, other_strings
+from jaxllm.constraints.schemas.negation import Schema, all_of, other_strings
 
 _MAX_LETTERS = 5_000
 _MAX_NAME_LENGTH = 80

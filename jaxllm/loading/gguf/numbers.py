@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf.file import GGUFFile
 
 
 class Numbers:

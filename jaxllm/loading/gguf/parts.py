@@ -8,7 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from jaxllm.loading.gguf import TensorType
+from jaxllm.loading.gguf.file import TensorType
 from pallas_kernels.weights import WeightFormat
 
 CHUNK_NUMBERS = 1 << 17

@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, SpecialTokens, read_special_tokens
-from jaxllm.loading.gguf_splitting import SPLITTINGS, Splitting
+from jaxllm.loading.gguf.file import GGUFFile
+from jaxllm.loading.gguf.special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, SpecialTokens, read_special_tokens
+from jaxllm.loading.gguf.text_splitting import SPLITTINGS, Splitting
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
 _SPACE = "\u2581"

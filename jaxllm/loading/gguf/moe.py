@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_names import ATTENTION, has_biases
-from jaxllm.loading.gguf_numbers import Numbers
+from jaxllm.loading.gguf.file import GGUFFile
+from jaxllm.loading.gguf.names import ATTENTION, has_biases
+from jaxllm.loading.gguf.numbers import Numbers
 
 SIGMOID = 2
 """llama.cpp's number for sigmoid scores, among the gating functions that a file may name."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from jaxllm.cli.batch.jobs import Job, read_lines
+from jaxllm.cli.batch.journal import Journal, output_path
+from jaxllm.cli.batch.progress import Counts, Progress
+from jaxllm.cli.batch.result_files import overwriting
 from jaxllm.cli.engine_flags import read_engine_args, result_settings
 from jaxllm.cli.help import add_help
-from jaxllm.cli.jobs import Job, read_lines
-from jaxllm.cli.journal import Journal, output_path
-from jaxllm.cli.progress import Counts, Progress
-from jaxllm.cli.result_files import overwriting
 from jaxllm.cli.streams import say
 from jaxllm.config.kinds import add_flags
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError

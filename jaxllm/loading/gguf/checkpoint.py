@@ -13,12 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading import gguf_config, gguf_parts
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.gguf import GGUFTensor
-from jaxllm.loading.gguf_dequant import dequantize
-from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
-from jaxllm.loading.gguf_split import open_gguf
+from jaxllm.loading.gguf import config as gguf_config
+from jaxllm.loading.gguf import parts as gguf_parts
+from jaxllm.loading.gguf.dequant import dequantize
+from jaxllm.loading.gguf.file import GGUFTensor
+from jaxllm.loading.gguf.names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
+from jaxllm.loading.gguf.split_files import open_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -148,7 +149,7 @@ class GGUFCheckpoint(Checkpoint):
         return data.view(_FLOATS[kind.name]) if kind.name in _FLOATS else dequantize(kind, data)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        from jaxllm.loading.gguf_tokenizer import build_tokenizer
+        from jaxllm.loading.gguf.tokenizer import build_tokenizer
 
         try:
             return build_tokenizer(self._file)
@@ -163,7 +164,7 @@ class GGUFCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str:
         # Ours is the code that reads it.
         digest = hashlib.sha256(self._file.metadata_digest().encode())
-        for name in ("gguf.py", "gguf_special_tokens.py", "gguf_splitting.py", "gguf_tokenizer.py"):
+        for name in ("file.py", "special_tokens.py", "text_splitting.py", "tokenizer.py"):
             digest.update(Path(__file__).with_name(name).read_bytes())
         return digest.hexdigest()
 

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from jaxllm.constraints.limits import refuse
-from jaxllm.constraints.name_patterns import list_pattern_properties, listed_names, take_property_names
-from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
+from jaxllm.constraints.schemas.name_patterns import list_pattern_properties, listed_names, take_property_names
+from jaxllm.constraints.schemas.negation import Schema, all_of, any_of, negated
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _MAX_CONTAINS = 64

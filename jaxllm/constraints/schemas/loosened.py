@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.constraints.schema_rewrites import FORMATS
+from jaxllm.constraints.schemas.rewrites import FORMATS
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf.file import GGUFFile
 
 PREFIX = "tokenizer.ggml."
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4

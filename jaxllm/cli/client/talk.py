@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from jaxllm.cli.openai_client import RequestError
+from jaxllm.cli.client.openai_client import RequestError
 from jaxllm.cli.streams import losing_messages, say, show, writing
 from jaxllm.exceptions import VLLMValidationError
 

@@ -1,0 +1,1 @@
+"""Commands that work through a file of requests: `run-batch`, `generate` and `embed`."""

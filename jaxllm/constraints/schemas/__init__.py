@@ -1,0 +1,1 @@
+"""Rewrite JSON Schemas into those that llguidance can hold a model to."""
