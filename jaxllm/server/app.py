@@ -17,35 +17,39 @@ from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.vllm_config import VllmConfig
-from jaxllm.server import (
-    routes_adapters,
-    routes_dev,
-    routes_messages,
-    routes_ollama,
-    routes_openai,
-    routes_operations,
-    routes_page,
-    routes_pooling,
-    routes_responses,
-)
+from jaxllm.server.anthropic import routes as routes_messages
+from jaxllm.server.anthropic.serving import AnthropicServingMessages
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.auth import Authentication, KeyChecker, read_keys
-from jaxllm.server.endpoint import Refusals, Reply
-from jaxllm.server.errors import RequestFailedError
-from jaxllm.server.metrics import CoreProcesses, CountedRequests, EngineCollector, HttpMetrics, make_registry
-from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
+from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
+from jaxllm.server.http.endpoint import Refusals, Reply
+from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.server.http.middleware import RequestIdHeaders, RootPath, add_cors, add_own
+from jaxllm.server.http.own_pages import OwnPages
+from jaxllm.server.http.request_ids import new_request_id
+from jaxllm.server.ollama import routes as routes_ollama
+from jaxllm.server.ollama.serving import OllamaServing
+from jaxllm.server.openai import routes as routes_openai
+from jaxllm.server.openai.output_parsers import check_parsers
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
+from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
+from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.openapi import describe
-from jaxllm.server.output_parsers import check_parsers
-from jaxllm.server.own_pages import OwnPages
-from jaxllm.server.pooled_serving import PooledServing
-from jaxllm.server.request_ids import new_request_id
-from jaxllm.server.serving_chat import OpenAIServingChat
-from jaxllm.server.serving_completion import OpenAIServingCompletion
-from jaxllm.server.serving_messages import AnthropicServingMessages
-from jaxllm.server.serving_models import LoRAModule, OpenAIServingModels
-from jaxllm.server.serving_ollama import OllamaServing
-from jaxllm.server.serving_responses import OpenAIServingResponses
-from jaxllm.server.serving_tokenization import OpenAIServingTokenization
+from jaxllm.server.operations import adapter_routes as routes_adapters
+from jaxllm.server.operations import dev_routes as routes_dev
+from jaxllm.server.operations import routes as routes_operations
+from jaxllm.server.operations.prometheus import (
+    CoreProcesses,
+    CountedRequests,
+    EngineCollector,
+    HttpMetrics,
+    make_registry,
+)
+from jaxllm.server.page import routes as routes_page
+from jaxllm.server.pooling import routes as routes_pooling
+from jaxllm.server.pooling.serving import PooledServing
+from jaxllm.server.responses import routes as routes_responses
+from jaxllm.server.responses.serving import OpenAIServingResponses
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
 

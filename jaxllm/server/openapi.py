@@ -10,21 +10,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import Route
 
-from jaxllm.server import routes_responses
-from jaxllm.server.auth import OPEN_PATHS
-from jaxllm.server.endpoint import Endpoint
-from jaxllm.server.errors import ErrorResponse
-from jaxllm.server.protocol.chat import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    ChatCompletionStreamResponse,
-)
-from jaxllm.server.protocol.classification import ClassificationRequest, ClassificationResponse
-from jaxllm.server.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
-from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
-from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse
-from jaxllm.server.protocol.messages import MessagesError, MessagesRequest, MessagesResponse, TokenCount
-from jaxllm.server.protocol.ollama import (
+from jaxllm.server.anthropic.protocol import MessagesError, MessagesRequest, MessagesResponse, TokenCount
+from jaxllm.server.http.auth import OPEN_PATHS
+from jaxllm.server.http.endpoint import Endpoint
+from jaxllm.server.http.errors import ErrorResponse
+from jaxllm.server.ollama.protocol import (
     OllamaAnswer,
     OllamaChatRequest,
     OllamaEmbedAnswer,
@@ -38,20 +28,30 @@ from jaxllm.server.protocol.ollama import (
     OllamaShowRequest,
     OllamaVersion,
 )
-from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
-from jaxllm.server.protocol.response_objects import DeletedResponse, Response
-from jaxllm.server.protocol.response_stream import ResponseEvent
-from jaxllm.server.protocol.responses import ResponsesRequest
-from jaxllm.server.protocol.scoring import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
-from jaxllm.server.protocol.tokenization import (
+from jaxllm.server.openai.chat_protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+)
+from jaxllm.server.openai.completion_protocol import CompletionRequest, CompletionResponse, CompletionStreamResponse
+from jaxllm.server.openai.serving_models import ModelCard, ModelList
+from jaxllm.server.openai.tokenization_protocol import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
 )
-from jaxllm.server.routes_pooling import RERANK_PATHS, SCORE_PATHS
-from jaxllm.server.serving_models import ModelCard, ModelList
+from jaxllm.server.pooling.classification_protocol import ClassificationRequest, ClassificationResponse
+from jaxllm.server.pooling.cohere_protocol import CohereEmbedRequest, CohereEmbedResponse
+from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, EmbeddingResponse
+from jaxllm.server.pooling.pooling_protocol import PoolingRequest, PoolingResponse
+from jaxllm.server.pooling.routes import RERANK_PATHS, SCORE_PATHS
+from jaxllm.server.pooling.scoring_protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
+from jaxllm.server.responses import routes as routes_responses
+from jaxllm.server.responses.objects import DeletedResponse, Response
+from jaxllm.server.responses.request import ResponsesRequest
+from jaxllm.server.responses.stream import ResponseEvent
 
 REFERENCE = "#/components/schemas/{name}"
 

@@ -25,13 +25,13 @@ from fastapi import FastAPI
 from jaxllm.engine.online.async_client import build_async_engine_client
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server.access_log import log_settings
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs, with_queue_bound
-from jaxllm.server.auth import read_keys
-from jaxllm.server.connection import bounded_protocol
+from jaxllm.server.http.access_log import log_settings
+from jaxllm.server.http.auth import read_keys
+from jaxllm.server.http.connection import bounded_protocol
+from jaxllm.server.http.tls import refresh, tls_settings
 from jaxllm.server.state import ServerLoad
-from jaxllm.server.tls import refresh, tls_settings
 from jaxllm.utils.async_utils import start_worker_threads
 
 logger = logging.getLogger(__name__)

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from jaxllm.server.errors import RequestFailedError
+from jaxllm.server.http.errors import RequestFailedError
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
     from jaxllm.engine.online.async_llm import AsyncLLM
     from jaxllm.resolve.vllm_config import VllmConfig
+    from jaxllm.server.anthropic.serving import AnthropicServingMessages
     from jaxllm.server.arguments import ServerArgs
-    from jaxllm.server.pooled_serving import PooledServing
-    from jaxllm.server.serving_chat import OpenAIServingChat
-    from jaxllm.server.serving_completion import OpenAIServingCompletion
-    from jaxllm.server.serving_messages import AnthropicServingMessages
-    from jaxllm.server.serving_models import OpenAIServingModels
-    from jaxllm.server.serving_ollama import OllamaServing
-    from jaxllm.server.serving_responses import OpenAIServingResponses
-    from jaxllm.server.serving_tokenization import OpenAIServingTokenization
+    from jaxllm.server.ollama.serving import OllamaServing
+    from jaxllm.server.openai.serving_chat import OpenAIServingChat
+    from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
+    from jaxllm.server.openai.serving_models import OpenAIServingModels
+    from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
+    from jaxllm.server.pooling.serving import PooledServing
+    from jaxllm.server.responses.serving import OpenAIServingResponses
 
 DRAINING = "The server is about to end, and takes no more requests: another one may."
 

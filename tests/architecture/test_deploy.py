@@ -16,7 +16,7 @@ import yaml
 
 from jaxllm.cli.main import make_parser
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.auth import OPEN_PATHS
+from jaxllm.server.http.auth import OPEN_PATHS
 from jaxllm.version import __version__
 from tests.architecture.sources import ROOT
 

@@ -14,13 +14,13 @@ from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import make_parser
 from jaxllm.server.app import build_app
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.protocol.chat import ChatCompletionRequest
-from jaxllm.server.protocol.classification import ClassificationRequest
-from jaxllm.server.protocol.cohere import CohereEmbedRequest
-from jaxllm.server.protocol.completion import CompletionRequest
-from jaxllm.server.protocol.embedding import EmbeddingRequest
-from jaxllm.server.protocol.pooling import PoolingRequest
-from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.completion_protocol import CompletionRequest
+from jaxllm.server.pooling.classification_protocol import ClassificationRequest
+from jaxllm.server.pooling.cohere_protocol import CohereEmbedRequest
+from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
+from jaxllm.server.pooling.pooling_protocol import PoolingRequest
+from jaxllm.server.pooling.scoring_protocol import RerankRequest, ScoreRequest
 from tests.architecture.sources import ROOT
 
 NAMES = ("serving", "api", "grpc", "security", "operations", "metrics", "commands", "agents", "lora")

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
-from jaxllm.server.protocol.classification import ClassificationRequest
-from jaxllm.server.protocol.cohere import COHERE_REFUSED, CohereEmbedRequest
-from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
-from jaxllm.server.protocol.embedding import EmbeddingRequest
-from jaxllm.server.protocol.messages import MESSAGES_REFUSED, MessagesRequest
-from jaxllm.server.protocol.ollama import (
+from jaxllm.server.anthropic.protocol import MESSAGES_REFUSED, MessagesRequest
+from jaxllm.server.ollama.protocol import (
     OLLAMA_REFUSED,
     OllamaChatRequest,
     OllamaEmbeddingRequest,
@@ -19,10 +14,15 @@ from jaxllm.server.protocol.ollama import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from jaxllm.server.protocol.pooling import POOLED_REFUSED, PoolingRequest
-from jaxllm.server.protocol.responses import RESPONSES_REFUSED, ResponsesRequest
-from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
-from jaxllm.server.protocol.tokenization import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
+from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
+from jaxllm.server.openai.completion_protocol import COMPLETION_REFUSED, CompletionRequest
+from jaxllm.server.openai.tokenization_protocol import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
+from jaxllm.server.pooling.classification_protocol import ClassificationRequest
+from jaxllm.server.pooling.cohere_protocol import COHERE_REFUSED, CohereEmbedRequest
+from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
+from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest
+from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, RerankRequest, ScoreRequest
+from jaxllm.server.responses.request import RESPONSES_REFUSED, ResponsesRequest
 from tests.server.tool_support import TOOL, WEATHER
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.access_log import NotTheseEndpoints, log_settings
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.http.access_log import NotTheseEndpoints, log_settings
 
 
 def record(path: str) -> logging.LogRecord:

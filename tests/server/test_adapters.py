@@ -14,7 +14,7 @@ from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
-from jaxllm.server.serving_models import LoRAModule
+from jaxllm.server.openai.serving_models import LoRAModule
 from tests.e2e.adapter_data import ADAPTERS, SETTINGS, golden_of, prompt_of
 from tests.models.tiny import folder
 from tests.server.grpc_support import client_of, grpc_opened, message_of, refusal

@@ -10,8 +10,8 @@ from jaxllm.parsers.formats import as_format
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.registry import ToolParserManager
 from jaxllm.parsers.tools.openai import OpenAIParser
-from jaxllm.server.answer_grammar import answer_grammar
-from jaxllm.server.protocol.tools import ToolUse
+from jaxllm.server.openai.answer_grammar import answer_grammar
+from jaxllm.server.openai.tools import ToolUse
 from tests.constraints.grammar_walks import make_compiler, takes
 
 CHOICE = StructuredOutputsParams(choice=["yes", "no"])

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.auth import OPEN_PATHS, KeyChecker, read_keys
+from jaxllm.server.http.auth import OPEN_PATHS, KeyChecker, read_keys
 from tests.server.support import Served, served
 
 KEYS = ("first-key", "second key")

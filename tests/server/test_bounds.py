@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.protocol.chat import ChatCompletionRequest
-from jaxllm.server.protocol.classification import ClassificationRequest
-from jaxllm.server.protocol.cohere import CohereEmbedRequest
-from jaxllm.server.protocol.embedding import EmbeddingRequest
-from jaxllm.server.protocol.messages import MessagesRequest
-from jaxllm.server.protocol.pooling import PoolingRequest
-from jaxllm.server.protocol.responses import ResponsesRequest
-from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
-from jaxllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.tokenization_protocol import DetokenizeRequest, TokenizeRequest
+from jaxllm.server.pooling.classification_protocol import ClassificationRequest
+from jaxllm.server.pooling.cohere_protocol import CohereEmbedRequest
+from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
+from jaxllm.server.pooling.pooling_protocol import PoolingRequest
+from jaxllm.server.pooling.scoring_protocol import RerankRequest, ScoreRequest
+from jaxllm.server.responses.request import ResponsesRequest
 from tests.server import request_bounds as bounds_of
 from tests.server.request_bounds import ANYWHERE, CHAT, CHAT_ALL, DETOKENIZE, LONG, TOKENIZE, Bound
 from tests.server.support import Answer, Served

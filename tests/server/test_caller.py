@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.server.caller import Caller
+from jaxllm.server.http.caller import Caller
 from tests.server.support import Served
 
 

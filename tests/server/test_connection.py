@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxllm.server.connection import MAX_AHEAD, PIECE, BoundedProtocol
+from jaxllm.server.http.connection import MAX_AHEAD, PIECE, BoundedProtocol
 from tests.server.support import Served, mock_served
 
 HEAD_BYTES = 2048

@@ -17,9 +17,9 @@ from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.arguments import MAX_QUEUED, with_queue_bound
-from jaxllm.server.log_once import MAX_KNOWN, MAX_LINE, LogOnce
-from jaxllm.server.protocol import decoding
-from jaxllm.server.protocol.prompts import MAX_MESSAGES, MAX_TOOLS
+from jaxllm.server.http import decoding
+from jaxllm.server.http.log_once import MAX_KNOWN, MAX_LINE, LogOnce
+from jaxllm.server.openai.prompt_fields import MAX_MESSAGES, MAX_TOOLS
 from jaxllm.text.tokenizer import cut_ids
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.pooled_support import EMBED, PooledEngine

@@ -11,12 +11,12 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import read_tools
-from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
-from jaxllm.server.protocol.completion import CompletionRequest
-from jaxllm.server.protocol.decoding import decode
-from jaxllm.server.protocol.messages import MessagesRequest
-from jaxllm.server.protocol.ollama import OllamaChatRequest, OllamaGenerateRequest
-from jaxllm.server.protocol.responses import ResponsesRequest
+from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.http.decoding import decode
+from jaxllm.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
+from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
+from jaxllm.server.openai.completion_protocol import CompletionRequest
+from jaxllm.server.responses.request import ResponsesRequest
 from tests.server.support import Served
 from tests.server.test_bounds import ROUTES
 

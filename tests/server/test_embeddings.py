@@ -13,7 +13,7 @@ import pytest
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.vectors import packed
+from jaxllm.server.pooling.vectors import packed
 from tests.server.pooled_support import EMBED, SIZE, PooledEngine, output_of
 from tests.server.support import Answer, Served, served
 

@@ -22,7 +22,7 @@ from jaxllm.exceptions import (
     QueueOverflowError,
     VLLMValidationError,
 )
-from jaxllm.server.errors import RequestFailedError, error_response
+from jaxllm.server.http.errors import RequestFailedError, error_response
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.request_bounds import CHAT, DETOKENIZE, TOKENIZE
 from tests.server.support import Answer, Served, mock_served, served

@@ -21,12 +21,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.grpc import inference_pb2, messages
+from jaxllm.server.grpc import conversion as messages
+from jaxllm.server.grpc import inference_pb2
 from jaxllm.server.grpc.authentication import OPEN_METHODS
+from jaxllm.server.grpc.conversion import PROMPT, completion_request
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateRequest
-from jaxllm.server.grpc.messages import PROMPT, completion_request
 from jaxllm.server.grpc.service import SERVICE
-from jaxllm.server.protocol.completion import CompletionRequest
+from jaxllm.server.openai.completion_protocol import CompletionRequest
 from tests.async_engine.support import metric, mock_llm, tiny_args
 from tests.server.grpc_support import Client, client_of, grpc_opened, message_of, refusal
 from tests.server.support import Served, mock_served, served

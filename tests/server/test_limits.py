@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server import endpoint
+from jaxllm.server.http import endpoint
 from tests.server.support import Served, served
 
 LIMIT = 4096

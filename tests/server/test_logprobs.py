@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from jaxllm.logprobs import Logprob
-from jaxllm.server.protocol.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
+from jaxllm.server.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
 
 # The sampled token 7 is the third likeliest, and reads as token 5 does.
 POSITION = {7: Logprob(-3.25, 3, "é"), 5: Logprob(-0.5, 1, "é"), 6: Logprob(-math.inf, 2, "b")}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.messages_input import as_chat
-from jaxllm.server.protocol.messages import MessagesRequest
+from jaxllm.server.anthropic.input import as_chat
+from jaxllm.server.anthropic.protocol import MessagesRequest
 from tests.server.support import Answer, Served
 from tests.server.tool_support import WEATHER, tool_served
 

@@ -16,7 +16,7 @@ from jaxllm.engine.front.metrics import PREFIX
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.metrics_help import HELP
+from jaxllm.server.operations.prometheus_help import HELP
 from tests.async_engine.support import core_process, mock_llm, tiny_args, until
 from tests.engine.vllm_metrics import OURS
 from tests.server.support import Served, served

@@ -74,7 +74,7 @@ def test_r18_modules_are_imported_by_name_where_a_flag_names_them(part: str) -> 
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute) and node.attr in IMPORTS_BY_NAME
     }
-    assert found <= {"jaxllm/server/middleware.py", "jaxllm/engine/front/tracing.py"}
+    assert found <= {"jaxllm/server/http/middleware.py", "jaxllm/engine/front/tracing.py"}
 
 
 @pytest.mark.server

@@ -14,9 +14,9 @@ from msgspec import UNSET
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.pieces import CallArguments, CallStart
-from jaxllm.server.ollama_answers import AnswerBuilder
-from jaxllm.server.protocol.ollama import OllamaMessage
-from jaxllm.server.serving_ollama import messages_in_chat
+from jaxllm.server.ollama.answers import AnswerBuilder
+from jaxllm.server.ollama.protocol import OllamaMessage
+from jaxllm.server.ollama.serving import messages_in_chat
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import read_tensors
 from tests.server.pooled_support import EMBED, PooledEngine

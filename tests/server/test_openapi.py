@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.app import build_app
-from jaxllm.server.routes_page import PAGE_FILES
+from jaxllm.server.page.routes import PAGE_FILES
 from tests.server.support import Served, command_line, served
 
 REQUESTS: dict[str, dict[str, Any]] = {

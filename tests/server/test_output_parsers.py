@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.parsers.pieces import gather
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.output_parsers import OutputParsers
+from jaxllm.server.openai.output_parsers import OutputParsers
 
 TEMPLATE = "{{ '<think>' }}"
 """It tells of <think> without a start of reasoning in its prompts."""

@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.own_pages import listens_on_loopback
+from jaxllm.server.http.own_pages import listens_on_loopback
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import Served, served
 

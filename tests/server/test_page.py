@@ -12,8 +12,8 @@ import pytest
 import jaxllm.server
 from jaxllm.cli.sampling_flags import TALK_DEFAULTS
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.auth import OPEN_PATHS
-from jaxllm.server.routes_page import PAGE_FILES
+from jaxllm.server.http.auth import OPEN_PATHS
+from jaxllm.server.page.routes import PAGE_FILES
 from tests.server.support import Served, served
 
 FOLDER = Path(jaxllm.server.__file__).parent / "page"

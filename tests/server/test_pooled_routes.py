@@ -13,8 +13,8 @@ import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server import pooled_requests
-from jaxllm.server.model_tasks import check_generates
+from jaxllm.server.openai.model_tasks import check_generates
+from jaxllm.server.pooling import requests as pooled_requests
 from tests.server.hostile import pooled_requests as pooled_requests_of
 from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, LABELS, LATE, SIZE, PooledEngine, output_of
 from tests.server.support import Served, served

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.endpoint import Endpoint, Refusals, refuse
+from jaxllm.server.http.endpoint import Endpoint, Refusals, refuse
 from tests.server.support import Served
 
 

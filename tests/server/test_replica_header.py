@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxllm.server.caller import RANK_HEADER
+from jaxllm.server.http.caller import RANK_HEADER
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.grpc_support import client_of, grpc_opened, message_of, refusal
 from tests.server.support import TEMPLATE, Served, served

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.protocol.decoding import HARMLESS
+from jaxllm.server.http.decoding import HARMLESS
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.pooled_support import CLASSIFY, EMBED, PooledEngine
 from tests.server.request_fields import ROUTES, Effect, Nothing, Refusal

@@ -13,12 +13,12 @@ import msgspec
 from jaxllm.exceptions import EngineGenerateError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
-from jaxllm.server.protocol.response_objects import InputTokensDetails, OutputTokensDetails, Response, ResponseUsage
-from jaxllm.server.protocol.responses import ReasoningOptions, TextOptions
-from jaxllm.server.response_answer import ResponseAnswer
-from jaxllm.server.response_events import ResponseBuilder, frame
-from jaxllm.server.sse import comment
-from jaxllm.server.turns import AnswerReader, Turn
+from jaxllm.server.http.sse import comment
+from jaxllm.server.openai.turns import AnswerReader, Turn
+from jaxllm.server.responses.answer import ResponseAnswer
+from jaxllm.server.responses.events import ResponseBuilder, frame
+from jaxllm.server.responses.objects import InputTokensDetails, OutputTokensDetails, Response, ResponseUsage
+from jaxllm.server.responses.request import ReasoningOptions, TextOptions
 from tests.server.response_support import events_of, without_ids
 from tests.server.support import Answer
 from tests.server.tool_support import ARGUMENTS

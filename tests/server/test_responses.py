@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.errors import RequestFailedError
-from jaxllm.server.response_store import ResponseStore, StoredResponse
+from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.server.responses.store import ResponseStore, StoredResponse
 from tests.server.response_support import events_of, without_ids
 from tests.server.support import Answer, Served
 from tests.server.tool_support import ARGUMENTS, CALL, WEATHER, tool_served

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.responses_input import messages_of, read_input
+from jaxllm.server.responses.input import messages_of, read_input
 
 MESSAGE = {"type": "message", "role": "user", "content": "a"}
 CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}

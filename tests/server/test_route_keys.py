@@ -10,7 +10,7 @@ import pytest
 from starlette.routing import Route
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.auth import OPEN_PATHS, KeyChecker
+from jaxllm.server.http.auth import OPEN_PATHS, KeyChecker
 from tests.server.support import Served, served
 
 KEY = "the-key"
@@ -138,7 +138,7 @@ def test_r17_keys_are_compared_as_digests_of_one_length(monkeypatch: pytest.Monk
         compared.append((first, second))
         return first == second
 
-    monkeypatch.setattr("jaxllm.server.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("jaxllm.server.http.auth.hmac.compare_digest", compare)
     checker = KeyChecker(["a", "b" * 1000, KEY])
     for token in (b"", b"a", KEY.encode(), b"x" * 100_000):
         compared.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.protocol import shape
+from jaxllm.server.http import shape
 
 
 def depth_of(value: Any) -> int:

@@ -12,7 +12,7 @@ from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
-from jaxllm.server.sse import DONE, EngineOutputs, EventStream, TextFrame, comment, event
+from jaxllm.server.http.sse import DONE, EngineOutputs, EventStream, TextFrame, comment, event
 
 
 class Engine:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server import tls
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.tls import refresh, tls_settings
+from jaxllm.server.http import tls
+from jaxllm.server.http.tls import refresh, tls_settings
 from tests.server.test_run import server
 
 pytestmark = pytest.mark.server

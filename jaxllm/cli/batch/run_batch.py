@@ -27,7 +27,7 @@ from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
     from jaxllm.engine.online.async_llm import AsyncLLM
-    from jaxllm.server.caller import Caller
+    from jaxllm.server.http.caller import Caller
 
 QUEUE_LENGTH = 1024
 """So many requests are in the engine at a time, or twice its batch."""
@@ -103,7 +103,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
     """Answer all requests and return the exit status. Arguments and files are checked before the model loads."""
-    from jaxllm.server.output_parsers import check_parsers
+    from jaxllm.server.openai.output_parsers import check_parsers
 
     if args.enable_metrics:
         args.disable_log_stats = False  # there would be none
@@ -185,7 +185,7 @@ async def _metrics(engine: AsyncLLM, args: argparse.Namespace, server_args: Serv
         return
     from prometheus_client import start_http_server
 
-    from jaxllm.server.metrics import CoreProcesses, EngineCollector, OnLoop, make_registry
+    from jaxllm.server.operations.prometheus import CoreProcesses, EngineCollector, OnLoop, make_registry
 
     registry, loop = make_registry(), asyncio.get_running_loop()
     for collector in (EngineCollector(engine, server_args.metrics_prefix), CoreProcesses(engine)):
@@ -222,11 +222,11 @@ class Answers:
     def __init__(
         self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None, reasoning_parser: str
     ) -> None:
-        from jaxllm.server.pooled_serving import PooledServing
-        from jaxllm.server.serving_chat import OpenAIServingChat
-        from jaxllm.server.serving_completion import OpenAIServingCompletion
-        from jaxllm.server.serving_models import LoRAModule, OpenAIServingModels
-        from jaxllm.server.serving_responses import OpenAIServingResponses
+        from jaxllm.server.openai.serving_chat import OpenAIServingChat
+        from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
+        from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
+        from jaxllm.server.pooling.serving import PooledServing
+        from jaxllm.server.responses.serving import OpenAIServingResponses
 
         self._models = models = OpenAIServingModels(engine.model_config, names)
         self._modules = list(map(LoRAModule.read, server_args.lora_modules or []))
@@ -242,7 +242,7 @@ class Answers:
 
     async def record(self, job: Job, request_id: str) -> tuple[dict[str, Any], bool]:
         """Return a line's answer in the form of the output, and whether it is one. Raises EngineDeadError."""
-        from jaxllm.server.errors import error_response
+        from jaxllm.server.http.errors import error_response
 
         try:
             body, status, error = await self._answer(job, request_id), 200, None
@@ -255,11 +255,11 @@ class Answers:
         return {"id": request_id, "custom_id": _custom_id(job), "response": response, "error": error}, error is None
 
     async def _answer(self, job: Job, request_id: str) -> Any:
-        from jaxllm.server.caller import Caller
-        from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
-        from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
-        from jaxllm.server.protocol.decoding import decode
-        from jaxllm.server.protocol.responses import RESPONSES_REFUSED, ResponsesRequest
+        from jaxllm.server.http.caller import Caller
+        from jaxllm.server.http.decoding import decode
+        from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
+        from jaxllm.server.openai.completion_protocol import COMPLETION_REFUSED, CompletionRequest
+        from jaxllm.server.responses.request import RESPONSES_REFUSED, ResponsesRequest
 
         line, caller = _parse(job), Caller(request_id)
         if line.url == CHAT_URL:
@@ -279,11 +279,11 @@ class Answers:
 
     def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
         """Return what answers a line for a model that pools. Raises VLLMValidationError for a URL that none has."""
-        from jaxllm.server.model_tasks import supported
-        from jaxllm.server.protocol.decoding import decode
-        from jaxllm.server.protocol.embedding import EmbeddingRequest
-        from jaxllm.server.protocol.pooling import POOLED_REFUSED
-        from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
+        from jaxllm.server.http.decoding import decode
+        from jaxllm.server.openai.model_tasks import supported
+        from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
+        from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED
+        from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, RerankRequest, ScoreRequest
 
         body = bytes(line.body)
         if line.url == EMBEDDING_URL:

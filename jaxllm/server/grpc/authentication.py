@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from jaxllm.server.auth import KeyChecker
-from jaxllm.server.errors import make_error
 from jaxllm.server.grpc.service import refuse
+from jaxllm.server.http.auth import KeyChecker
+from jaxllm.server.http.errors import make_error
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 """These methods need no key."""

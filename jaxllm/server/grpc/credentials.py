@@ -11,7 +11,7 @@ import grpc
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.tls import check_files, file_times
+from jaxllm.server.http.tls import check_files, file_times
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.auth import KeyChecker, read_keys
 from jaxllm.server.grpc.authentication import Authentication
 from jaxllm.server.grpc.credentials import server_credentials
 from jaxllm.server.grpc.health import EngineHealth
 from jaxllm.server.grpc.service import SERVICE, InferenceService
-from jaxllm.server.metrics import HttpMetrics
+from jaxllm.server.http.auth import KeyChecker, read_keys
+from jaxllm.server.operations.prometheus import HttpMetrics
 from jaxllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)

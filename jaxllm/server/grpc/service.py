@@ -11,14 +11,20 @@ from typing import Any
 
 import grpc
 
-from jaxllm.server.caller import Caller
-from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFailedError, error_headers, error_response
+from jaxllm.server.grpc.conversion import Responses, completion_request
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
-from jaxllm.server.grpc.messages import Responses, completion_request
-from jaxllm.server.metrics import HttpMetrics
-from jaxllm.server.protocol.decoding import LONG_BODY
-from jaxllm.server.request_ids import new_request_id, shown_request_id
-from jaxllm.server.sse import EngineOutputs
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.http.decoding import LONG_BODY
+from jaxllm.server.http.errors import (
+    RETRY_AFTER_SECONDS,
+    ErrorResponse,
+    RequestFailedError,
+    error_headers,
+    error_response,
+)
+from jaxllm.server.http.request_ids import new_request_id, shown_request_id
+from jaxllm.server.http.sse import EngineOutputs
+from jaxllm.server.operations.prometheus import HttpMetrics
 from jaxllm.server.state import ServerState
 
 type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]

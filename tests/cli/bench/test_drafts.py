@@ -10,7 +10,7 @@ from jaxllm.cli.bench.drafts import draft_figures, parse_drafts
 from jaxllm.cli.bench.figures import Conditions, report, summarize
 from jaxllm.core_messages import SpeculationStats
 from jaxllm.engine.front.metrics import EngineMetrics
-from jaxllm.server.metrics import EngineCollector
+from jaxllm.server.operations.prometheus import EngineCollector
 from tests.engine.test_metrics import stats
 
 VLLM = """\

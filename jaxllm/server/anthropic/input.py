@@ -1,0 +1,250 @@
+"""Anthropic's conversations become OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_int, shown
+from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.tools import LEFT_OUT
+from jaxllm.text.chat import without_billing
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""What templates know of Anthropic's efforts."""
+
+type Block = tuple[str, Mapping[str, Any]]
+"""A block of content, behind the words that say where it is."""
+
+
+def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompletionRequest:
+    """Return the chat completion that a request asks for. Raises VLLMValidationError, naming the field."""
+    kind, budget = _thinking(request.thinking or {})
+    form, effort = _output(request.output_config or {})
+    tools = _tools(request.tools)
+    choice = request.tool_choice or {}
+    messages = _messages(request.system, request.messages)
+    is_begun = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    return ChatCompletionRequest(
+        model=request.model,
+        messages=messages,
+        add_generation_prompt=not is_begun,
+        continue_final_message=is_begun,
+        max_tokens=request.max_tokens,
+        stop=request.stop_sequences,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stream=request.stream,
+        tools=tools or None,
+        tool_choice=_tool_choice(choice) if tools else None,
+        parallel_tool_calls=False if choice.get("disable_parallel_tool_use") else None,
+        chat_template_kwargs=_template_kwargs(request, kind),
+        cache_salt=request.cache_salt,
+        vllm_xargs=request.vllm_xargs,
+        thinking_token_budget=budget if kind == "enabled" and has_thinking_tokens else None,
+        reasoning_effort=effort,
+        response_format=form,
+    )
+
+
+def _thinking(thinking: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Return the kind of thinking, and its budget."""
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        message = f"thinking.type must be 'enabled', 'disabled' or 'adaptive', got {shown(kind)}."
+        raise VLLMValidationError(message, parameter="thinking", value=kind)
+    if budget is not None:
+        check_int("thinking.budget_tokens", budget, 1, INT32_MAX, parameter="thinking")
+    return kind, budget
+
+
+def _template_kwargs(request: MessagesRequest, kind: str | None) -> dict[str, Any] | None:
+    """Return the variables of the chat template, among them whether the model thinks, if the request says so."""
+    if kind not in ("enabled", "disabled"):
+        return request.chat_template_kwargs
+    return {"enable_thinking": kind == "enabled", **(request.chat_template_kwargs or {})}
+
+
+def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the format of the answer, and the effort."""
+    effort, form = config.get("effort"), config.get("format")
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
+        message = f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {shown(effort)}."
+        raise VLLMValidationError(message, parameter="output_config", value=shown(effort))
+    if form is not None:
+        if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+            message = f"output_config.format must be of type 'json_schema', got {shown(form)}."
+            raise VLLMValidationError(message, parameter="output_config", value=shown(form))
+        form = {"type": "json_schema", "json_schema": {"name": "output", "schema": form.get("schema")}}
+    return form, None if effort is None else _EFFORTS[effort]
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the functions; tools that a server would have to run itself are left out, and named in the log once."""
+    found: list[dict[str, Any]] = []
+    for tool in tools or ():
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            LEFT_OUT.note([str(kind)])
+            continue
+        function = {"name": tool.get("name"), "description": tool.get("description")}
+        function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict") is True}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind is not None and (not isinstance(kind, str) or kind not in _CHOICES):
+        message = f"tool_choice.type must be 'auto', 'any', 'tool' or 'none', got {shown(kind)}."
+        raise VLLMValidationError(message, parameter="tool_choice", value=kind)
+    return None if kind is None else _CHOICES[kind]
+
+
+def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which, as templates want it, one system message comes first, and roles alternate."""
+    first = (
+        [("system", {"type": "text", "text": system})] if isinstance(system, str) else _blocks(system or [], "system")
+    )
+    turns: list[tuple[str, list[Block]]] = []
+    for i, message in enumerate(messages):
+        role, content, label = message.get("role"), message.get("content"), f"messages[{i}]"
+        if role not in ("user", "assistant", "system"):
+            text = f"{label}: role must be 'user' or 'assistant', got {shown(role)}."
+            raise VLLMValidationError(text, parameter="messages", value=role)
+        blocks = _blocks(
+            [{"type": "text", "text": content}] if isinstance(content, str) else content, f"{label}.content"
+        )
+        if role == "system":
+            blocks = _without_billing(blocks)
+            if not turns:
+                first += blocks
+            if not turns or not blocks:
+                continue
+        # Some clients put the system's words between those of others, where templates have no place for them.
+        speaker = "assistant" if role == "assistant" else "user"
+        if not turns or turns[-1][0] != speaker:
+            turns.append((speaker, []))
+        turns[-1][1].extend(blocks)
+    text = "\n\n".join(filter(None, _texts(_without_billing(first))))
+    found = [{"role": "system", "content": text}] if text else []
+    for speaker, blocks in turns:
+        found += [_assistant(blocks)] if speaker == "assistant" else _user(blocks)
+    return found
+
+
+def _blocks(content: Any, label: str) -> list[Block]:
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        text = f"{label}: must be a text or a list of blocks, got {shown(content)}."
+        raise VLLMValidationError(text, parameter=label.partition("[")[0], value=shown(content))
+    return [(f"{label}[{j}]", block) for j, block in enumerate(content)]
+
+
+def _without_billing(blocks: Sequence[Block]) -> list[Block]:
+    """Return the system's blocks without Claude Code's billing header."""
+    found: list[Block] = []
+    for label, block in blocks:
+        text = block.get("text")
+        if isinstance(text, str):
+            found += [(label, {**block, "text": rest}) for rest in without_billing([text])]
+        else:
+            found.append((label, block))
+    return found
+
+
+def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
+    calls, thoughts, texts = [], [], []
+    for label, block in blocks:
+        match block.get("type"):
+            case "tool_use":
+                arguments = block.get("input") or {}
+                function = {"name": block.get("name"), "arguments": json.dumps(arguments, ensure_ascii=False)}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case "thinking":
+                thoughts.append(_text(block, "thinking", label))
+            case "redacted_thinking":
+                pass
+            case _:
+                texts += _texts([(label, block)])
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning"] = "\n".join(thoughts)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Return the results of tools, then what else was said."""
+    results, texts = [], []
+    for label, block in blocks:
+        if block.get("type") == "tool_result":
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, label)})
+        else:
+            texts += _texts([(label, block)])
+    said = [{"role": "user", "content": "\n\n".join(texts)}] if texts or not results else []
+    return [*results, *said]
+
+
+def _result(block: Mapping[str, Any], label: str) -> str:
+    """Return what a tool has said; it says itself that it failed, or this does."""
+    content = block.get("content")
+    given = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
+    text = "\n".join(_texts(_blocks(given, f"{label}.content")))
+    return f"Error: {text}" if block.get("is_error") is True and "error" not in text.lower() else text
+
+
+def _texts(blocks: Sequence[Block]) -> list[str]:
+    """Return the texts of blocks; one that has none is refused by its type."""
+    return [_block_text(block, label) for label, block in blocks]
+
+
+def _block_text(block: Mapping[str, Any], label: str) -> str:
+    match block.get("type"):
+        case "text":
+            return _text(block, "text", label)
+        case "document":
+            return _headed(block, ("title", "context"), _document(block.get("source"), f"{label}.source"), label)
+        case "search_result":
+            texts = _texts(_blocks(block.get("content"), f"{label}.content"))
+            return _headed(block, ("title", "source"), "\n".join(texts), label)
+        case "tool_reference":  # the prompt has the tool itself, whether its loading was deferred or not
+            return _text(block, "tool_name", label)
+        case kind:
+            raise _no_text(f"{label}: blocks of type {shown(kind)} are", label, kind)
+
+
+def _document(source: Any, label: str) -> str:
+    """Return the text of a document, which is given as it is or as blocks."""
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if kind == "text":
+        return _text(source, "data", label)
+    if kind == "content":
+        content = source.get("content")
+        return content if isinstance(content, str) else "\n".join(_texts(_blocks(content, f"{label}.content")))
+    raise _no_text(f"{label}: documents of type {shown(kind)} are", label, kind)
+
+
+def _headed(block: Mapping[str, Any], keys: Sequence[str], text: str, label: str) -> str:
+    """Return a text below what a block says of it."""
+    return "\n".join([*(_text(block, key, label) for key in keys if block.get(key)), text])
+
+
+def _no_text(message: str, label: str, kind: Any) -> VLLMValidationError:
+    parameter = label.partition("[")[0]
+    return VLLMValidationError(
+        f"{message} not supported: this engine reads text only.", parameter=parameter, value=shown(kind)
+    )
+
+
+def _text(block: Mapping[str, Any], key: str, label: str) -> str:
+    text = block.get(key)
+    if not isinstance(text, str):
+        message = f"{label}: needs {key!r} as a text, got {shown(text)}."
+        raise VLLMValidationError(message, parameter=label.partition("[")[0], value=shown(text))
+    return text

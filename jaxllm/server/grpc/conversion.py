@@ -1,0 +1,133 @@
+"""Messages become the requests that HTTP's bodies become, and the engine's outputs become messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.struct_pb2 import Struct
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.logprobs import LogprobsOnePosition
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.grpc.inference_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    PositionLogprobs,
+    PromptInfo,
+    SequenceOutput,
+    TokenIds,
+    TokenLogprob,
+    Usage,
+)
+from jaxllm.server.http.shape import MAX_VALUES
+from jaxllm.server.openai.completion_protocol import CompletionRequest
+from jaxllm.server.openai.usage import make_usage
+
+PROMPT = ("text", "token_ids")
+"""The fields of which one is the prompt; every other one has the name that it has over HTTP."""
+
+
+def completion_request(data: bytes, *, stream: bool) -> CompletionRequest:
+    """Return the request in a `GenerateRequest`, as yet unchecked. Raises VLLMValidationError for what is no such
+    message, or has no prompt.
+    """
+    try:
+        message = GenerateRequest.FromString(data)
+    except DecodeError as error:
+        raise VLLMValidationError("The message is not a jaxllm.v1.GenerateRequest.") from error
+    given = {field.name: _plain(field, value) for field, value in message.ListFields()}
+    prompts = [given.pop(name) for name in PROMPT if name in given]
+    if not prompts:
+        raise VLLMValidationError("give a prompt: either text or token_ids.", parameter="prompt")
+    return CompletionRequest(prompt=prompts[0], stream=stream, **given)
+
+
+def _plain(field: FieldDescriptor, value: Any) -> Any:
+    """Return a field's value as JSON would have it."""
+    if field.message_type is None:
+        return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+    if field.message_type.GetOptions().map_entry:
+        return {str(key): each for key, each in value.items()}
+    if isinstance(value, TokenIds):
+        if len(value.ids) > MAX_VALUES:
+            message = f"{field.name} must have at most {MAX_VALUES} entries, got {len(value.ids)}."
+            raise VLLMValidationError(message, parameter=field.name, value=len(value.ids))
+        return list(value.ids)
+    if isinstance(value, Struct):
+        try:
+            return _with_integers(json_format.MessageToDict(value))
+        except ValueError as error:  # NaN and infinity
+            raise VLLMValidationError(f"{field.name} is not JSON: {error}.", parameter=field.name) from error
+    assert isinstance(value, Message)
+    return {inner.name: _plain(inner, each) for inner, each in value.ListFields()}
+
+
+def _with_integers(value: Any) -> Any:
+    """Return a value of JSON with integers for whole numbers, which a Struct cannot tell from others."""
+    match value:
+        case dict():
+            return {name: _with_integers(each) for name, each in value.items()}
+        case list():
+            return [_with_integers(each) for each in value]
+        case float() if value.is_integer():
+            return int(value)
+        case _:
+            return value
+
+
+class Responses:
+    """This makes messages of one request's outputs; pieces of a stream continue each other."""
+
+    def __init__(self, request: CompletionRequest, request_id: str, model: str, *, tells_cached: bool) -> None:
+        """Show `request_id` and the `model`'s name in the first message; `tells_cached` is the server's."""
+        self._shows_ids, self._tells_cached = request.return_token_ids, tells_cached
+        self._opening: PromptInfo | None = PromptInfo(request_id=request_id, model=model)
+        self._num_tokens = self._num_cached = 0
+
+    def of(self, output: RequestOutput) -> GenerateResponse:
+        """Return the message of an output, which holds all that was generated, or what is new since the last."""
+        outputs = [self._sequence(each) for each in output.outputs]
+        self._num_cached = output.num_cached_tokens or self._num_cached
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            if self._shows_ids:
+                opening.token_ids.extend(output.prompt_token_ids or ())
+            opening.logprobs.extend(map(_position, output.prompt_logprobs or ()))
+        usage = self._usage(len(output.prompt_token_ids or ())) if output.finished else None
+        return GenerateResponse(prompt_info=opening, outputs=outputs, usage=usage)
+
+    def _sequence(self, output: CompletionOutput) -> SequenceOutput:
+        self._num_tokens += len(output.token_ids)
+        made = SequenceOutput(
+            index=output.index,
+            text=output.text,
+            token_ids=output.token_ids if self._shows_ids else None,
+            logprobs=map(_position, output.logprobs or ()),
+            finish_reason=output.finish_reason,
+        )
+        if isinstance(output.stop_reason, int):
+            made.stop_token_id = output.stop_reason
+        elif output.stop_reason is not None and output.finish_reason == "stop":
+            made.stop_string = output.stop_reason
+        return made
+
+    def _usage(self, num_prompt_tokens: int) -> Usage:
+        usage = make_usage(num_prompt_tokens, self._num_tokens)
+        return Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+            cached_tokens=self._num_cached if self._tells_cached else None,
+        )
+
+
+def _position(position: LogprobsOnePosition | None) -> PositionLogprobs:
+    tokens = (
+        TokenLogprob(token_id=token_id, token=each.decoded_token, logprob=each.logprob, rank=each.rank)
+        for token_id, each in (position or {}).items()
+    )
+    return PositionLogprobs(tokens=tokens)

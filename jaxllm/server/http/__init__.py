@@ -1,0 +1,1 @@
+"""HTTP itself: connections, TLS, authentication, endpoints, bodies, errors and event streams."""

@@ -1,0 +1,50 @@
+"""Who asks: what a request says of itself beside its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.server.http.request_ids import shown_request_id
+from jaxllm.server.http.trace_headers import given_trace
+
+RANK_HEADER = "X-data-parallel-rank"
+MAX_RANK_DIGITS = 18
+
+
+class Caller(NamedTuple):
+    """The ids of one request, the trace that it belongs to, and the replica that it asks for."""
+
+    request_id: str
+    """The server's own id, by which the engine and the log know the request, with the client's at its end."""
+    client_request_id: str | None = None
+    """X-Request-Id, if it is well formed."""
+    trace_headers: Mapping[str, str] | None = None
+    data_parallel_rank: int | None = None
+
+    @classmethod
+    def of(
+        cls, engine: AsyncLLM, headers: Mapping[bytes, bytes], request_id: str, client_request_id: str | None
+    ) -> Caller:
+        """Read the headers, whose names are in lower case. Raises VLLMValidationError for one that cannot be."""
+        named = request_id if client_request_id is None else f"{request_id}-{client_request_id}"
+        return cls(named, client_request_id, given_trace(engine, headers), _rank(headers))
+
+    def shown_id(self, prefix: str, given: str | None) -> str:
+        """Return the id that the answer shows; `given` is that of the body."""
+        return f"{prefix}-{shown_request_id(self.client_request_id, given, self.request_id)}"
+
+
+def _rank(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return the number of the replica that is to compute a request, if one is given."""
+    given = headers.get(RANK_HEADER.lower().encode())
+    if given is None:
+        return None
+    if not given.isdigit() or len(given) > MAX_RANK_DIGITS:
+        text = given.decode(errors="replace")
+        message = f"{RANK_HEADER} must be the number of a replica, 0 or greater, got {shown(text)}."
+        raise VLLMValidationError(message, parameter=RANK_HEADER, value=text)
+    return int(given)

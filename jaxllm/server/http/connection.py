@@ -1,0 +1,286 @@
+"""Connections are bounded: heads and trailers by size, heads by time too, requests that wait for the answer to another
+by number, and a client that does not read by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.http.endpoint import Reply
+from jaxllm.server.http.errors import make_error
+
+PIECE = 1024
+"""The parser gets so many bytes at a time, so that a limit ends it soon after it is passed."""
+MAX_AHEAD = 4
+"""Once so many requests of a connection wait for the answer to another, the bytes after them are neither parsed nor
+read on.
+"""
+SEND_BUFFER = 1 << 17
+"""The system keeps so many bytes for a client that does not read, before the server itself waits."""
+KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+"""A peer that is gone without a word is noticed in two minutes, though nothing is sent to it."""
+
+
+def bounded_protocol(args: ServerArgs) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol with the limits of a server's arguments."""
+    return type("BoundedHttpProtocol", (BoundedProtocol,), {"args": args})
+
+
+class _Flow(FlowControl):
+    """The flow of a connection, which reads on only when all that it has read is parsed."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless bytes wait to be parsed."""
+        if not self.is_held:
+            super().resume_reading()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. httptools itself would keep heads and trailers of any size, and wait for them for ever; uvicorn
+    would parse any number of requests ahead of their answers.
+    """
+
+    args: ServerArgs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        """How much of the present request's head has come."""
+        self._trailer_bytes = 0
+        """How much has come of a body since the last of its content: sizes and extensions of chunks, and trailers."""
+        self._in_head, self._is_refused = True, False
+        self._unparsed = memoryview(b"")
+        """What has come and waits until fewer requests do."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the last one that was parsed."""
+        self.parser = self._new_parser()
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Expect a request."""
+        super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        _set_up(transport.get_extra_info("socket"), self.args.stalled_client_timeout)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks, end what is being answered, and forget what waits."""
+        _cancel(self._head_timer)
+        _cancel(self._stall_timer)
+        self._head_timer = self._stall_timer = None
+        self.pipeline.clear()
+        self._unparsed = memoryview(b"")
+        _disconnect(self._running)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come."""
+        if not self._is_refused:
+            self._unset_keepalive_if_required()
+            self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+            self._parse()
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request, and read on if there is room for more."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
+        self._parse()
+        if not self.pipeline and self._head_timer is None and self._in_head and self._head_bytes:
+            self._expect_head()  # it began while another request was answered
+
+    def _parse(self) -> None:
+        """Parse what has come, until enough requests wait."""
+        while self._unparsed and len(self.pipeline) < MAX_AHEAD and not self.transport.is_closing():
+            piece, self._unparsed = self._unparsed[:PIECE], self._unparsed[PIECE:]
+            self._feed(piece)
+        if self._is_refused or self.transport.is_closing():
+            self._unparsed = memoryview(b"")
+            return
+        was_held, self._flow.is_held = self._flow.is_held, bool(self._unparsed)
+        if self._flow.is_held:
+            self.flow.pause_reading()
+        elif was_held:
+            self.flow.resume_reading()
+
+    def _feed(self, piece: memoryview | bytes) -> None:
+        """Parse a piece of a request, which does not grow too large with it."""
+        if self._in_head:
+            self._head_bytes += len(piece)
+        else:
+            self._trailer_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(piece[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self._end(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.")
+        if self._is_refused:
+            return
+        if self._in_head and self._head_bytes > self.args.h11_max_incomplete_event_size:
+            self._refuse_head("headers")
+        elif self._trailer_bytes > self.args.h11_max_incomplete_event_size:
+            self._refuse_head("trailers")
+
+    def _ignore_upgrade(self, rest: memoryview | bytes) -> None:
+        """Go on with a request that would like another protocol: parse its head once more, without that wish."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self._end(HTTPStatus.BAD_REQUEST, "This server is no proxy: CONNECT has no meaning here.")
+            return
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser, self._head_bytes = self._new_parser(), 0
+        self._feed(b"\r\n".join([*lines, b"", b""]))
+        if rest and not self._is_refused:
+            self._feed(rest)
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        return parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, unless there are too many. One after the body is a trailer, and has no meaning here."""
+        if self._is_refused or not self._in_head:
+            return
+        if len(self.headers) >= self.args.h11_max_header_count:
+            self._refuse_head("headers")
+            return
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, unless the head was refused, or is parsed once more."""
+        if self._is_refused or self.parser.should_upgrade():
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.args.h11_max_incomplete_event_size:
+            self._refuse_head("headers")
+            return
+        self._in_head = False
+        _cancel(self._head_timer)
+        self._head_timer = None
+        is_next = not self._is_answering
+        super().on_headers_complete()
+        if is_next:
+            self._running = self.cycle
+
+    def on_message_begin(self) -> None:
+        """Expect the headers of a request, be it another on a connection that was kept alive."""
+        self._head_bytes, self._in_head = max(1, self._head_bytes), True
+        if self._head_timer is None and not self._is_answering:
+            self._expect_head()
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a part of the body."""
+        self._trailer_bytes = 0
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Go on: the body is whole."""
+        if not self._is_refused and not self.parser.should_upgrade():
+            self._head_bytes = self._trailer_bytes = 0
+            self._in_head = True  # what comes next is another head
+            super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read as fast as it is sent to, but not for ever."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.args.stalled_client_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        _cancel(self._stall_timer)
+        self._stall_timer = None
+        super().resume_writing()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.args.header_timeout, self._refuse_slow)
+
+    def _refuse_slow(self) -> None:
+        if self._head_bytes:
+            self._end(HTTPStatus.REQUEST_TIMEOUT, "The request's headers have not come in time.")
+        else:
+            self.transport.close()
+
+    def _refuse_head(self, what: str) -> None:
+        message = f"The request's {what} are larger, or more, than this server takes"
+        self._end(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"{message} (--h11-max-incomplete-event-size, --h11-max-header-count).",
+        )
+
+    def _end(self, status: HTTPStatus, message: str) -> None:
+        """Answer in OpenAI's form and close the connection; in the middle of another answer, only close it."""
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        if self._is_answering and not self._can_refuse_body:
+            self.transport.abort()
+            return
+        if not self._in_head and not self._is_answering:
+            self.transport.close()  # the answer to this very request is sent
+            return
+        _disconnect(self._running)
+        reply = Reply.error(make_error(status, message))
+        assert isinstance(reply.body, bytes)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(reply.body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + reply.body)
+        self.transport.close()
+
+    @property
+    def _can_refuse_body(self) -> bool:
+        """Say whether the request whose body comes is the next to be answered, and its answer has not begun."""
+        return not self._in_head and self.cycle is self._running and not self.cycle.response_started
+
+
+def _disconnect(cycle: RequestResponseCycle | None) -> None:
+    """Let what answers a request know that its client has gone."""
+    if cycle is not None and not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _set_up(connection: socket.socket | None, stall_seconds: float) -> None:
+    """Let the system send at once, keep little for a peer, and ask a silent one whether it is there; a Unix socket
+    does so by itself.
+    """
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):  # not every system has all of them
+        # uvloop leaves this off for a socket that it is given; a piece would wait for the last one's acknowledgement.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
+        for name, value in KEEPALIVE:
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,125 @@
+"""A request's body becomes a typed request, or an error that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.http.log_once import LogOnce
+from jaxllm.server.http.shape import check_shape
+
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "watermarking": (False,),
+    "return_weight_versions": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "enable_response_messages": (False,),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "suffix": ("",),
+    "prompt_embeds": ([],),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors", "none"),
+    "return_mm_kwargs": (False, True),
+    "mcp_servers": ([],),
+    "is_3d_lora_weight": (False,),
+    "_debug_render_only": (False,),
+}
+"""Fields that are refused are taken with these values, with which they ask for nothing."""
+LONG_BODY = 1 << 16
+"""Bodies of more bytes are decoded in a thread: others wait meanwhile."""
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_SURROGATES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""What a backslash begins in JSON: a surrogate pair, half of one, or another escape."""
+_NULL = msgspec.Raw(b"null")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
+    """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
+    type, and for the fields that are `refused` with a reason, unless they are null or ask for nothing.
+
+    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. A field
+    of the request that is null counts as left out. Where another type is needed, texts of numbers and floats that are
+    integers are numbers, "true" and "false", 0 and 1 are booleans, and the text "null" is null.
+    """
+    check_shape(body)
+    try:
+        fields = _fields.decode(body)
+        if nulls := {name for name, value in fields.items() if value == _NULL} & _optional(kind):
+            body = msgspec.json.encode({name: value for name, value in fields.items() if name not in nulls})
+        request = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise VLLMValidationError(_not_json(body, error), parameter=None) from None
+    unknown = fields.keys() - _names(kind)
+    for name in unknown:
+        if name in refused and not _asks_for_nothing(name, fields[name]):
+            raise VLLMValidationError(f"{name} is not supported: {refused[name]}.", parameter=name)
+    if unknown := unknown - refused.keys():
+        _UNKNOWN.note(unknown)
+    return request
+
+
+def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
+    harmless = HARMLESS.get(name, ())
+    return value == _NULL or (bool(harmless) and msgspec.json.decode(value) in harmless)
+
+
+async def decode_aside[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
+    """Return what `decode` does, which a thread does for a long body."""
+    if len(body) > LONG_BODY:
+        return await asyncio.to_thread(decode, body, kind, refused)
+    return decode(body, kind, refused)
+
+
+def _not_json(body: bytes, error: Exception) -> str:
+    """Say why a body is not JSON; half a character is what clients send that cut a text within an emoji."""
+    half = next((each for each in _SURROGATES.finditer(body) if each["half"]), None)
+    if half is None:
+        return f"The body is not JSON: {error}."
+    escape, place = half["half"].decode(), half.start("half")
+    return (
+        f"The body is not valid JSON: {escape} at byte {place} is half of a surrogate pair without its other half, as "
+        "where a text was cut within an emoji. Cut texts between characters, or replace the half by \\ufffd."
+    )
+
+
+_UNKNOWN = LogOnce("requests have fields that have no effect here: %s")
+
+
+def _refusal(message: str) -> VLLMValidationError:
+    """Make the error of msgspec's message, which ends in the path of the value."""
+    path = _PATH.search(message)
+    if path is None or not path[1]:
+        return VLLMValidationError(f"The body must be a JSON object with the fields of a request: {message}.")
+    parameter = re.split(r"[.\[]", path[1], maxsplit=1)[0]
+    return VLLMValidationError(f"{path[1]}: {message[: path.start()]}.", parameter=parameter)
+
+
+@lru_cache(maxsize=64)  # a route has one kind
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)
+
+
+@lru_cache(maxsize=64)  # a route has one kind
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+@lru_cache(maxsize=64)  # a route has one kind
+def _optional(kind: Any) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if not field.required)

@@ -1,0 +1,246 @@
+"""Routes that many requests take are plain ASGI: a body comes in, JSON or a stream of events goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+
+from jaxllm.exceptions import EngineBusyError
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.http.errors import ErrorResponse, RequestFailedError, error_headers, error_response
+from jaxllm.server.http.request_ids import new_request_id
+from jaxllm.server.state import ServerState
+
+type Scope = dict[str, Any]
+type Receive = Callable[[], Awaitable[dict[str, Any]]]
+type Send = Callable[[dict[str, Any]], Awaitable[None]]
+type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+BODY_SECONDS = 60.0
+"""A body has to have come within this time."""
+MAX_LENGTH_DIGITS = 18
+_ENCODER = msgspec.json.Encoder()
+
+
+class Call(NamedTuple):
+    """A request, as the routes see it."""
+
+    state: ServerState
+    body: bytes
+    headers: dict[bytes, bytes]
+    """By lower-case name; of several of one name the last."""
+    request_id: str
+    """The server's own id of the request, unlike any other; the engine's begins with it."""
+    client_request_id: str | None
+    """X-Request-Id, if it is well formed."""
+    path: dict[str, str]
+    """The variable parts of the route's path, by their names."""
+    query: bytes = b""
+    """What follows the path's "?", as it was sent."""
+
+    @property
+    def caller(self) -> Caller:
+        """Return who asks. Raises VLLMValidationError for a header that cannot be."""
+        return Caller.of(self.state.engine_client, self.headers, self.request_id, self.client_request_id)
+
+
+class Reply(NamedTuple):
+    """An answer: one body, or pieces of one that go out as they come. A generator is closed when the client leaves."""
+
+    body: bytes | AsyncGenerator[bytes, None]
+    status: int = 200
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> Reply:
+        """Return an answer in JSON."""
+        return cls(_ENCODER.encode(value), status)
+
+    @classmethod
+    def error(cls, error: BaseException | ErrorResponse) -> Reply:
+        """Return what a client is told of an error."""
+        response = error if isinstance(error, ErrorResponse) else error_response(error)
+        return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
+
+
+type Refusal = Callable[[BaseException, str], Reply]
+"""This makes the answer to a request that failed, of the error and the request's id."""
+
+
+def refuse(error: BaseException, _request_id: str) -> Reply:
+    """Return the answer to a request that failed, in OpenAI's form."""
+    return Reply.error(error)
+
+
+class Endpoint:
+    """An ASGI application for one route: it reads the body, calls the handler, and answers.
+
+    Whatever the handler raises becomes an answer. When the client leaves, the handler is cancelled.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Call], Awaitable[Reply]],
+        *,
+        takes_json: bool = True,
+        runs_model: bool = False,
+        refusal: Refusal = refuse,
+    ) -> None:
+        """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains.
+
+        Errors are answered with what `refusal` makes of them.
+        """
+        self._handler, self._takes_json, self._runs_model = handler, takes_json, runs_model
+        self.refusal = refusal
+        self.name = getattr(handler, "__name__", "")
+        self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
+        """What the route does, for its users."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        state: ServerState = scope["app"].state
+        if not self._runs_model:
+            await self._serve(scope, headers, receive, send)
+            return
+        with state.load.counted():
+            await self._serve(scope, headers, receive, send)
+
+    async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        state: ServerState = scope["app"].state
+        own, client_request_id = new_request_id(headers)
+        request_id = scope.get("request_id", own)
+        try:
+            if self._runs_model:
+                state.load.check_open()
+                state.engine_client.admission.check_room()  # under overload a refusal has to be cheap
+            if self._takes_json:
+                _check_kind(headers)
+            body = await _read(receive, headers, state.server_args.max_body_size)
+        except (RequestFailedError, EngineBusyError) as error:
+            await send_reply(self.refusal(error, request_id), send)
+            return
+        except ConnectionError:
+            return
+        call = Call(
+            state, body, headers, request_id, client_request_id, scope.get("path_params", {}), scope["query_string"]
+        )
+        answering = asyncio.create_task(self._answer(call, send))
+        leaving = asyncio.create_task(_wait_disconnect(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await answering
+
+    async def _answer(self, call: Call, send: Send) -> None:
+        try:
+            reply = await self._handler(call)
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            reply = self.refusal(error, call.request_id)
+        await send_reply(reply, send)
+
+
+class Refusals:
+    """The forms of errors by their paths, for what fails outside a route's endpoint."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._below: dict[str, set[Refusal]] = {}
+        """The forms of all routes at a path and below it."""
+        for route in routes:
+            if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
+                for path in _beginnings(route.path.split("/")):
+                    self._below.setdefault(path, set()).add(route.endpoint.refusal)
+        self._most_parts = 1 + max((path.count("/") for path in self._below), default=0)
+
+    def at(self, path: str) -> Refusal:
+        """Return the form of errors at a path: the routes' there or, where none is, that of all of its neighbours."""
+        parts = path.split("/", self._most_parts)[: self._most_parts]  # a stranger's path may have thousands
+        for each in _beginnings(parts):
+            if found := self._below.get(each):
+                return next(iter(found)) if len(found) == 1 else refuse
+        return refuse
+
+
+def _beginnings(parts: Sequence[str]) -> list[str]:
+    """Return the path of some parts and the paths above it, the longest first."""
+    return ["/".join(parts[:end]) for end in range(len(parts), 1, -1)]
+
+
+async def send_reply(reply: Reply, send: Send) -> None:
+    """Send an answer, the pieces of a stream as they come."""
+    headers = [(b"content-type", reply.content_type), *reply.headers]
+    if isinstance(reply.body, bytes):
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    async with contextlib.aclosing(reply.body) as pieces:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+    """Return the body. Raises RequestFailedError, 413, for one of more than `limit` bytes before all of it has come,
+    408 for one that takes too long, and ConnectionError if the client leaves before its end.
+    """
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > limit):
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_pieces(receive, limit)
+    except TimeoutError:
+        raise RequestFailedError(HTTPStatus.REQUEST_TIMEOUT, "The body has not come in time.") from None
+
+
+async def _read_pieces(receive: Receive, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client has left")
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _too_large(limit: int) -> RequestFailedError:
+    message = f"The body is larger than {limit} bytes, the most that this server takes (--max-body-size)."
+    return RequestFailedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_kind(headers: dict[bytes, bytes]) -> None:
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        shown = encoding.decode("latin-1")[:40]
+        message = f"Content-Encoding: {shown} is not decoded here: send the body as plain JSON, without that header."
+        raise RequestFailedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise RequestFailedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send the header Content-Type: application/json."
+        )

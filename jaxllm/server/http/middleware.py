@@ -1,0 +1,89 @@
+"""What goes around the application: pages of other origins, ids of requests, and middleware of users' own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
+from jaxllm.server.http.request_ids import new_request_id
+
+ALL_METHODS = ["GET", "POST", "OPTIONS"]
+
+
+class RequestIdHeaders:
+    """An ASGI application around another: every answer has the request's id in X-Request-Id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on. Its id is the client's if that is well formed, else a new one."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        own, given = new_request_id(dict(scope["headers"]))
+        scope["request_id"] = own
+        header = (b"x-request-id", (given or own).encode())
+
+        async def add_header(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        await self._app(scope, receive, add_header)
+
+
+class RootPath:
+    """An ASGI application around another, which finds its routes with a path of a proxy's before them or without."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+def add_cors(app: FastAPI, args: ServerArgs) -> None:
+    """Let pages of some origins use the application, if there are such."""
+    if args.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=args.allowed_origins,
+            allow_credentials=args.allow_credentials,
+            allow_methods=args.allowed_methods or ALL_METHODS,
+            allow_headers=args.allowed_headers or ["*"],
+            expose_headers=["X-Request-Id"],
+        )
+
+
+def add_own(app: FastAPI, names: list[str]) -> None:
+    """Put a user's middleware around the application: classes, or async functions of a request and what comes next.
+
+    Raises VLLMValidationError for a name that is neither.
+    """
+    for name in names:
+        found: Any = _find(name)
+        if isinstance(found, type):
+            app.add_middleware(found)
+        elif inspect.iscoroutinefunction(found):
+            app.middleware("http")(found)
+        else:
+            message = f"middleware={name!r} is neither a class nor an async function."
+            raise VLLMValidationError(message, parameter="middleware", value=name)
+
+
+def _find(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = f"middleware={name!r} cannot be imported: {error}. Give MODULE.NAME of what Python can import."
+        raise VLLMValidationError(message, parameter="middleware", value=name) from error

@@ -1,0 +1,160 @@
+"""Server-sent events: frames for a text of which only the text changes, and what wraps a request's stream of them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.exceptions import EngineGenerateError
+from jaxllm.outputs import RequestOutput
+from jaxllm.server.http.errors import error_response
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: Any) -> bytes:
+    """Return the frame of a value."""
+    return b"data: %b\n\n" % _encode(value)
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """Return the frame of a value whose event has a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
+
+
+def comment(text: str) -> bytes:
+    """Return a frame that clients skip; it keeps the connection from idling. `text` is one line."""
+    return b": %b\n\n" % text.encode()
+
+
+class TextFrame(NamedTuple):
+    """A frame around a text: all that does not change from one to the next is encoded once."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, chunk: Callable[[str], Any]) -> TextFrame:
+        """Make the frame of the values that `chunk` returns for texts; each shows its text once."""
+        mark = uuid.uuid4().hex
+        before, after = event(chunk(mark)).split(_encode(mark))
+        return cls(before, after)
+
+    def event(self, text: str) -> bytes:
+        """Return the frame with a text."""
+        return self.before + _encode(text) + self.after
+
+
+class EngineOutputs:
+    """The outputs of one request, as they come. Close this however far it was read: what still runs is aborted."""
+
+    def __init__(self, engine: AsyncLLM, stream: RequestOutputCollector) -> None:
+        self._engine, self._stream = engine, stream
+        self._is_finished = False
+        self._first: asyncio.Future[RequestOutput] | None = None
+        """The output that `pings` has waited for, until it is read."""
+
+    def __aiter__(self) -> EngineOutputs:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Return the next output; what came while nobody asked is merged. Raises what has ended the request."""
+        if self._is_finished:
+            raise StopAsyncIteration
+        if self._first is None:
+            output = await self._stream.get()
+        else:
+            output, self._first = await self._first, None
+        self._is_finished = output.finished
+        raise_if_failed(output)
+        return output
+
+    async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
+        """Yield a comment every so many seconds until there is an output, lest proxies give up; 0 yields none."""
+        if not seconds:
+            return
+        self._first = asyncio.ensure_future(self._stream.get())
+        self._first.add_done_callback(_notice)
+        while not (await asyncio.wait((self._first,), timeout=seconds))[0]:
+            num_computed, length = await self._engine.prefill_progress(self._stream.request_id)
+            if not self._first.done():
+                yield comment(f"prefill {num_computed}/{length}")
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+        if self._first is not None:
+            self._first.cancel()
+        if not self._is_finished:
+            self._is_finished = True
+            await self._engine.abort(self._stream.request_id)
+
+
+def _notice(future: asyncio.Future[RequestOutput]) -> None:
+    """Take an error that nobody may come to read: the request is closed."""
+    if not future.cancelled():
+        future.exception()
+
+
+def raise_if_failed(output: RequestOutput) -> None:
+    """Raise EngineGenerateError if the engine could not go on with a request."""
+    for each in output.outputs:
+        if each.finish_reason == "error":
+            raise EngineGenerateError(str(each.stop_reason))
+
+
+class EventStream(AsyncGenerator[bytes, None]):
+    """The events of one answer. What fails on the way becomes the last event, and nothing follows it.
+
+    Unlike a generator's, its `aclose` ends the request even if nothing was read.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *outputs: EngineOutputs,
+        last: bytes = DONE,
+        failed: Callable[[BaseException], bytes] | None = None,
+    ) -> None:
+        """Send `frames`, which are made of `outputs`, and then `last`; `failed` makes the last one of an error."""
+        self._frames, self._outputs = frames, outputs
+        self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
+        self._is_ended = False
+
+    async def __anext__(self) -> bytes:
+        """Return the next frames. This is called for every token: another generator around them would cost more."""
+        if self._is_ended:
+            raise StopAsyncIteration
+        try:
+            return await anext(self._frames)
+        except StopAsyncIteration:
+            last = self._last
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            last = self._failed(error)
+        self._is_ended = True
+        return last
+
+    async def asend(self, value: None) -> bytes:
+        """Return the next frames."""
+        del value
+        return await anext(self)
+
+    async def athrow(self, *error: Any) -> bytes:
+        """Raise an error where the frames are made."""
+        return await self._frames.athrow(*error)
+
+    async def aclose(self) -> None:
+        """Send no more, and end the request."""
+        self._is_ended = True
+        try:
+            await self._frames.aclose()
+        finally:
+            for each in self._outputs:
+                await each.aclose()

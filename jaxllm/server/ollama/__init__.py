@@ -1,0 +1,1 @@
+"""Ollama's API, translated to chat completions and embeddings."""

@@ -1,0 +1,129 @@
+"""Ollama's answers: lines of JSON that are streamed, or one of them that has all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from jaxllm.parsers.json_text import read_arguments
+from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from jaxllm.server.ollama.protocol import OllamaAnswer, OllamaMessage
+from jaxllm.server.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from jaxllm.server.openai.turns import Turn
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AnswerBuilder:
+    """This makes the lines of one answer. Calls are shown once they are whole."""
+
+    def __init__(self, model: str, *, is_chat: bool, num_logprobs: int | None = None) -> None:
+        """Make lines of the form of chats, or else of prompts, with so many log-probabilities at each token."""
+        self._model, self._is_chat, self._num_logprobs = model, is_chat, num_logprobs
+        self._logprobs: list[ChatTokenLogprob] = []
+        """The log-probabilities that no line has shown yet."""
+        self._begun = time.monotonic_ns()
+        self._num_prompt, self._num_tokens = 0, 0
+        self._call: list[str] | None = None
+        """The name and the arguments of a call that has begun."""
+
+    def empty(self) -> OllamaAnswer:
+        """Return a line that says nothing."""
+        return self._line("", "", [], {})
+
+    def loaded(self) -> OllamaAnswer:
+        """Return the answer to a request for no text: clients let a model be loaded so."""
+        return self._line("", "", [], {"done": True, "done_reason": "load"})
+
+    def whole(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer:
+        """Return the answer that is one line."""
+        return self._line(*self._read(pieces, output, of), self._end(output, of))
+
+    def lines(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> Iterator[OllamaAnswer]:
+        """Yield the lines of an output's pieces. The last line of an answer has only its end: clients stop at it."""
+        text, thinking, calls = self._read(pieces, output, of)
+        if text or thinking or calls:
+            yield self._line(text, thinking, calls, {})
+        if output.finish_reason is not None:
+            yield self._line("", "", [], self._end(output, of))
+
+    def _read(
+        self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput
+    ) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the text, the reasoning and the calls of an output's pieces."""
+        self._num_prompt = self._num_prompt or len(of.prompt_token_ids or ())
+        self._num_tokens += len(output.token_ids)
+        if self._num_logprobs is not None and output.logprobs is not None:
+            self._logprobs += chat_logprobs(output.token_ids, output.logprobs, self._num_logprobs).content
+        text, thinking, calls = "", "", list[dict[str, Any]]()
+        for piece in pieces:
+            match piece:
+                case Text():
+                    text += piece.text
+                case Reasoning():
+                    thinking += piece.text
+                case CallStart(_, name, _):
+                    text += self._end_call(calls)
+                    self._call = [name]
+                case CallArguments(_, arguments):
+                    assert self._call is not None
+                    self._call.append(arguments)
+        if output.finish_reason is not None:
+            text += self._end_call(calls, is_cut=output.finish_reason == "length")
+        return text, thinking, calls
+
+    def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
+        """Return what an answer ends with."""
+        total, stats = time.monotonic_ns() - self._begun, of.metrics or RequestStateStats()
+        first, all_others = stats.first_token_latency, stats.last_token_ts - stats.first_token_ts
+        return {
+            "done": True,
+            "done_reason": "length" if output.finish_reason == "length" else "stop",
+            "total_duration": total,
+            "load_duration": 0,
+            "prompt_eval_count": self._num_prompt,
+            "prompt_eval_duration": int(first * 1e9),
+            "eval_count": self._num_tokens,
+            "eval_duration": max(1, int(all_others * 1e9)),  # clients divide by it
+        }
+
+    def _end_call(self, calls: list[dict[str, Any]], *, is_cut: bool = False) -> str:
+        """Add the call that has begun to `calls`, or return it as text if its arguments are no object."""
+        if self._call is None:
+            return ""
+        (name, *written), self._call = self._call, None
+        arguments = "".join(written)
+        values = read_arguments(arguments, is_cut=is_cut)
+        if values is None:
+            return f"{name} {arguments}"
+        calls.append({"function": {"name": name, "arguments": values}})
+        return ""
+
+    def _line(self, text: str, thinking: str, calls: list[dict[str, Any]], end: dict[str, Any]) -> OllamaAnswer:
+        shown: dict[str, Any] = {"response": text, "thinking": thinking or UNSET}
+        if self._is_chat:
+            shown = {"message": OllamaMessage(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)}
+        created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        logprobs, self._logprobs = self._logprobs or UNSET, []
+        return OllamaAnswer(model=self._model, created_at=created, logprobs=logprobs, **shown, **end)
+
+
+async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of an answer, and until it begins one every so many seconds that says nothing."""
+    async for _ in turn.outputs.pings(ping_seconds):
+        yield encode_line(builder.empty())
+    async for output in turn.outputs:
+        for each in output.outputs:
+            for line in builder.lines(turn.pieces(each), each, output):
+                yield encode_line(line)
+
+
+def encode_line(value: Any) -> bytes:
+    """Return a value as a line."""
+    return _encode(value) + b"\n"

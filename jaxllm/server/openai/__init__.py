@@ -1,0 +1,1 @@
+"""OpenAI's chat and text completions, models, and vLLM's routes for tokens."""

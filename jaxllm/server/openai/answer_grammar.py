@@ -1,0 +1,79 @@
+"""What sampling must keep to so that an answer is what its request was promised: calls, a format, after reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers import formats
+from jaxllm.parsers.reasoning import HARMONY, MARKS
+from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tools.openai import after_analysis, final_message
+from jaxllm.server.openai.tools import ToolUse
+
+_GAP = formats.either(*map(formats.text, ("\n\n", "\n", "")))
+"""Models write one of these between their reasoning and their answer."""
+
+
+def answer_grammar(
+    asked: StructuredOutputsParams | None,
+    use: ToolUse,
+    parser: type[ToolParser] | None,
+    reasoning: str | None,
+    prompt: str,
+) -> StructuredOutputsParams | None:
+    """Return the constraint on a whole output: `asked` holds for the answer where no tool has to be called.
+
+    `parser` reads the calls, and `reasoning` names the parser of what precedes both; `prompt` may have begun that.
+    Raises VLLMValidationError for what cannot go together.
+    """
+    if parser is None and (asked is None or reasoning is None):
+        return asked
+    form = None if asked is None else formats.as_format(asked)
+    knows_channels = parser is not None and reasoning == HARMONY
+    if form is not None and knows_channels:
+        form = after_reasoning(form, reasoning, prompt)
+    if parser is not None and use.needs_grammar:
+        form = _calls(asked, form, use, parser)
+    elif parser is not None and form is not None:
+        form = formats.either(_calls(asked, form, use._replace(is_required=True), parser), form)
+    if form is None:
+        return asked
+    if not knows_channels:
+        form = after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
+    return formats.from_format(form, asked)
+
+
+def _calls(
+    asked: StructuredOutputsParams | None, form: dict[str, Any] | None, use: ToolUse, parser: type[ToolParser]
+) -> dict[str, Any]:
+    """Return the format of an answer that may, or must, call tools."""
+    if asked is not None and form is None:
+        message = "what it asks for cannot be joined with tools: use a JSON schema, or a structural tag with 'format'."
+        raise VLLMValidationError(message, parameter="structured_outputs")
+    at_least_one = use.is_required or form is not None
+    calls = parser.grammar(use.enforced, at_least_one=at_least_one, parallel=use.is_parallel)
+    return calls if form is None or use.is_required else formats.either(calls, form)
+
+
+def after_reasoning(
+    form: dict[str, Any], reasoning: str | None, prompt: str, call_marks: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the format of outputs that match `form` once the model has done reasoning.
+
+    The reasoning has none of the `call_marks`: a call in it would end it, and would keep to no schema.
+    """
+    if reasoning is None:
+        return form
+    if reasoning == HARMONY:
+        return after_analysis(final_message(form))
+    marks, thoughts = MARKS[reasoning], formats.any_text(*call_marks)
+    has_begun = marks.has_begun(prompt)
+    if has_begun is False:
+        return form
+    if has_begun:
+        return formats.sequence(formats.tag("", thoughts, marks.end), _GAP, form)
+    before = formats.sequence(formats.tag(marks.start, thoughts, marks.end), _GAP)
+    return formats.sequence(formats.optional(before), form)

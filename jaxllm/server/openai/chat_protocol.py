@@ -1,0 +1,222 @@
+"""Chat completions: the request, the answer, and the pieces of an answer that is streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_int, shown
+from jaxllm.server.openai.logprobs import ChatLogprobs, PromptTokenLogprob
+from jaxllm.server.openai.prompt_fields import Messages, Tools
+from jaxllm.server.openai.sampling_fields import REFUSED, SamplingFields
+from jaxllm.server.openai.tools import ToolUse, read_tool_use
+from jaxllm.server.openai.usage import UsageInfo
+
+_NO_AUDIO = "no model here speaks or hears"
+CHAT_REFUSED: Mapping[str, str] = {
+    **REFUSED,
+    "audio": _NO_AUDIO,
+    "functions": "tools have taken their place",
+    "function_call": "tool_choice has taken its place",
+    "web_search_options": "nothing is searched for",
+    "prediction": "leave it out",
+}
+"""Fields that would change the answer and that have no meaning here."""
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """What `/v1/chat/completions` takes: OpenAI's fields, and vLLM's."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    """It counts before `max_tokens`."""
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    echo: bool = False
+    """Begin the answer with the last message, if that is of the answer's role."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    """Chat templates see it by this name, and as `enable_thinking`, which is false for "none"."""
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call."""
+    include_reasoning: bool = True
+    """Whether the answer shows its reasoning, where that is told from its text."""
+    modalities: list[str] | None = None
+    return_prompt_text: bool = False
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """These last four have no effect."""
+
+    def check(self, *, trusts_template: bool) -> None:
+        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        self.check_fields()
+        if self.max_completion_tokens is not None:
+            check_int("max_completion_tokens", self.max_completion_tokens, 1, INT32_MAX)
+        if self.top_logprobs and not self.logprobs:
+            message = "when using `top_logprobs`, `logprobs` must be set to true."
+            raise VLLMValidationError(message, parameter="top_logprobs", value=self.top_logprobs)
+        if self.logprob_token_ids and not self.logprobs:
+            message = "when using `logprob_token_ids`, `logprobs` must be set to true."
+            raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
+        has_template = self.chat_template is not None or "chat_template" in (self.chat_template_kwargs or {})
+        if has_template and not trusts_template:
+            name = "chat_template" if self.chat_template is not None else "chat_template_kwargs"
+            message = "a request's chat template is not run unless the server has --trust-request-chat-template."
+            raise VLLMValidationError(f"{name}: {message}", parameter=name)
+        if self.modalities not in (None, ["text"]):
+            message = f"modalities must be ['text'], got {shown(self.modalities)}: {_NO_AUDIO}."
+            raise VLLMValidationError(message, parameter="modalities", value=self.modalities)
+
+    @property
+    def constraint(self) -> str:
+        """Return the name of the field that says what the text must match."""
+        is_of_tools = self.tools and self.structured_outputs is None and self.response_format is None
+        return "tools" if is_of_tools else super().constraint
+
+    def tool_use(self) -> ToolUse:
+        """Return which tools the answer may call. Raises VLLMValidationError."""
+        return read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return how many tokens the answer may have; None if the request does not say."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Return how many log-probabilities are listed at each token; None for none, or for all that were asked for."""
+        return None if not self.logprobs or self.logprob_token_ids else self.top_logprobs or 0
+
+    def echoed(self, role: str) -> str:
+        """Return the text that the answer begins with: with `echo` the last message's, if that is of the `role`."""
+        last = self.messages[-1]
+        if not self.echo or last.get("role") != role:
+            return ""
+        content = last.get("content") or ""
+        if isinstance(content, str):
+            return content
+        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+def conversation(request: Any, messages: list[dict[str, Any]], **more: Any) -> ChatCompletionRequest:
+    """Return the request that a conversation would be in chat, with `more` fields of it, and those about its rendering
+    of another request.
+    """
+    names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+    return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names}, **more)
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The function that is called, or what is new of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+    """The arguments as JSON text."""
+
+
+class ToolCallMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in an answer."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a call: the first one of each has its id, its type and the function's name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The message of an answer."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[ToolCallMessage] | UnsetType = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The older name of `reasoning`."""
+
+
+class ChatCompletionResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    model: str
+    choices: list[ChatCompletionResponseChoice]
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+    usage: UsageInfo
+    prompt_logprobs: list[dict[int, PromptTokenLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+
+
+class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The older name of `reasoning`."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatCompletionResponseStreamChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of one of the n answers."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionStreamResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of an answer that is streamed."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatCompletionResponseStreamChoice]
+    usage: UsageInfo | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET

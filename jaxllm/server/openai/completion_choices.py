@@ -1,0 +1,93 @@
+"""The choices of a completion: pieces of text with their log-probabilities, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxllm.logprobs import LogprobsOnePosition
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.openai.completion_protocol import CompletionRequest, CompletionResponseChoice
+from jaxllm.server.openai.logprobs import CompletionLogprobs, completion_logprobs, prompt_logprobs
+from jaxllm.server.openai.usage import PromptTokensDetails
+from jaxllm.text.tokenizer import Tokenizer
+
+
+class PromptChoices:
+    """This makes choices of the outputs for one prompt. It knows what was shown: pieces continue each other."""
+
+    def __init__(
+        self, request: CompletionRequest, first_index: int, tokenizer: Tokenizer | None, *, as_token_ids: bool
+    ) -> None:
+        self._request, self._first_index, self._tokenizer = request, first_index, tokenizer
+        self._as_token_ids = as_token_ids
+        self._offsets: dict[int, int] = {}
+        """Where the next token of each choice begins; those that have not begun are not there."""
+        self._scores: Sequence[LogprobsOnePosition | None] = ()
+        """The prompt's log-probabilities, which come once."""
+        self.num_prompt_tokens = self.num_tokens = 0
+        self.prompt_details = PromptTokensDetails()
+
+    def of(self, output: RequestOutput) -> list[CompletionResponseChoice]:
+        """Return the choices of an output, which holds all of them, or what is new since the last."""
+        self.num_prompt_tokens = len(output.prompt_token_ids or ())
+        self._scores = output.prompt_logprobs or self._scores
+        self.prompt_details = PromptTokensDetails.of(output)
+        return [self._choice(output, each) for each in output.outputs]
+
+    def is_plain(self, output: CompletionOutput) -> bool:
+        """Say whether a piece is a text and nothing else, of a choice that has begun."""
+        request = self._request
+        has_begun = output.index in self._offsets
+        shows_more = request.shows_logprobs or request.return_token_ids
+        return has_begun and output.finish_reason is None and not shows_more
+
+    def take_plain(self, output: CompletionOutput) -> tuple[int, str]:
+        """Return the index of such a piece's choice, and its text."""
+        self.num_tokens += len(output.token_ids)
+        return self._first_index + output.index, output.text
+
+    def _choice(self, output: RequestOutput, each: CompletionOutput) -> CompletionResponseChoice:
+        request = self._request
+        is_first = each.index not in self._offsets
+        prompt_ids = list(output.prompt_token_ids or ()) if is_first else []
+        token_ids = [] if request.only_scores else list(each.token_ids)
+        self.num_tokens += len(token_ids)
+        echoes = request.echo and is_first
+        text = "" if request.only_scores else each.text
+        return CompletionResponseChoice(
+            index=self._first_index + each.index,
+            text=(self._prompt_text(output) if echoes else "") + text,
+            logprobs=self._logprobs(each, prompt_ids if echoes else [], token_ids),
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+            token_ids=token_ids if request.return_token_ids else None,
+            prompt_token_ids=prompt_ids if request.return_token_ids and is_first else None,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs) if request.prompt_logprobs is not None else None,
+        )
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None or self._tokenizer is None:
+            return output.prompt or ""
+        # With the special tokens, which the offsets of log-probabilities count too.
+        return self._tokenizer.decode(output.prompt_token_ids or [], skip_special_tokens=False)
+
+    def _logprobs(
+        self, each: CompletionOutput, prompt_ids: list[int], token_ids: list[int]
+    ) -> CompletionLogprobs | None:
+        offset = self._offsets.setdefault(each.index, 0)
+        if not self._request.shows_logprobs:
+            return None
+        positions: list[LogprobsOnePosition | None] = []
+        if prompt_ids:
+            positions += self._scores or [None] * len(prompt_ids)
+        if token_ids:
+            positions += each.logprobs or []
+        shown = completion_logprobs(
+            [*prompt_ids, *token_ids],
+            positions,
+            as_token_ids=self._as_token_ids,
+            text_offset=offset,
+            tokenizer=self._tokenizer,
+        )
+        self._offsets[each.index] = offset + sum(map(len, shown.tokens))
+        return shown

@@ -1,0 +1,99 @@
+"""How a server takes its model's outputs apart: by parsers that its flags name, or that the chat template tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.output_parser import OutputParser
+from jaxllm.parsers.reasoning import HARMONY, MARKS
+from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
+from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tools.openai import OpenAIParser
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.openai.tools import ToolUse
+from jaxllm.text.tool_prompt import PARSER as TOLD_PARSER
+from jaxllm.text.tool_prompt import knows_tools
+
+
+def check_parsers(args: ServerArgs) -> None:
+    """Load the plugin that `args` name, and refuse a parser that there is not. Raises VLLMValidationError."""
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.tool_call_parser is not None:
+        ToolParserManager.get_tool_parser(args.tool_call_parser)
+
+
+class OutputParsers:
+    """This makes the parsers of a server's answers."""
+
+    def __init__(self, args: ServerArgs, reasoning_parser: str, template: str | Mapping[str, str] | None) -> None:
+        """Use the parsers that are named, else those that the model's chat template tells of."""
+        text = template if isinstance(template, str) else "\n".join((template or {}).values())
+        self.tool_parser_name = args.tool_call_parser or (find_tool_parser(text) if knows_tools(text) else TOLD_PARSER)
+        """None if it is not known how the model writes calls."""
+        name = self.tool_parser_name
+        self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
+        self.reasoning = reasoning_parser or find_reasoning_parser(text)
+        self._is_reasoning_named = bool(reasoning_parser)
+
+    def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
+        """Return what reads the calls of an answer; None if it may call nothing.
+
+        Raises VLLMValidationError if it is not known how the model writes calls. What has to be a call is written as
+        a grammar says, which any model follows.
+        """
+        if not use.tools:
+            return None
+        if self._tool_parser is not None:
+            return self._tool_parser
+        if use.is_required:
+            return ToolParserManager.get_tool_parser(TOLD_PARSER)
+        message = (
+            "tools with tool_choice='auto' need to know how the model writes calls, and its chat template does not "
+            "tell: start the server with --tool-call-parser, or ask with tool_choice='required'."
+        )
+        raise VLLMValidationError(message, parameter="tool_choice", value="auto")
+
+    def opened(self, prompt: str, variables: Mapping[str, Any]) -> str:
+        """Return a prompt with the start of reasoning at its end, if the named parser takes that for granted.
+
+        vLLM's parsers do so unless the prompt has ended the reasoning, or a variable of the chat template turns it off.
+        A parser that is found from the template does not: nobody has said that this model always reasons.
+        """
+        marks = MARKS.get(self.reasoning or "") if self._is_reasoning_named else None
+        is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
+        if marks is None or not marks.is_implied or is_off or marks.has_begun(prompt) is not None:
+            return prompt
+        return prompt + marks.start
+
+    def maker(
+        self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str, *, holds_calls: bool
+    ) -> Callable[[], OutputParser] | None:
+        """Return what makes the parser of an answer to `prompt`; None if there is nothing to take apart.
+
+        With `holds_calls` it shows a call only once it is whole.
+        """
+        name = self.reasoning
+        if parser is None and name is None:
+            return None
+
+        def make() -> OutputParser:
+            reading = parser and parser(tools)
+            if reading is not None:
+                reading.holds_calls = holds_calls
+            if name == HARMONY:
+                return OutputParser(None, reading or OpenAIParser())
+            return OutputParser(None if name is None else MARKS[name], reading, prompt)
+
+        return make
+
+    def marks(self, parser: type[ToolParser] | None) -> tuple[str, ...]:
+        """Return the texts by which the parsers take an answer apart."""
+        name = self.reasoning
+        found = () if parser is None else parser.marks
+        if name == HARMONY:
+            return (*found, *OpenAIParser.marks)
+        return found if name is None else (*found, MARKS[name].start, MARKS[name].end)

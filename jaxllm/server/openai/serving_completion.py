@@ -1,0 +1,215 @@
+"""Text completions: prompts go to the engine, each as a request of its own, and their outputs make one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.outputs import RequestOutput
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.http.errors import ErrorResponse, error_response
+from jaxllm.server.http.request_ids import headers_of, new_request_id
+from jaxllm.server.http.sse import EngineOutputs, EventStream, TextFrame, event
+from jaxllm.server.openai.completion_choices import PromptChoices
+from jaxllm.server.openai.completion_protocol import (
+    CompletionRequest,
+    CompletionResponse,
+    CompletionResponseChoice,
+    CompletionStreamResponse,
+)
+from jaxllm.server.openai.model_tasks import check_generates
+from jaxllm.server.openai.serving_models import OpenAIServingModels
+from jaxllm.server.openai.usage import PromptTokensDetails, UsageInfo, make_usage
+
+
+class OpenAIServingCompletion:
+    """This answers text completions."""
+
+    def __init__(self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs) -> None:
+        self.engine_client = engine_client
+        self.models = models
+        self._args = args
+
+    async def create_completion(
+        self, request: CompletionRequest, raw_request: Any = None
+    ) -> AsyncGenerator[bytes, None] | CompletionResponse | ErrorResponse:
+        """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
+        headers = headers_of(raw_request)
+        try:
+            return await self.answer(request, Caller.of(self.engine_client, headers, *new_request_id(headers)))
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            return error_response(error)
+
+    async def answer(self, request: CompletionRequest, caller: Caller) -> EventStream | CompletionResponse:
+        """Answer a request, whose prompts the engine knows by the caller's `request_id` and a number; a stream is
+        returned once all are admitted.
+
+        Raises what `admit` does, and what ends a request on its way.
+        """
+        outputs = await self.admit(request, caller)
+        shown_id = caller.shown_id("cmpl", request.request_id)
+        answer = _Answer(request, self._args, shown_id, self.models.shown(request.model))
+        choices = [self._choices(request, i) for i in range(len(outputs))]
+        if request.stream:
+            return EventStream(answer.frames(outputs, choices), *outputs)
+        finals = await _read_all(outputs)
+        shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
+        return answer.whole(shown, choices)
+
+    async def admit(self, request: CompletionRequest, caller: Caller) -> list[EngineOutputs]:
+        """Check a request and queue all its prompts, or none; return the outputs for each, which must be closed.
+
+        Raises what `errors.error_response` has answers for.
+        """
+        check_generates(self.engine_client, "Completions")
+        self.models.check(request.model)
+        request.check()
+        prompts = request.prompts()
+        self.engine_client.admission.check_room(request.num_sequences(len(prompts)))  # before any of them is tokenized
+        with request.fields_named("prompt"):
+            return await self._begin(request, prompts, caller)
+
+    def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
+        as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
+        n = 1 if request.n is None else request.n
+        return PromptChoices(request, prompt * n, self.engine_client.front.tokenizer, as_token_ids=as_ids)
+
+    async def _begin(
+        self, request: CompletionRequest, prompts: Sequence[str | list[int]], caller: Caller
+    ) -> list[EngineOutputs]:
+        """Queue all prompts, or none."""
+        params = request.sampling_params(
+            self.engine_client.front.ready,
+            max_tokens=1 if request.only_scores else request.max_tokens,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.logprobs if request.echo else None,
+        )
+        begun: list[EngineOutputs] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+                stream = await self.engine_client.add_request(
+                    f"{caller.request_id}-{i}",
+                    given if request.cache_salt is None else {**given, "cache_salt": request.cache_salt},
+                    params,
+                    tokenization_kwargs=request.tokenization_kwargs(),
+                    trace_headers=caller.trace_headers,
+                    priority=request.priority,
+                    data_parallel_rank=caller.data_parallel_rank,
+                    lora_request=self.models.adapter(request.model),
+                )
+                begun.append(EngineOutputs(self.engine_client, stream))
+                await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
+        except BaseException:
+            for each in begun:
+                await each.aclose()
+            raise
+        return begun
+
+
+class _Answer:
+    """What the answer to one request begins and ends with."""
+
+    def __init__(self, request: CompletionRequest, args: ServerArgs, answer_id: str, model: str) -> None:
+        self._id, self._created, self._model = answer_id, int(time.time()), model
+        self._ping_seconds, self._tells_cached = args.sse_ping_interval, args.enable_prompt_tokens_details
+        self._ends_in_usage, self._has_usage = request.tells_usage(forced=args.enable_force_include_usage)
+        self._frames: dict[int, TextFrame] = {}
+
+    def whole(self, shown: list[CompletionResponseChoice], choices: Sequence[PromptChoices]) -> CompletionResponse:
+        """Return the whole answer."""
+        usage = self._usage(choices)
+        return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=shown, usage=usage)
+
+    async def frames(
+        self, outputs: Sequence[EngineOutputs], choices: Sequence[PromptChoices]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the outputs for all prompts as they come, and at the end the usage if asked for."""
+        async for ping in outputs[0].pings(self._ping_seconds):
+            yield ping
+        if len(outputs) == 1:
+            async for output in outputs[0]:
+                if frames := self._pieces(output, choices[0], choices):
+                    yield frames
+        else:
+            async with contextlib.aclosing(_merge(outputs)) as merged:
+                async for prompt, output in merged:
+                    if frames := self._pieces(output, choices[prompt], choices):
+                        yield frames
+        if self._ends_in_usage:
+            yield event(self._chunk([], self._usage(choices)))
+
+    def _pieces(self, output: RequestOutput, own: PromptChoices, choices: Sequence[PromptChoices]) -> bytes:
+        if not self._has_usage and all(map(own.is_plain, output.outputs)):
+            texts = map(own.take_plain, output.outputs)
+            return b"".join([self._frame(index).event(text) for index, text in texts if text])
+        shown = own.of(output)
+        usage = self._usage(choices) if self._has_usage else None
+        return b"".join([event(self._chunk([each], usage)) for each in shown])
+
+    def _frame(self, index: int) -> TextFrame:
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = self._frames[index] = TextFrame.of(
+                lambda text: self._chunk([CompletionResponseChoice(index=index, text=text)])
+            )
+        return frame
+
+    def _chunk(self, choices: list[CompletionResponseChoice], usage: UsageInfo | None = None) -> Any:
+        chunk = CompletionStreamResponse(id=self._id, created=self._created, model=self._model, choices=choices)
+        if usage is None:
+            return chunk
+        return CompletionStreamResponse(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+        )
+
+    def _usage(self, choices: Sequence[PromptChoices]) -> UsageInfo:
+        details = PromptTokensDetails.sum(each.prompt_details for each in choices) if self._tells_cached else None
+        return make_usage(
+            sum(each.num_prompt_tokens for each in choices),
+            sum(each.num_tokens for each in choices),
+            details,
+        )
+
+
+async def _read_all(outputs: Sequence[EngineOutputs]) -> list[RequestOutput]:
+    """Return the final output of each prompt. If one fails, or the caller is cancelled, all are aborted."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            readers = [group.create_task(_read(each)) for each in outputs]
+    except BaseExceptionGroup as error:
+        raise error.exceptions[0] from None
+    finally:
+        for each in outputs:
+            await each.aclose()
+    return [reader.result() for reader in readers]
+
+
+async def _read(outputs: EngineOutputs) -> RequestOutput:
+    final: RequestOutput | None = None
+    async for output in outputs:
+        final = output
+    assert final is not None
+    return final
+
+
+async def _merge(outputs: Sequence[EngineOutputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield the outputs of several prompts as they come, each with its prompt's number."""
+    waiting = {asyncio.ensure_future(each.__anext__()): i for i, each in enumerate(outputs)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in sorted(done, key=waiting.__getitem__):
+                prompt, output = waiting.pop(each), each.result()
+                if not output.finished:
+                    waiting[asyncio.ensure_future(outputs[prompt].__anext__())] = prompt
+                yield prompt, output
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,174 @@
+"""The models that a server has: one, which may go by several names, and its adapters by theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.exceptions import LoRAAdapterNotFoundError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+from jaxllm.resolve.vllm_config import ModelConfig
+from jaxllm.server.http.errors import RequestFailedError
+
+
+class LoRAModule(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that a server has from the start: NAME=PATH, or the same as JSON."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> LoRAModule:
+        """Read an entry of `lora_modules`. Raises VLLMValidationError."""
+        try:
+            if text.lstrip().startswith("{"):
+                return msgspec.json.decode(text, type=cls)
+            name, path = text.split("=", 1)
+            return cls(name=name, path=path)
+        except (ValueError, msgspec.MsgspecError) as error:
+            message = f"lora_modules: {text!r} is neither NAME=PATH nor JSON with name and path ({error})."
+            raise VLLMValidationError(message, parameter="lora_modules", value=text) from error
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as `/v1/models` tells of it."""
+
+    id: str
+    object: str = "model"
+    type: str = "model"
+    """This, `display_name` and `created_at` are for Anthropic's clients."""
+    display_name: str
+    created_at: str
+    created: int
+    owned_by: str = "jaxllm"
+    root: str
+    """What it was loaded from."""
+    parent: str | None = None
+    """The model that it is an adapter of."""
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+    """What requests are sampled by that do not say otherwise, as far as the model or a flag names it."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/v1/models`."""
+
+    object: str = "list"
+    data: list[ModelCard]
+    has_more: bool = False
+    """This and the next two are for Anthropic's clients: there is one page."""
+    first_id: str
+    last_id: str
+
+
+class AdapterLoadError(VLLMValidationError):
+    """An adapter is there, and cannot be loaded."""
+
+
+class OpenAIServingModels:
+    """This knows what the model and its adapters are called."""
+
+    def __init__(
+        self, model_config: ModelConfig, names: Sequence[str] | None, sampling: Mapping[str, Any] | None = None
+    ) -> None:
+        """Call the model by `names`, of which answers show the first; by what it was loaded as without any."""
+        self._names = list(names or [model_config.model])
+        self._max_model_len, self._sampling = model_config.max_model_len, dict(sampling or {})
+        self._cards = {name: self._card(name, model_config.model) for name in self._names}
+        self._adapters: dict[str, LoRARequest] = {}
+        self._num_added = 0
+        self._changes = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """Return the name that answers of the model itself show."""
+        return self._names[0]
+
+    def check(self, given: str | None) -> None:
+        """Raise RequestFailedError, 404, for a name that no model has; a request may leave it out."""
+        if given is not None and given not in self._cards:
+            message = f"The model `{given}` does not exist."
+            raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
+
+    def shown(self, given: str | None) -> str:
+        """Return the name that an answer shows to a request for a model: an adapter's own, or the model's."""
+        return given if given in self._adapters else self.name
+
+    def adapter(self, given: str | None) -> LoRARequest | None:
+        """Return the adapter that a request asks for by its model, None for the model itself."""
+        return None if given is None else self._adapters.get(given)
+
+    def find(self, name: str) -> ModelCard:
+        """Return what is known of a model by one of its names. Raises RequestFailedError, 404, for another."""
+        self.check(name)
+        return self._cards[name]
+
+    def show(self) -> ModelList:
+        """Return all names with what is known of their models."""
+        cards = list(self._cards.values())
+        return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+
+    async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule]) -> None:
+        """Load adapters. Raises VLLMValidationError for a bad one, and for a name that is taken."""
+        for module in modules:
+            await self.add(engine, module)
+
+    async def add(self, engine: AsyncLLM, module: LoRAModule, *, replaces: bool = False) -> None:
+        """Load an adapter, and call it by its name. With `replaces` one of that name is read again.
+
+        Raises LoRAAdapterNotFoundError where none is, AdapterLoadError for a bad one, and VLLMValidationError for a
+        name that is taken.
+        """
+        async with self._changes:
+            known = self._adapters.get(module.name)
+            if module.name in self._cards and not (known and replaces):
+                message = f"The name {module.name!r} is in use: unload the adapter first, or choose another name."
+                raise VLLMValidationError(message, parameter="lora_name", value=module.name)
+            number = self._num_added + 1 if known is None else known.lora_int_id
+            request = LoRARequest(
+                module.name, number, module.path, base_model_name=module.base_model_name, load_inplace=known is not None
+            )
+            await _load(engine, request)
+            self._num_added = max(self._num_added, number)
+            self._adapters[module.name] = msgspec.structs.replace(request, load_inplace=False)
+            parent = module.base_model_name or self.name
+            self._cards[module.name] = self._card(module.name, module.path, parent)
+
+    async def remove(self, engine: AsyncLLM, name: str) -> None:
+        """Forget an adapter; requests that have it go on. Raises RequestFailedError, 404, for an unknown name."""
+        async with self._changes:
+            request = self._adapters.get(name)
+            if request is None:
+                message = f"The LoRA adapter `{name}` does not exist."
+                raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="lora_name")
+            del self._adapters[name], self._cards[name]
+            await engine.remove_lora(request.lora_int_id)
+
+    def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
+        now = datetime.now(UTC).replace(microsecond=0)
+        return ModelCard(
+            id=name,
+            display_name=name,
+            created_at=now.isoformat().replace("+00:00", "Z"),
+            created=int(now.timestamp()),
+            root=root,
+            parent=parent,
+            max_model_len=self._max_model_len,
+            default_sampling_params=self._sampling,
+        )
+
+
+async def _load(engine: AsyncLLM, request: LoRARequest) -> None:
+    try:
+        await engine.add_lora(request)
+    except VLLMValidationError as error:
+        if error.parameter == "lora_path":
+            raise LoRAAdapterNotFoundError(request.lora_name, request.lora_path) from error
+        raise AdapterLoadError(str(error), parameter=error.parameter) from error

@@ -1,0 +1,69 @@
+"""vLLM's routes that load and unload LoRA adapters: only with JAXLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or vLLM's variable.
+
+Who may use them makes the server read any folder that it can read, and the hub.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.routing import Route
+
+from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.endpoint import Call, Endpoint, Reply
+from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.server.openai.serving_models import AdapterLoadError, LoRAModule
+
+
+class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: str
+    """What requests call it by, as their model."""
+    lora_path: str
+    """A folder that PEFT saved, or a repository of the hub with the same files."""
+    load_inplace: bool = False
+    """Read an adapter of that name again, if there is one."""
+
+
+LOAD_REFUSED = {"is_3d_lora_weight": "the form of an adapter's weights is found from them; leave it out"}
+"""Fields that have no meaning here."""
+
+
+class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """It is not looked at: names are unlike."""
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+    return [
+        Route("/v1/load_lora_adapter", Endpoint(load_adapter), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", Endpoint(unload_adapter), methods=["POST"]),
+    ]
+
+
+async def load_adapter(call: Call) -> Reply:
+    """Load a LoRA adapter for later requests."""
+    request = await decode_aside(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
+    module = LoRAModule(name=request.lora_name, path=request.lora_path)
+    try:
+        await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
+    except AdapterLoadError as error:  # the server cannot use what it has, as vLLM says it
+        raise RequestFailedError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), param=error.parameter) from error
+    return _told(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+async def unload_adapter(call: Call) -> Reply:
+    """Forget a LoRA adapter; requests that have it go on."""
+    request = await decode_aside(call.body, UnloadLoRAAdapterRequest, {})
+    await call.state.openai_serving_models.remove(call.state.engine_client, request.lora_name)
+    return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+def _told(text: str) -> Reply:
+    return Reply(text.encode(), content_type=b"text/plain; charset=utf-8")

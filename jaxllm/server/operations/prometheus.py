@@ -1,0 +1,190 @@
+"""Metrics in Prometheus' form: the engine's own as they stand when they are read, and those of the HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Iterator
+from functools import partial
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.routing import Match, Route
+
+from jaxllm.engine.front import metrics as engine_metrics
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
+from jaxllm.server.operations.prometheus_help import HELP
+
+NO_ROUTE = "none"
+"""The handler of requests for paths that there are not: a label for each would let strangers fill the memory."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+_LOOP_SECONDS = 10.0
+DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The bounds of how long answers take, in seconds."""
+
+
+class EngineCollector(Collector):
+    """This reads an engine's metrics whenever they are asked for, under a prefix of the server's own."""
+
+    def __init__(self, engine: AsyncLLM, prefix: str) -> None:
+        self._engine, self._prefix = engine, prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a family for each name."""
+        families: dict[str, Metric] = {}
+        for each in self._engine.get_metrics():
+            name = each.name.removeprefix(engine_metrics.PREFIX)
+            family = families.get(name)
+            if family is None:
+                family = families[name] = self._family(name, each)
+            _add(family, each)
+        yield from families.values()
+
+    def _family(self, name: str, metric: engine_metrics.Metric) -> Metric:
+        kinds = {
+            engine_metrics.Counter: CounterMetricFamily,
+            engine_metrics.Gauge: GaugeMetricFamily,
+            engine_metrics.Histogram: HistogramMetricFamily,
+            engine_metrics.Vector: CounterMetricFamily,
+        }
+        labels = [*metric.labels, *(["position"] if isinstance(metric, engine_metrics.Vector) else [])]
+        return kinds[type(metric)](self._shown(name), HELP[name], labels=labels)
+
+    def _shown(self, name: str) -> str:
+        """Return a metric's name: vLLM's to the letter under vLLM's prefix, under another by Prometheus' rules, which
+        keep "_total" for counters.
+        """
+        return self._prefix + (name if self._prefix == engine_metrics.PREFIX else name.removesuffix("_total"))
+
+
+def _add(family: Metric, metric: engine_metrics.Metric) -> None:
+    labels = list(metric.labels.values())
+    match metric, family:
+        case engine_metrics.Histogram(), HistogramMetricFamily():
+            family.add_metric(labels, [(bound, float(n)) for bound, n in metric.buckets.items()], metric.sum)
+        case engine_metrics.Counter(), CounterMetricFamily():
+            family.add_metric(labels, metric.value)
+        case engine_metrics.Vector(), CounterMetricFamily():
+            for position, value in enumerate(metric.values):
+                family.add_metric([*labels, str(position)], value)
+        case engine_metrics.Gauge(), GaugeMetricFamily():
+            family.add_metric(labels, metric.value)
+        case _:
+            raise TypeError(f"no family is of {type(metric).__name__}")
+
+
+class HttpMetrics:
+    """What the HTTP side counts: answers and how long they took, by route, under the names that vLLM's have."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("handler", "method")
+        self._requests = Counter(
+            "http_requests", "Requests by route, method and class of status.", (*labels, "status"), registry=registry
+        )
+        self._durations = Histogram(
+            "http_request_duration_seconds",
+            "Time from a request's headers to the end of its answer.",
+            labels,
+            buckets=DURATIONS,
+            registry=registry,
+        )
+
+    def on_answer(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        method = method if method in METHODS else "other"
+        self._requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._durations.labels(handler, method).observe(seconds)
+
+
+class CountedRequests:
+    """An ASGI application around another: it counts and times the answers."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Iterable[object]) -> None:
+        self._app, self._metrics = app, metrics
+        self._routes = [route for route in routes if isinstance(route, Route)]
+        self._paths = frozenset(route.path for route in self._routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on, and note how it was answered; one without an answer, whose client left, is a 499."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, began = 499, time.perf_counter()
+
+        def note(message: dict[str, object]) -> Awaitable[None]:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(str(message["status"]))
+            return send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            seconds = time.perf_counter() - began
+            self._metrics.on_answer(self._handler(scope), scope["method"], status, seconds)
+
+    def _handler(self, scope: Scope) -> str:
+        """Return the path of the route, with the names of its variables."""
+        if scope["path"] in self._paths:
+            return scope["path"]
+        return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), NO_ROUTE)
+
+
+def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return what a registry knows, and its content type: OpenMetrics for those who accept it, else Prometheus' text.
+
+    Names are letters, digits, underscores and colons, so nothing in them is to be escaped. The library would, as told
+    by `accept`, and in OpenMetrics' samples it would take vLLM's colon for a character that is none of a name.
+    """
+    if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
+        return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class CoreProcesses(Collector):
+    """The memory and CPU time of the processes of an engine's cores, if they have any, by their replicas' numbers."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a family for each name."""
+        families: dict[str, Metric] = {}
+        for index, pid in self._engine.core_pids.items():
+            for metric in ProcessCollector("jaxllm_core", pid=partial(int, pid), registry=None).collect():
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for each in metric.samples:
+                    family.add_sample(each.name, {**each.labels, "engine": str(index)}, each.value)
+        yield from families.values()
+
+
+class OnLoop(Collector):
+    """Another collector, which only runs on the thread of an event loop, for threads that it does not run on."""
+
+    def __init__(self, collector: Collector, loop: asyncio.AbstractEventLoop) -> None:
+        self._collector, self._loop = collector, loop
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the other yields."""
+
+        async def collected() -> list[Metric]:
+            return list(self._collector.collect())
+
+        yield from asyncio.run_coroutine_threadsafe(collected(), self._loop).result(_LOOP_SECONDS)
+
+
+def make_registry() -> CollectorRegistry:
+    """Return a registry that knows of the process: its memory, CPU time, descriptors and garbage collections."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry

@@ -1,0 +1,1 @@
+"""Routes of pooling models: embeddings, classification, scores and reranking, in each dialect."""

@@ -1,0 +1,139 @@
+"""Pooling: the fields that routes of models that pool share, and `/pooling`, which does each of their tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest, conversation
+from jaxllm.server.openai.prompt_fields import Messages, PromptFields, renamed, several_prompts
+from jaxllm.server.openai.usage import UsageInfo
+
+MAX_INPUTS = 2048
+"""A request has at most so many inputs, as in OpenAI's API."""
+_TEXT_ONLY = "models here read text alone"
+POOLED_REFUSED: Mapping[str, str] = {
+    "normalize": "use use_activation instead",
+    "softmax": "use use_activation instead",
+    "activation": "use use_activation instead",
+    "padding": "prompts are not padded",
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "media_io_kwargs": _TEXT_ONLY,
+    "images": _TEXT_ONLY,
+    "data": "there are no plugins for inputs and outputs",
+}
+"""Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
+
+
+class PooledFields(PromptFields, kw_only=True):
+    """What all requests to models that pool take."""
+
+    use_activation: bool | None = None
+    """Whether outputs are normalized, or made probabilities; by default as the model says."""
+
+    def fields_named(self, prompt: str) -> AbstractContextManager[None]:
+        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        return renamed(dict.fromkeys(("prompt", "prompt_token_ids", "text_pair", "messages"), prompt))
+
+
+class InputFields(PooledFields, kw_only=True):
+    """What requests with one input, or with several that each have an output, take."""
+
+    input: str | list[str | int | dict[str, Any] | list[int | dict[str, Any]]] | None = None
+    """A text, its token ids, a conversation, or a list of either."""
+    messages: list[dict[str, Any] | Messages] | None = None
+    """A conversation, or several, which the chat template makes a prompt of; instead of `input`."""
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """Return the name of the field that has the inputs."""
+        return "input" if self.messages is None else "messages"
+
+    def inputs(self) -> list[str | list[int] | ChatCompletionRequest]:
+        """Return the inputs: each a text, token ids, or a conversation. Raises VLLMValidationError for others."""
+        if (self.input is None) == (self.messages is None):
+            raise VLLMValidationError("give either input or messages.", parameter="input")
+        given = several_prompts(self.source, self.input if self.messages is None else self.messages, MAX_INPUTS)
+        if isinstance(given[0], dict):
+            given = [given]
+        return [self._input(each) for each in given]
+
+    def check_template(self, inputs: list[Any]) -> None:
+        """Refuse fields about the rendering of conversations where there is none. Raises VLLMValidationError."""
+        if any(isinstance(each, ChatCompletionRequest) for each in inputs):
+            return
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
+
+    def _input(self, given: Any) -> str | list[int] | ChatCompletionRequest:
+        if isinstance(given, str):
+            return given
+        kinds = {type(each) for each in given} if isinstance(given, list) else set[type]()
+        if kinds == {dict}:
+            return conversation(self, given)
+        if kinds - {int} or not isinstance(given, list):
+            message = (
+                f"{self.source} must be a text, token ids, messages, or a list of one of them, got {shown(given)}."
+            )
+            raise VLLMValidationError(message, parameter=self.source, value=given)
+        return given
+
+
+class VectorFields(InputFields, kw_only=True):
+    """What requests for vectors take: how long these are, and how the answer shows them."""
+
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
+    """The last two make an answer of bytes alone, of which a header tells with the former."""
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
+    """The type of the numbers in base64 and bytes."""
+    endianness: Literal["native", "little", "big"] = "native"
+    """The order of the bytes of a number there; "native" is the server's."""
+
+    @property
+    def is_in_bytes(self) -> bool:
+        """Say whether the answer is no JSON."""
+        return self.encoding_format in ("bytes", "bytes_only")
+
+    def params(self, task: str) -> PoolingParams:
+        """Return the engine's params. Raises VLLMValidationError."""
+        return PoolingParams(task=task, dimensions=self.dimensions, use_activation=self.use_activation)
+
+
+class PoolingRequest(VectorFields, kw_only=True):
+    """What `/pooling` takes."""
+
+    task: str | None = None
+    """One of those that the model can do; by default its own."""
+
+
+class PoolingResponseData(msgspec.Struct, frozen=True, kw_only=True):
+    """The output for one input."""
+
+    index: int
+    object: str = "pooling"
+    data: list[list[float] | float] | str
+    """A vector, or one for each token; in base64 they follow each other."""
+
+
+class PoolingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/pooling`."""
+
+    id: str
+    object: str = "list"
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    model: str
+    data: list[PoolingResponseData]
+    usage: UsageInfo

@@ -1,0 +1,132 @@
+"""The inputs of one HTTP request to a model that pools: each is a request of the engine's, and all end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import PoolingRequestOutput
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.openai.usage import PromptTokensDetails, UsageInfo, make_usage
+from jaxllm.server.pooling.pooling_protocol import InputFields, PooledFields
+from jaxllm.text.prompts import ParsedPrompt, begin_with
+
+MAX_NUMBERS = 2**24
+"""The outputs of one request have at most so many numbers; as JSON they take 20 bytes each, and are held at once."""
+
+
+class PooledRequests:
+    """This makes prompts of inputs and runs them."""
+
+    def __init__(self, chat: OpenAIServingChat, settings: PoolingSettings, *, trusts_template: bool) -> None:
+        """Render conversations as `chat` does, and run everything on its engine."""
+        self.engine_client: AsyncLLM = chat.engine_client
+        self.models, self.settings = chat.models, settings
+        self._chat, self._trusts_template = chat, trusts_template
+
+    async def run_inputs(
+        self, request: InputFields, params: PoolingParams, caller: Caller
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Run all inputs of a request and return their outputs in order. Raises what `run` does."""
+        inputs = request.inputs()
+        request.check_template(inputs)
+        with request.fields_named(request.source):
+            prompts = [await self._prompt(each) for each in inputs]
+        return await self.run(request, prompts, params, caller, [request.source] * len(prompts))
+
+    async def run(
+        self,
+        request: PooledFields,
+        prompts: Sequence[Any],
+        params: PoolingParams,
+        caller: Caller,
+        sources: Sequence[str],
+        before: str | None = None,
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Run prompts, which the engine knows by the request's id and a number; return their outputs in order.
+
+        Texts to embed begin with `before`, which is the checkpoint's default prompt where it is None.
+        If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
+        an error about a prompt names the one of `sources` that has it.
+        """
+        self.engine_client.admission.check_room(len(prompts))
+        options, size = request.tokenization_kwargs(), _Size()
+        if before is None:
+            before = self.settings.prompt() if params.task == "embed" else ""
+        readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i, prompt in enumerate(prompts):
+                    outputs = self.engine_client.encode(
+                        _salted(begin_with(before, prompt), request.cache_salt),
+                        params,
+                        f"{caller.request_id}-{i}",
+                        self.models.adapter(request.model),
+                        trace_headers=caller.trace_headers,
+                        priority=request.priority,
+                        tokenization_kwargs=options,
+                        data_parallel_rank=caller.data_parallel_rank,
+                    )
+                    readers.append(group.create_task(_read(outputs, request, sources[i], size)))
+                    await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
+        except BaseExceptionGroup as error:
+            raise error.exceptions[0] from None
+        return [reader.result() for reader in readers]
+
+    async def _prompt(self, given: str | list[int] | ChatCompletionRequest) -> Any:
+        if isinstance(given, str):
+            return {"prompt": given}
+        if isinstance(given, list):
+            return {"prompt_token_ids": given}
+        given.check(trusts_template=self._trusts_template)
+        if not self._chat.has_template(given):
+            message = "messages need a chat template, and the model has none: give texts as input."
+            raise VLLMValidationError(message, parameter="messages")
+        return await self._chat.render(given)
+
+
+class _Size:
+    """This counts the numbers of a request's outputs as they come."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add(self, count: int, source: str) -> None:
+        """Raise VLLMValidationError, naming the field `source`, if there are too many with these."""
+        self._total += count
+        if self._total > MAX_NUMBERS:
+            message = (
+                f"{source}: the outputs have more than {MAX_NUMBERS} numbers. Send fewer or shorter texts at once."
+            )
+            raise VLLMValidationError(message, parameter=source)
+
+
+async def _read(outputs: Any, request: PooledFields, source: str, size: _Size) -> PoolingRequestOutput[Any]:
+    with request.fields_named(source):
+        async with contextlib.aclosing(outputs):
+            output = await anext(outputs)
+    size.add(output.outputs.data.size, source)
+    return output
+
+
+def _salted(prompt: Any, salt: str | None) -> Any:
+    if salt is None:
+        return prompt
+    if isinstance(prompt, ParsedPrompt):
+        return dataclasses.replace(prompt, salt=salt)
+    return {**prompt, "cache_salt": salt}
+
+
+def usage_of(outputs: Sequence[PoolingRequestOutput[Any]], *, tells_cached: bool) -> UsageInfo:
+    """Return the tokens of all prompts."""
+    details = PromptTokensDetails(sum(each.num_cached_tokens for each in outputs)) if tells_cached else None
+    return make_usage(sum(len(each.prompt_token_ids) for each in outputs), 0, details)

@@ -1,0 +1,46 @@
+"""Pooling: whatever the model's tasks are, their outputs as they are."""
+
+from __future__ import annotations
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.http.aside import aside
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.pooling.pooling_protocol import PoolingRequest, PoolingResponse, PoolingResponseData
+from jaxllm.server.pooling.requests import PooledRequests, usage_of
+from jaxllm.server.pooling.vectors import VectorBytes, encoder
+
+_REMOVED = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
+"""Tasks of vLLM's past, and what to use instead."""
+
+
+class ServingPooling:
+    """This answers requests for a task by its name."""
+
+    def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
+        self._pooled, self._tells_cached = pooled, tells_cached
+
+    async def answer(self, request: PoolingRequest, caller: Caller) -> PoolingResponse | VectorBytes:
+        """Answer a request. Raises what `errors.error_response` has answers for."""
+        self._pooled.models.check(request.model)
+        task, encode = self._task(request.task), encoder(request)
+        outputs = await self._pooled.run_inputs(request, request.params(task), caller)
+        arrays = [each.outputs.data for each in outputs]
+        answer_id, model = caller.shown_id("pooling", request.request_id), self._pooled.models.shown(request.model)
+        usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in arrays)
+        if request.is_in_bytes:
+            return await aside(size, VectorBytes.of, request, arrays, answer_id, model, usage)
+        data = await aside(
+            size, lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)]
+        )
+        return PoolingResponse(id=answer_id, model=model, data=data, usage=usage)
+
+    def _task(self, given: str | None) -> str:
+        tasks = self._pooled.settings.tasks
+        if given is None:
+            return tasks[0]
+        if given not in tasks:
+            message = f"Unsupported task: {given[:100]!r} Supported tasks: {tasks}"
+            if given in _REMOVED:
+                message = f"`{given}` task was removed; use {_REMOVED[given]} instead."
+            raise VLLMValidationError(message, parameter="task", value=given)
+        return given

@@ -1,0 +1,109 @@
+"""The answer to one request becomes a response: whole, as a stream of events, or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from jaxllm.outputs import RequestOutput
+from jaxllm.server.http.errors import error_response
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.openai.turns import Turn
+from jaxllm.server.openai.usage import PromptTokensDetails
+from jaxllm.server.responses.events import ResponseBuilder, frame
+from jaxllm.server.responses.objects import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from jaxllm.server.responses.stream import Event
+
+
+class ResponseAnswer:
+    """This reads a turn's outputs once, by one of `whole`, `frames` and `run`."""
+
+    def __init__(
+        self, response: Response, turn: Turn, chat: OpenAIServingChat, keep: Callable[[Response], None]
+    ) -> None:
+        """Go on from a response without output, to a turn of `chat`; `keep` gets it once it has ended."""
+        self._builder, self._turn, self._chat, self._keep = ResponseBuilder(response), turn, chat, keep
+        self._num_prompt_tokens, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
+        self._finish_reason: str | None = None
+
+    def response(self) -> Response:
+        """Return the response as it is now."""
+        return self._builder.response()
+
+    async def whole(self) -> Response:
+        """Return the response of an answer that is not streamed. Raises what has ended the request."""
+        self._take(await self._turn.whole())
+        await self._end()
+        self._keep(self.response())
+        return self.response()
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the response's events, and comments while there are none; an error is an event too."""
+        yield _frames(self._builder.begin())
+        try:
+            async for ping in self._turn.outputs.pings(self._chat.args.sse_ping_interval):
+                yield ping
+            async for output in self._turn.outputs:
+                if events := self._take(output):
+                    yield _frames(events)
+            last = await self._end()
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            last = self._builder.fail(_told(error))
+        self._keep(self.response())
+        yield _frames(last)
+
+    async def run(self) -> None:
+        """Make the response of an answer that is streamed, in the background. Cancelled, it ends the request."""
+        try:
+            async with contextlib.aclosing(self._turn.outputs) as outputs:
+                async for output in outputs:
+                    self._builder.set_status("in_progress")
+                    self._take(output)
+            await self._end()
+        except asyncio.CancelledError:
+            self._builder.fail(None)
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            self._builder.fail(_told(error))
+        self._keep(self.response())
+
+    def _take(self, output: RequestOutput) -> list[Event]:
+        """Add an output to the response."""
+        self._num_prompt_tokens = len(output.prompt_token_ids or ()) or self._num_prompt_tokens
+        if self._chat.args.enable_prompt_tokens_details:
+            self._prompt_details = PromptTokensDetails.of(output)
+        events: list[Event] = []
+        for each in output.outputs:
+            self._num_tokens += len(each.token_ids)
+            events += self._builder.add(self._turn.pieces(each))
+            self._finish_reason = self._turn.finish_reason(each)
+        return events
+
+    async def _end(self) -> list[Event]:
+        num_reasoning = min(await self._turn.reader.num_reasoning_tokens() or 0, self._num_tokens)
+        usage = ResponseUsage(
+            input_tokens=self._num_prompt_tokens,
+            input_tokens_details=InputTokensDetails(
+                self._prompt_details.cached_tokens, self._prompt_details.created_cache_tokens or 0
+            ),
+            output_tokens=self._num_tokens,
+            output_tokens_details=OutputTokensDetails(num_reasoning),
+            total_tokens=self._num_prompt_tokens + self._num_tokens,
+        )
+        return self._builder.end(self._finish_reason, usage, int(time.time()))
+
+
+def _frames(events: list[Event]) -> bytes:
+    return b"".join(map(frame, events))
+
+
+def _told(error: Exception) -> ResponseError:
+    """Return what a client is told of what has ended its response."""
+    return ResponseError("server_error", error_response(error).error.message)

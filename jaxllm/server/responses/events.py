@@ -1,0 +1,270 @@
+"""A response is put together of the pieces of its answer, and each step of that is an event."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from jaxllm.server.http.sse import named_event
+from jaxllm.server.responses.objects import (
+    FunctionCallItem,
+    IncompleteDetails,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseStatus,
+    ResponseUsage,
+)
+from jaxllm.server.responses.stream import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    TextDelta,
+    TextDone,
+)
+
+_LAST: dict[str, Any] = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete}
+_COMPLETE = ("stop", "tool_calls", "repetition")
+
+
+def frame(event: Event) -> bytes:
+    """Return the frame of an event, which has its type for a name."""
+    return named_event(str(type(event).__struct_config__.tag), event)
+
+
+class ResponseBuilder:
+    """This makes a response of the pieces of its answer.
+
+    Feed `add` all of them, and then call `end` or `fail`. The events that it returns are the response's whole story;
+    of an answer that is not streamed they are dropped.
+    """
+
+    def __init__(self, response: Response) -> None:
+        """Begin with a response that has no output yet."""
+        self._response, self._output = response, list[OutputItem]()
+        self._open: _Open | None = None
+        self._space = ""
+        """White space that no message has begun with yet: between other items it is none."""
+        self._number = 0
+
+    def response(self) -> Response:
+        """Return the response as it is now."""
+        unfinished = [] if self._open is None else [self._open.item("in_progress")]
+        return msgspec.structs.replace(self._response, output=[*self._output, *unfinished])
+
+    def begin(self) -> list[Event]:
+        """Return the events of a response that was admitted."""
+        self.set_status("in_progress")
+        return [self._event(kind, response=self._response) for kind in (ResponseCreated, ResponseInProgress)]
+
+    def set_status(self, status: ResponseStatus) -> None:
+        """Note how far the response is."""
+        self._response = msgspec.structs.replace(self._response, status=status)
+
+    def add(self, pieces: Iterable[Piece]) -> list[Event]:
+        """Add pieces of the answer, and return what has become of it."""
+        events: list[Event] = []
+        for piece in pieces:
+            match piece:
+                case Text(text):
+                    events += self._add_text(text)
+                case Reasoning(text):
+                    if not isinstance(self._open, _OpenReasoning):
+                        events += self._start(_OpenReasoning)
+                    events += self._grow(text)
+                case CallStart(_, name, call_id):
+                    events += self._start(_OpenCall, name, call_id)
+                case CallArguments(_, text):
+                    events += self._grow(text)
+        return events
+
+    def end(self, finish_reason: str | None, usage: ResponseUsage, now: int) -> list[Event]:
+        """End the response for an engine's reason at a time in seconds, and return what has become of it."""
+        status: ResponseStatus = "completed" if finish_reason in _COMPLETE else "incomplete"
+        events: list[Event] = []
+        if self._open is None and not self._output:  # clients look for a message
+            space = self._space
+            events += [*self._start(_OpenText), *self._grow(space)]
+        events += self._close(status)
+        if finish_reason not in (*_COMPLETE, "length"):
+            return [*events, *self.fail(ResponseError("server_error", "The server has ended this response."))]
+        self._response = msgspec.structs.replace(
+            self._response,
+            status=status,
+            completed_at=now if status == "completed" else None,
+            incomplete_details=None if status == "completed" else IncompleteDetails("max_output_tokens"),
+            output=self._output,
+            usage=usage,
+        )
+        return [*events, self._event(_LAST[status], response=self._response)]
+
+    def fail(self, error: ResponseError | None) -> list[Event]:
+        """End the response with an error, or without one as one that was cancelled; return its last event."""
+        if self._open is not None:
+            self._output.append(self._open.item("incomplete"))
+            self._open = None
+        status: ResponseStatus = "cancelled" if error is None else "failed"
+        self._response = msgspec.structs.replace(self._response, status=status, error=error, output=self._output)
+        return [self._event(ResponseFailed, response=self._response)]
+
+    def _add_text(self, text: str) -> list[Event]:
+        if isinstance(self._open, _OpenText):
+            return self._grow(text)
+        text = self._space + text
+        if not text.strip():
+            self._space = text
+            return []
+        return [*self._start(_OpenText), *self._grow(text)]
+
+    def _start(self, kind: Callable[..., _Open], *what: str) -> list[Event]:
+        events = self._close("completed")
+        self._space, item = "", kind(len(self._output), *what)
+        self._open = item
+        added = self._event(ItemAdded, output_index=item.index, item=item.item("in_progress", is_begun=False))
+        return [*events, added, *(self._event(kind, **fields) for kind, fields in item.opening())]
+
+    def _grow(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        assert self._open is not None
+        self._open.texts.append(text)
+        kind, fields = self._open.delta(text)
+        return [self._event(kind, **fields)]
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        self._output.append(item.item(status))
+        events = [self._event(kind, **fields) for kind, fields in item.closing()]
+        return [*events, self._event(ItemDone, output_index=item.index, item=self._output[-1])]
+
+    def _event(self, kind: Any, **fields: Any) -> Event:
+        event = kind(sequence_number=self._number, **fields)
+        self._number += 1
+        return event
+
+
+type _Fields = tuple[Any, dict[str, Any]]
+"""An event's type, and its fields beside the number."""
+
+
+class _Open(Protocol):
+    """An item of the output that is being written."""
+
+    index: int
+    texts: list[str]
+
+    def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
+        """Return the item as it is now; before it `is_begun` it has no content."""
+        ...
+
+    def opening(self) -> list[_Fields]:
+        """Return the events after that of the item itself."""
+        ...
+
+    def delta(self, text: str) -> _Fields:
+        """Return the event of some text."""
+        ...
+
+    def closing(self) -> list[_Fields]:
+        """Return the events before that of the whole item."""
+        ...
+
+
+class _OpenContent:
+    """An item whose content is one part."""
+
+    part: Any
+    delta_kind: Any
+    done_kind: Any
+    prefix: str
+
+    def __init__(self, index: int) -> None:
+        self.index, self.id, self.texts = index, f"{self.prefix}_{uuid.uuid4().hex}", list[str]()
+        self._place: dict[str, Any] = {"output_index": index, "item_id": self.id}
+
+    def opening(self) -> list[_Fields]:
+        """Return that the part begins."""
+        return [(PartAdded, {**self._place, "part": self.part(text="")})]
+
+    def delta(self, text: str) -> _Fields:
+        """Return the event of some text."""
+        return self.delta_kind, {**self._place, "delta": text}
+
+    def closing(self) -> list[_Fields]:
+        """Return that the part is whole."""
+        text = "".join(self.texts)
+        return [
+            (self.done_kind, {**self._place, "text": text}),
+            (PartDone, {**self._place, "part": self.part(text=text)}),
+        ]
+
+
+class _OpenText(_OpenContent):
+    """A message."""
+
+    part, delta_kind, done_kind, prefix = OutputText, TextDelta, TextDone, "msg"
+
+    def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
+        """Return the message as it is now."""
+        content = [OutputText(text="".join(self.texts))] if is_begun else []
+        return MessageItem(id=self.id, status=status, content=content)
+
+
+class _OpenReasoning(_OpenContent):
+    """Reasoning."""
+
+    part, delta_kind, done_kind, prefix = ReasoningText, ReasoningDelta, ReasoningDone, "rs"
+
+    def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
+        """Return the reasoning as it is now."""
+        content = [ReasoningText(text="".join(self.texts))] if is_begun else []
+        return ReasoningItem(id=self.id, status=status, content=content)
+
+
+class _OpenCall:
+    """A call."""
+
+    def __init__(self, index: int, name: str, call_id: str) -> None:
+        self.index, self.id, self.texts = index, f"fc_{uuid.uuid4().hex}", list[str]()
+        self._name, self._call_id = name, call_id
+        self._place: dict[str, Any] = {"output_index": index, "item_id": self.id}
+
+    def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
+        """Return the call as it is now."""
+        del is_begun
+        arguments = "".join(self.texts)
+        return FunctionCallItem(id=self.id, call_id=self._call_id, name=self._name, arguments=arguments, status=status)
+
+    def opening(self) -> list[_Fields]:
+        """Return nothing: the item has the function's name."""
+        return []
+
+    def delta(self, text: str) -> _Fields:
+        """Return the event of some of the arguments."""
+        return ArgumentsDelta, {**self._place, "delta": text}
+
+    def closing(self) -> list[_Fields]:
+        """Return that the arguments are whole."""
+        return [(ArgumentsDone, {**self._place, "name": self._name, "arguments": "".join(self.texts)})]

@@ -1,0 +1,203 @@
+"""The input of a response, which is items, becomes the messages of a conversation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.text.chat import SYSTEM_ROLES
+
+MAX_ITEMS = 65_536
+_ROLES = ("user", "assistant", *SYSTEM_ROLES)
+_TEXTS = {
+    **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
+    "refusal": "refusal",
+}
+"""Each type of content part has its text under this key."""
+
+
+def read_input(
+    given: str | Sequence[dict[str, Any]], find: Callable[[str], dict[str, Any] | None]
+) -> list[dict[str, Any]]:
+    """Return a request's input as items; `find` gives those that it refers to by their ids, or None.
+
+    Raises VLLMValidationError naming the place of what is no item, or is referred to once more, and RequestFailedError,
+    404, for an unknown id.
+    """
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if len(given) > MAX_ITEMS:
+        raise _refusal("input", f"must have at most {MAX_ITEMS} items, got {len(given)}", len(given))
+    known: set[str] = set()
+    return [_resolved(item, f"input[{i}]", find, known) for i, item in enumerate(given)]
+
+
+def _resolved(
+    item: dict[str, Any], label: str, find: Callable[[str], dict[str, Any] | None], known: set[str]
+) -> dict[str, Any]:
+    """Return an item, or that which it refers to; `known` are the ids that others have referred to."""
+    kind = item.get("type")
+    if kind != "item_reference" and not (kind is None and "id" in item and "role" not in item):
+        return item
+    item_id = item.get("id")
+    found = find(item_id) if isinstance(item_id, str) else None
+    if found is None or not isinstance(item_id, str):
+        message = f"{label}: Item with id {shown(item_id)} not found: items are kept with responses that are stored."
+        raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="input")
+    if item_id in known:
+        raise _refusal(label, f"refers to item {shown(item_id)} once more: leave all but one out", item_id)
+    known.add(item_id)
+    return found
+
+
+def messages_of(
+    items: Iterable[Mapping[str, Any]], instructions: str | None = None, earlier: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return the conversation of `earlier` items and some new ones in chat's form, after the instructions.
+
+    What the model has thought, said and called in one go is one message. The instructions are one message with those
+    of the system and the developer that come right after them, since many chat templates take no more than one.
+    Raises VLLMValidationError naming the item.
+    """
+    conversation = _Conversation(instructions)
+    for item in earlier:
+        conversation.add(item, "previous_response_id")
+    for i, item in enumerate(items):
+        conversation.add(item, f"input[{i}]")
+    if not any(message["role"] not in SYSTEM_ROLES for message in conversation.messages):
+        raise VLLMValidationError("input must have at least one message.", parameter="input", value=[])
+    return conversation.whole()
+
+
+class _Conversation:
+    """The messages of a conversation, to which items are added. Until it is whole, contents and reasoning are lists of
+    what is to be joined: to join each as it comes would take time with the square of their number.
+    """
+
+    def __init__(self, instructions: str | None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._answer: dict[str, Any] | None = None
+        """The model's message, while it may go on."""
+        if instructions:
+            self.messages.append({"role": "system", "content": [instructions]})
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Return the messages."""
+        for message in self.messages:
+            if "content" in message:
+                message["content"] = _joined(message["content"], "\n\n" if message["role"] in SYSTEM_ROLES else "")
+            if "reasoning" in message:
+                message["reasoning"] = "\n".join(message["reasoning"])
+        return self.messages
+
+    def add(self, item: Mapping[str, Any], label: str) -> None:
+        """Add an item. Raises VLLMValidationError naming its place."""
+        match item.get("type", "message"):
+            case "message" | None:
+                self._add_message(item, label)
+            case "reasoning":
+                self._add_reasoning(item, label)
+            case "function_call":
+                function = {name: _text(item, name, label) for name in ("name", "arguments")}
+                call = {"id": _text(item, "call_id", label), "type": "function", "function": function}
+                self._answering().setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                self._answer = None
+                content = _content(item.get("output"), f"{label}.output")
+                call_id = _text(item, "call_id", label)
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": [content]})
+            case kind:
+                message = (
+                    "must be of type 'message', 'reasoning', 'function_call', 'function_call_output' or "
+                    f"'item_reference', got {shown(kind)}"
+                )
+                raise _refusal(label, message, kind)
+
+    def _add_message(self, item: Mapping[str, Any], label: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise _refusal(label, f"must have a role, one of {', '.join(_ROLES)}, got {shown(role)}", role)
+        content = _content(item.get("content"), f"{label}.content")
+        if role == "assistant":
+            answer = self._answering()
+            if "content" in answer and "tool_calls" not in answer:
+                self._answer = None
+                answer = self._answering()
+            answer.setdefault("content", []).append(content)
+            return
+        self._answer = None
+        if role in SYSTEM_ROLES and self.messages and all(each["role"] in SYSTEM_ROLES for each in self.messages):
+            self.messages[-1]["content"].append(content)
+            return
+        self.messages.append({"role": role, "content": [content]})
+
+    def _add_reasoning(self, item: Mapping[str, Any], label: str) -> None:
+        texts = _texts(item.get("content") or [], f"{label}.content") or _texts(
+            item.get("summary") or [], f"{label}.summary"
+        )
+        if not texts:  # it is encrypted, and not by this server
+            return
+        if self._answer is not None and self._answer.keys() & {"content", "tool_calls"}:
+            self._answer = None
+        self._answering().setdefault("reasoning", []).extend(texts)
+
+    def _answering(self) -> dict[str, Any]:
+        """Return the model's message that is going on, or a new one."""
+        if self._answer is None:
+            self._answer = {"role": "assistant"}
+            self.messages.append(self._answer)
+        return self._answer
+
+
+def _joined(contents: list[Any], between: str) -> Any:
+    """Return contents as one: texts at their beginning are one text, and parts after them stay parts."""
+    texts = list(itertools.takewhile(lambda content: isinstance(content, str), contents))
+    text = [between.join(texts)] if texts else []
+    if len(texts) == len(contents):
+        return text[0]
+    return [part for content in (*text, *contents[len(texts) :]) for part in _as_parts(content)]
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _content(given: Any, label: str) -> str | list[dict[str, Any]]:
+    """Return a message's content in chat's form: a text, or several as parts."""
+    texts = _texts(given, label)
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+def _texts(given: Any, label: str) -> list[str]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise _refusal(label, f"must be a text or a list of parts, got {shown(given)}", given)
+    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(given)]
+
+
+def _part_text(part: Any, label: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise _refusal(label, f"must be an object with a type, got {shown(part)}", part)
+    if kind not in _TEXTS:
+        raise _refusal(label, f"parts of type {shown(kind)} are not supported: this engine reads text only", kind)
+    return _text(part, _TEXTS[kind], label)
+
+
+def _text(item: Mapping[str, Any], name: str, label: str) -> str:
+    text = item.get(name)
+    if not isinstance(text, str):
+        raise _refusal(label, f"needs {name!r}, a text, got {shown(text)}", text)
+    return text
+
+
+def _refusal(label: str, message: str, value: Any) -> VLLMValidationError:
+    return VLLMValidationError(f"{label}: {message}.", parameter="input", value=shown(value))

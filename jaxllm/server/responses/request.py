@@ -1,0 +1,260 @@
+"""OpenAI's Responses: the request, and what it means as a chat completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_choice, check_int, shown
+from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.prompt_fields import Tools
+from jaxllm.server.openai.sampling_fields import REFUSED, TokenFields
+from jaxllm.server.openai.tools import LEFT_OUT
+
+_CHAT = "use /v1/chat/completions"
+RESPONSES_REFUSED: Mapping[str, str] = {
+    **REFUSED,
+    "messages": "a response's conversation is its input",
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "reasoning_effort": "use reasoning={'effort': ...}",
+    "response_format": "use text={'format': ...}",
+    "n": f"a response has one answer; {_CHAT}",
+    "logprobs": _CHAT,
+    "prompt_logprobs": _CHAT,
+    "logprob_token_ids": _CHAT,
+    "use_beam_search": _CHAT,
+    "conversation": "use previous_response_id",
+    "prompt": "no prompts are kept; use input",
+    "context_management": "use truncation",
+    "enable_response_messages": "a response has its items in output, and its input is not shown",
+    "previous_input_messages": "use previous_response_id, or send the conversation as input",
+}
+"""Fields that would change the answer and that have no meaning here."""
+_LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (
+    *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
+    *("web_search_call.action.sources", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+    "message.input_image.image_url",
+)
+"""A request may ask for these, of which no response has any."""
+MAX_NAME = 1024
+"""Characters of a field that a response only repeats."""
+MAX_INSTRUCTIONS = 2**20
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+_REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
+type IncompleteReason = Literal["max_output_tokens", "content_filter"]
+
+
+class ResponsesStreamOptions(msgspec.Struct, frozen=True):
+    """What the events of a stream have beside the answer."""
+
+    include_obfuscation: bool | None = None
+    """It has no effect: events are never made longer than they are."""
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a response is reasoned for."""
+
+    effort: str | None = None
+    """Chat templates see it by the name `reasoning_effort`, and as `enable_thinking`, which is false for "none"."""
+    summary: str | None = None
+    """It has no effect: the reasoning itself is shown, and nothing sums it up."""
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The form of an answer's text."""
+
+    type: str
+    """It is "text", "json_object" or "json_schema"."""
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer's text is to be like."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """It has no effect: no model here knows of it."""
+
+
+class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt is to be cached. It has no effect: prompts are found by what they are."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+    comparison_response_id: str | None = None
+
+
+class ResponsesRequest(TokenFields, kw_only=True):
+    """What `/v1/responses` takes: OpenAI's fields, and vLLM's. Of those that are lists, other types of tools than
+    functions are left out, and items of other types than conversations have are refused.
+    """
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    """The first message, of the system. A response that goes on from another one does not take over its own."""
+    previous_response_id: str | None = None
+    store: bool | None = None
+    """Whether the response can be asked for, and gone on from, later; it can unless this is false."""
+    background: bool | None = None
+    """Whether the answer is made after the request has returned."""
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """It has no effect: it is about tools that the server itself calls, of which it has none."""
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include_reasoning: bool = True
+    """Whether the response has its reasoning among its items."""
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    """With "auto" the oldest messages are dropped where the conversation does not fit."""
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    """These last five have no effect."""
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Say whether the response is kept."""
+        return self.store is not False
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        for name, least in (("max_output_tokens", 1), ("max_tool_calls", 0)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least, INT32_MAX)
+        if self.truncation is not None:
+            check_choice("truncation", self.truncation, ("auto", "disabled"))
+        if self.top_logprobs:
+            raise _refusal("top_logprobs", f"log-probabilities are not shown here: {_CHAT}", self.top_logprobs)
+        self._check_stream()
+        self._check_repeated()
+        for each in self.include or ():
+            if each == _LOGPROBS:
+                raise _refusal("include", f"{_LOGPROBS} is not shown here: {_CHAT}", each)
+            if each not in INCLUDABLE:
+                raise _refusal("include", f"has {shown(each)}, which no response has", each)
+
+    def _check_stream(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise _refusal("stream_options", "can only be given when stream is true", None)
+        if self.background and not self.is_stored:
+            raise _refusal("background", "needs the response to be kept: leave out store=false", True)
+        if self.background and self.stream:
+            raise _refusal("background", "responses are not streamed: leave out stream, and retrieve it", True)
+
+    def _check_repeated(self) -> None:
+        """Bound what a response repeats of its request."""
+        values = {name: getattr(self, name) for name in _REPEATED}
+        reasoning = self.reasoning or ReasoningOptions()
+        caching = self.prompt_cache_options or PromptCacheOptions()
+        inner = (
+            ("reasoning", reasoning.effort),
+            ("reasoning", reasoning.summary),
+            ("prompt_cache_options", caching.comparison_response_id),
+        )
+        for name, value in (*values.items(), *inner):
+            _check_length(name, value, MAX_NAME)
+        _check_length("instructions", self.instructions, MAX_INSTRUCTIONS)
+        metadata = self.metadata or {}
+        if len(metadata) > MAX_METADATA:
+            raise _refusal("metadata", f"must have at most {MAX_METADATA} keys, got {len(metadata)}", len(metadata))
+        for key, value in metadata.items():
+            if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+                most = f"{MAX_METADATA_KEY} characters, and values of at most {MAX_METADATA_VALUE}"
+                raise _refusal("metadata", f"must have keys of at most {most}", key)
+
+    def chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
+        """Return the conversation with this request's settings as a chat completion. Raises VLLMValidationError."""
+        names = (*TokenFields.__struct_fields__, "parallel_tool_calls", "chat_template", "chat_template_kwargs")
+        return ChatCompletionRequest(
+            **{name: getattr(self, name) for name in names},
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            stream=bool(self.stream or self.background),
+            tools=chat_tools(self.tools),
+            tool_choice=_chat_choice(self.tool_choice),
+            reasoning_effort=self.reasoning and self.reasoning.effort,
+            include_reasoning=self.include_reasoning,
+            response_format=_response_format(self.text and self.text.format),
+        )
+
+
+def chat_tools(given: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the functions of Responses' `tools` in chat's form; tools of other types are left out, and logged.
+
+    Raises VLLMValidationError for a function without a name.
+    """
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(given or ()):
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise VLLMValidationError(f"tools[{i}]: needs a type, got {shown(kind)}.", parameter="tools", value=kind)
+        if kind != "function":
+            LEFT_OUT.note({kind})
+            continue
+        if not isinstance(tool.get("name"), str):
+            message = f"tools[{i}]: a function needs a name, got {shown(tool.get('name'))}."
+            raise VLLMValidationError(message, parameter="tools")
+        function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+        if tool.get("strict") is not None:
+            function["strict"] = tool["strict"]
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """Return a choice without the tools that are left out."""
+    if (
+        not isinstance(choice, dict)
+        or choice.get("type") != "allowed_tools"
+        or not isinstance(choice.get("tools"), list)
+    ):
+        return choice
+    others = [each for each in choice["tools"] if isinstance(each, dict) and each.get("type") != "function"]
+    tools = [each for each in choice["tools"] if each not in others]
+    if others and not tools and choice.get("mode") != "required":
+        return "none"
+    return {**choice, "tools": tools}
+
+
+def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
+    """Return the form of an answer's text as chat completions have it."""
+    if form is None:
+        return None
+    if form.type not in ("text", "json_object", "json_schema"):
+        message = f"format.type must be 'text', 'json_object' or 'json_schema', got {shown(form.type)}"
+        raise _refusal("text", message, form.type)
+    if form.type != "json_schema":
+        return {"type": form.type}
+    if form.schema is None:
+        raise _refusal("text", "format needs a schema", None)
+    return {"type": form.type, "json_schema": {"name": form.name, "schema": form.schema, "strict": form.strict}}
+
+
+def _check_length(name: str, value: str | None, most: int) -> None:
+    if value is not None and len(value) > most:
+        raise _refusal(name, f"must have at most {most} characters, got {len(value)}", shown(value))
+
+
+def _refusal(name: str, message: str, value: Any) -> VLLMValidationError:
+    return VLLMValidationError(f"{name} {message}.", parameter=name, value=value)

@@ -1,0 +1,169 @@
+"""OpenAI's Responses, translated: a request becomes a chat completion, and its answer a response."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.http.aside import aside
+from jaxllm.server.http.caller import Caller
+from jaxllm.server.http.sse import EventStream
+from jaxllm.server.openai.model_tasks import check_generates
+from jaxllm.server.openai.prompt_fields import renamed
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.responses.answer import ResponseAnswer
+from jaxllm.server.responses.input import messages_of, read_input
+from jaxllm.server.responses.objects import DeletedResponse, Response
+from jaxllm.server.responses.request import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
+from jaxllm.server.responses.store import ResponseStore, StoredResponse, size_of
+from jaxllm.server.responses.truncation import fitted
+
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""What chat's fields are called here."""
+
+
+class _Background(NamedTuple):
+    """A response that is being made."""
+
+    answer: ResponseAnswer
+    task: asyncio.Task[None]
+
+
+class OpenAIServingResponses:
+    """This answers Responses, and owns those that are kept."""
+
+    def __init__(self, chat: OpenAIServingChat, counted: Callable[[], AbstractContextManager[None]]) -> None:
+        """Answer by `chat`; a response in the background is made within a context of `counted`."""
+        self.store = ResponseStore()
+        self._chat, self._counted = chat, counted
+        self._background: dict[str, _Background] = {}
+        """By their ids; the engine bounds how many there are."""
+
+    async def answer(self, request: ResponsesRequest, caller: Caller) -> EventStream | Response:
+        """Answer a request; a stream is returned once it is admitted.
+
+        Raises what `errors.error_response` has answers for.
+        """
+        check_generates(self._chat.engine_client, "Responses")
+        self._chat.models.check(request.model)
+        request.check()
+        earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
+        if request.is_stored:
+            self.store.check_room((*earlier, msgspec.json.encode(items)))
+        past = await aside(size_of(earlier), _decoded, earlier)
+        response = self._response(request, f"resp_{caller.request_id}")
+        chat = request.chat(messages_of(items, request.instructions, past))
+        with renamed(_NAMES), chat.fields_named("messages"):
+            if request.truncation == "auto":
+                chat.messages = await fitted(self._chat, chat)
+            turn = await self._chat.begin(chat, caller)
+
+        def keep(response: Response) -> None:
+            if request.is_stored:
+                turns = (*earlier, msgspec.json.encode([*items, *response.output]))
+                ids = tuple(item.id for item in response.output)
+                body = msgspec.json.encode(response)
+                self.store.put(response.id, StoredResponse(body, turns, ids, response.background))
+
+        answer = ResponseAnswer(response, turn, self._chat, keep)
+        if request.background:
+            return self._begin(answer)
+        if request.stream:
+            return EventStream(answer.frames(), turn.outputs, last=b"")
+        return await answer.whole()
+
+    def retrieve(self, response_id: str) -> bytes:
+        """Return a response in JSON, done or not. Raises RequestFailedError, 404, for one that is not kept."""
+        running = self._background.get(response_id)
+        if running is not None:
+            return msgspec.json.encode(running.answer.response())
+        return self.store.find(response_id, "response_id").body
+
+    async def cancel(self, response_id: str) -> bytes:
+        """End a response in the background, and return it; one that has ended stays as it is.
+
+        Raises RequestFailedError, 404, for one that is not kept, and VLLMValidationError for one of the foreground.
+        """
+        running = self._background.get(response_id)
+        if running is not None:
+            running.task.cancel()
+            await asyncio.wait((running.task,))
+        kept = self.store.find(response_id, "response_id")
+        if not kept.background:
+            message = "response_id: only a response in the background can be cancelled."
+            raise VLLMValidationError(message, parameter="response_id")
+        return kept.body
+
+    async def delete(self, response_id: str) -> DeletedResponse:
+        """Forget a response, and end it first if need be. Raises RequestFailedError, 404, for one that is not kept."""
+        if response_id in self._background:
+            await self.cancel(response_id)
+        self.store.find(response_id, "response_id")
+        self.store.discard(response_id)
+        return DeletedResponse(id=response_id)
+
+    def _earlier(self, request: ResponsesRequest) -> tuple[bytes, ...]:
+        """Return the conversation that a request goes on from."""
+        previous = request.previous_response_id
+        if previous is None:
+            return ()
+        if previous in self._background:
+            message = "previous_response_id: that response is still being made: wait for its end."
+            raise VLLMValidationError(message, parameter="previous_response_id", value=previous)
+        return self.store.find(previous, "previous_response_id").turns
+
+    def _begin(self, answer: ResponseAnswer) -> Response:
+        """Make a response in the background, and return it as it is now."""
+        response = answer.response()
+
+        async def run() -> None:
+            try:
+                with self._counted():
+                    await answer.run()
+            finally:
+                del self._background[response.id]
+
+        self._background[response.id] = _Background(answer, asyncio.create_task(run()))
+        return response
+
+    def _response(self, request: ResponsesRequest, response_id: str) -> Response:
+        """Return a response that has no output yet."""
+        defaults = self._chat.engine_client.front.ready.default_sampling_params
+        text = request.text or TextOptions()
+        repeated = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key")
+        repeated = (*repeated, "prompt_cache_retention", "prompt_cache_options", "safety_identifier", "user")
+        return Response(
+            **{name: getattr(request, name) for name in repeated},
+            id=response_id,
+            created_at=int(time.time()),
+            status="queued",
+            background=bool(request.background),
+            model=self._chat.models.shown(request.model),
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            reasoning=request.reasoning or ReasoningOptions(),
+            service_tier=request.service_tier or "default",
+            store=request.is_stored,
+            temperature=defaults.get("temperature", 1.0) if request.temperature is None else request.temperature,
+            text=msgspec.structs.replace(text, format=text.format or TextFormat(type="text")),
+            tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+            tools=[tool for tool in request.tools or () if tool.get("type") == "function"],
+            top_p=defaults.get("top_p", 1.0) if request.top_p is None else request.top_p,
+            truncation=request.truncation or "disabled",
+            metadata=request.metadata or {},
+        )
+
+
+def _decoded(turns: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [item for turn in turns for item in msgspec.json.decode(turn)]
