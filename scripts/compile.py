@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from jaxllm.check.compilers import compiler_environment
-from jaxllm.execution.hardware import find_topology
+from jaxllm.resolve.hardware import find_topology
 
 OPS = {
     "attention": {"tpu": "attention_tpu", "gpu": "attention_gpu"},

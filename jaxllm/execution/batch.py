@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.execution.packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
+from jaxllm.execution.rows import fill_rare, fill_rows, find_extra
 from jaxllm.models.inputs import TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan

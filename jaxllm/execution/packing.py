@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import numpy as np
 from jax import Array
 
+from jaxllm.execution.buckets import Bucket
 from jaxllm.models.inputs import TokenBatch
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses

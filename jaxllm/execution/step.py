@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.mesh import replicated
+from jaxllm.execution.packing import BatchShape, PackedInputs, unpack
 from jaxllm.models.inputs import TokenBatch
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES

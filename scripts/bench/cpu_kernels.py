@@ -31,7 +31,7 @@ from lib.sheet import print_sheet
 from peers.torch_layers import torch_layers
 
 from jaxllm.execution.options import compiler_options
-from jaxllm.loading.gguf_parts import FORMATS
+from jaxllm.loading.gguf.parts import FORMATS
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.latent_attention import LatentAttention

@@ -31,11 +31,11 @@ from lib.results import make_parser, save
 
 from check.soaking.catalogue import BAD, Case, Ended, make_catalogue, read
 from check.soaking.census import Census, census_of, trend
-from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.remote.core_handle import CoreProcess
-from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.client.core_handle import CoreProcess
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
 MODEL = ROOT / "tests" / "data" / "tiny" / "qwen3"

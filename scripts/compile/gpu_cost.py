@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compile import ptx
-from jaxllm.execution.hardware import HARDWARE
+from jaxllm.resolve.hardware import HARDWARE
 
 H100 = HARDWARE["h100"]
 NUM_SMS = 132

@@ -44,7 +44,6 @@ from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
-from jaxllm.execution.hardware import find_topology
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
@@ -54,6 +53,7 @@ from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES, array_specs
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.hardware import find_topology
 from jaxllm.resolve.kv_cache_size import step_config
 from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_pooling import is_causal

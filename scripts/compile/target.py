@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.check.compilers import describe_devices
-from jaxllm.execution.hardware import Hardware, find_topology
+from jaxllm.resolve.hardware import Hardware, find_topology
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
 """HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxllm.config.resolve import detect_architecture
+from jaxllm.resolve.resolve_engine import detect_architecture
 from lib.machine import jax_platform
 from pallas_kernels.paged_attention import (
     NO_WINDOW,

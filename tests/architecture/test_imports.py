@@ -129,7 +129,7 @@ ROOMS = (
     "jaxllm.engine.start",
     "jaxllm.engine.protocol",
     "jaxllm.engine.online",
-    "jaxllm.engine.offline",
+    "jaxllm.engine.offline.offline_runner",
     "jaxllm.engine",
     "jaxllm.llm",
     "jaxllm.distributed",

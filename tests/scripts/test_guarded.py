@@ -185,7 +185,7 @@ def test_docstrings_that_a_program_prints_count(root: Path):
 
 
 def test_all_described_types_are_in_published_files():
-    from jaxllm.server.errors import ErrorResponse
+    from jaxllm.server.http.errors import ErrorResponse
     from jaxllm.server.openapi import TYPES
 
     kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types[:4] if kind is not None)]

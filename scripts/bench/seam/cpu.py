@@ -12,9 +12,9 @@ from typing import Any
 from lib.mock_core import MockCore, start_mock_process
 from lib.servers import cpu_seconds
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.engine.client.remote_client import RemoteClient
+from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.inputs import TokensPrompt
