@@ -20,6 +20,8 @@ from jaxllm.models.params import ParamSpec
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
 from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.weights import Ops
+from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_speculation import refused_draft
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear

@@ -17,6 +17,7 @@ from jaxllm.engine.core import startup
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.models import Model, ModelSpecs, get_family
+from jaxllm.resolve.engine_args import EngineArgs
 from tests.check.support import TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import POOLING, folder

@@ -31,7 +31,7 @@ def _vnni(monkeypatch: pytest.MonkeyPatch) -> None:
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tiny models have a matmul that is large enough."""
     shapes = [LinearShape(64, 64, jnp.float32, jnp.float32, WeightFormat(8, scale_dtype="float32"))]
-    monkeypatch.setattr("jaxllm.engine.core.model.linear_shapes", lambda _: shapes)
+    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: shapes)
 
 
 def linear(case: str = "llama3_tied", **arguments: Any) -> Any:
@@ -60,7 +60,7 @@ def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) ->
     model, specs = checked_model(config)
     assert model.ops.linear.implementation == "cpu_int8"
     assert config.draft is not None
-    monkeypatch.setattr("jaxllm.engine.core.model.linear_shapes", lambda _: [])
+    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: [])
     assert checked_draft(config, config.draft, specs)[0].ops.linear.implementation == "cpu_int8"
 
 
@@ -77,7 +77,7 @@ def test_says_what_stays_exact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
         LinearShape(64, 64, jnp.float32, jnp.float32, form)
         for form in (WeightFormat(4, 32), WeightFormat(4, 64, "nf4"))
     ]
-    monkeypatch.setattr("jaxllm.engine.core.model.linear_shapes", lambda _: shapes)
+    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: shapes)
     with caplog.at_level(logging.WARNING):
         assert linear(quantization="int8").implementation == "cpu_int8"
     assert "nf4" in caplog.text

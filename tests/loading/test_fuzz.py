@@ -19,6 +19,7 @@ from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.models import ModelSpecs
+from jaxllm.resolve.checkpoint_settings import read_model_config
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 
 pytestmark = pytest.mark.loading

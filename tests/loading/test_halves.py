@@ -17,6 +17,8 @@ from jaxllm import EngineArgs
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.models.params import array_specs
 from jaxllm.models.specs import ModelSpecs
+from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.model import checked_model
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 from tests.loading.files import safetensors_bytes

@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.gguf.dequant import dequantize
-from jaxllm.loading.gguf.file import GGUFTensor
 from jaxllm.loading.gguf import config as gguf_config
 from jaxllm.loading.gguf import parts as gguf_parts
+from jaxllm.loading.gguf.dequant import dequantize
+from jaxllm.loading.gguf.file import GGUFTensor
 from jaxllm.loading.gguf.names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
 from jaxllm.loading.gguf.split_files import open_gguf
 
