@@ -129,7 +129,7 @@ ROOMS = (
     "jaxllm.engine.start",
     "jaxllm.engine.protocol",
     "jaxllm.engine.online",
-    "jaxllm.engine.offline.offline_runner",
+    "jaxllm.engine.offline",
     "jaxllm.engine",
     "jaxllm.llm",
     "jaxllm.distributed",
