@@ -1,4 +1,4 @@
-"""Measure attention over latents on the GPU or TPU at hand, and compare it with the device's peaks.
+"""Measure attention over latents on this machine's GPU or TPU, and compare it with the device's peaks.
 
 Decode is compared with the bandwidth of a plain copy, prefill with the rate of a large matmul, both measured here, all
 on random data, with NaN in unwritten slots. Times are the device's own, by the profiler; outputs and the pool

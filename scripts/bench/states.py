@@ -1,4 +1,4 @@
-"""Check and measure the ops of recurrent state on the GPU or TPU at hand, at the shapes of real models' layers.
+"""Check and measure the ops of recurrent state on this machine's GPU or TPU, at the shapes of real models' layers.
 
 `check` compares ragged steps of decodes and chunks, and steps of decodes alone, over pools whose unused slots are NaN,
 with the float32 reference. `decode` measures the bandwidth at which states are read and written, beside that of a plain

@@ -1,4 +1,4 @@
-"""Try one thing on the GPU or TPU at hand, from the simplest to a whole step, and compare it with plain XLA.
+"""Try one thing on this machine's GPU or TPU, from the simplest to a whole step, and compare it with plain XLA.
 
 A process runs one case, so that a kernel that hangs or ends the process is known by its case.
 --dry-run IMPLEMENTATION runs a smaller case on a CPU, interpreted.

@@ -1,4 +1,4 @@
-"""Compare the attention kernels with the float32 reference, or with plain XLA on the GPU or TPU at hand.
+"""Compare the attention kernels with the float32 reference, or with plain XLA on this machine's GPU or TPU.
 
 `--against reference`: a ragged step of decodes and chunks at the shape of each real model: RoPE, windows, soft caps,
 sinks, blocks of 16 and 64, pools of 16 and 8 bits whose unused slots are NaN. `--against xla`: 64 random contexts of up

@@ -1,4 +1,4 @@
-"""Load an AsyncLLM at random, with aborts and kills of its core; check that no output is wrong or lost, and nothing leaks.
+"""Load an AsyncLLM at random, with aborts and kills of its core; check that outputs are right and nothing leaks.
 
     scripts/check.py soak_engine --minutes 20 --json OUT
 
