@@ -1,4 +1,4 @@
-"""Run tiny checkpoints of model families in float32 on this machine's device, and compare their outputs with HF's goldens.
+"""Run tiny checkpoints of model families in float32 on the default device, and compare their outputs with HF's goldens.
 
 tests/e2e/test_families.py does the same on a CPU. A device without a kernel for float32 runs plain XLA: then the models
 and XLA's programs are checked.
