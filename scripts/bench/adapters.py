@@ -2,7 +2,7 @@
 
     scripts/bench.py adapters smollm2-135m [--rows 1 8 64] [--adapters 0 1 8] [--rank 16] [--json OUT]
 
-The engines decode as many rows each, and take their steps in turns, so that what else the machine does hits both.
+Both engines decode the same number of rows and take their steps in turns, so that other load on the machine hits both.
 Figures are medians, in milliseconds; `times` is the median of the ratios of neighbouring steps. Rows take the adapters
 in turns, and with more adapters than rows some have no row.
 """
@@ -67,8 +67,8 @@ def make_engines(folder: Path, rows: list[int], rank: int, num_adapters: int) ->
 
 def make_adapter(folder: Path, hf: dict[str, Any], number: int, rank: int) -> LoRARequest:
     """Write a random adapter for all linear layers of a Llama."""
-    rng, place = np.random.default_rng(number), folder / f"adapter-{number}"
-    place.mkdir()
+    rng, path = np.random.default_rng(number), folder / f"adapter-{number}"
+    path.mkdir()
     d, f, h = hf["hidden_size"], hf["intermediate_size"], hf["head_dim"]
     q, kv = hf["num_attention_heads"] * h, hf["num_key_value_heads"] * h
     sizes = {"self_attn.q_proj": (d, q), "self_attn.k_proj": (d, kv), "self_attn.v_proj": (d, kv)}
@@ -79,9 +79,9 @@ def make_adapter(folder: Path, hf: dict[str, Any], number: int, rank: int) -> Lo
             name = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{name}.lora_A.weight"] = rng.standard_normal((rank, num_inputs), np.float32) / 100
             tensors[f"{name}.lora_B.weight"] = rng.standard_normal((num_outputs, rank), np.float32) / 100
-    save_file(tensors, place / "adapter_model.safetensors")
-    (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
-    return LoRARequest(place.name, number, str(place))
+    save_file(tensors, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    return LoRARequest(path.name, number, str(path))
 
 
 def compare(base: LLM, adapted: LLM, rows: int, adapters: list[LoRARequest], steps: int) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def compare(base: LLM, adapted: LLM, rows: int, adapters: list[LoRARequest], ste
 
 
 def begin(llm: LLM, rows: int, adapters: list[LoRARequest], steps: int) -> list[str]:
-    """Let rows decode, past their prompts, and return the requests' names."""
+    """Add requests, run steps until all rows decode, and return the requests' names."""
     engine, tag = llm.llm_engine, next(_tags)
     ending: dict[str, Any] = {"max_tokens": steps + rows + 4 * WARM, "ignore_eos": True, "detokenize": False}
     names = [f"{tag}-{row}" for row in range(rows)]

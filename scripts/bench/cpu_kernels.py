@@ -3,10 +3,10 @@
     scripts/bench.py cpu_kernels [--case smollm2-135m] [--part grouped] [--hf-python PATH] [--quick] [--json OUT]
 
 Figures are medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get
-every layer's own weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
+each layer's weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
 over its own rows, by the CPU's own kernel and by plain XLA. Matmuls by packed weights are compared with the CPU's own
-by the same weights in bfloat16 or float32; at one row what bounds both is memory, from which they read so many GB/s.
-Ops of recurrent state are compared with plain XLA; GB/s are of states that are read and written. With --hf-python the
+by the same weights in bfloat16 or float32; at one row memory is the bound of both, and the rows show GB/s read.
+Ops of recurrent state are compared with plain XLA; their GB/s count states read and written. With --hf-python the
 delta rule and attention over latents are compared with HF's in torch as well.
 """
 
@@ -55,7 +55,7 @@ Matrix = tuple[jax.Array, jax.Array | None]
 """Weights, and scales if they are int8."""
 ROUNDS, QUICK_ROUNDS = 15, 3
 LAYERS = 4
-"""How many layers the pool has that attention goes through."""
+"""The number of layers of the pool that attention goes through."""
 BLOCK_SIZE = 128
 STEPS = {
     "64 decodes at 30 to 300": [(30 + 270 * i // 63, 1) for i in range(64)],
@@ -66,7 +66,7 @@ STEPS = {
     "prefill of 512 at 8,000": [(8000, 512)],
 }
 LATENT_CASE = "deepseek-v2-lite"
-"""Whose attention over latents is measured."""
+"""The model whose attention over latents is measured."""
 HF_DIMS = (192, 128)
 """The dimensions of its keys and values, which HF caches for each head."""
 LATENT_STEPS = {
@@ -79,7 +79,7 @@ MATRICES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 NUM_LAYERS = 30
 ROWS = (4, 64, 512)
 GROUPED_CASE = "qwen3-30b-a3b"
-"""Whose experts' MLPs the grouped matmuls are: 64 of its experts, 8 of them with rows."""
+"""The model whose experts' MLPs are measured: 64 of its experts, 8 of them with rows."""
 NUM_EXPERTS, NUM_ACTIVE = 64, 8
 GROUPED_ROWS = (1, 8, 64, 512)
 QUANTIZED = {
@@ -89,15 +89,14 @@ QUANTIZED = {
     "bfloat16": WeightFormat(16, values="bfloat16"),
 }
 QUANTIZED_MATRIX, QUANTIZED_BYTES = (8192, 2048), 128 << 20
-"""The size of packed matrices, and how many bytes of them there are, which no cache holds."""
+"""The size of packed matrices, and their bytes in all, more than any cache holds."""
 QUANTIZED_ROWS = (1, 4, 16, 512)
 WAYS = ("xla", "cpu")
 """The implementations of attention that are compared."""
 STATE_STEPS = {**{f"{count} decodes": [1] * count for count in (1, 16, 64)}, "prefill of 512": [512]}
-"""How many tokens the sequences have whose recurrent states are brought up to date."""
+"""The numbers of tokens of the sequences in a step over recurrent states."""
 MOST_STATE_LAYERS, MOST_STATE_BYTES = 36, 512 << 20
-"""How many layers the pool of states has: as many as a model, unless that takes too much memory or, in prefills,
-time."""
+"""The most layers and bytes of the pool of states: as many layers as a model, if memory and time allow."""
 STATE_OPS: Mapping[str, Any] = {
     "delta rule of Qwen3-Next": GatedDelta(CASES_OF_DELTA["qwen3-next-80b-a3b"].shape()),
     "convolution of Qwen3-Next": CausalConv(CASES_OF_CONV["qwen3-next-80b-a3b"].shape()),
@@ -149,7 +148,7 @@ def attention_row(case: str, name: str, chunks: list[tuple[int, int]], rounds: i
 def latents_row(
     name: str, chunks: list[tuple[int, int]], dtype: Any, rounds: int, hf_python: str | None
 ) -> dict[str, Any]:
-    """Return the milliseconds of one layer, the latents' GB/s, each row's read once, and what is computed."""
+    """Return the milliseconds of one layer, the GB/s of latents read once per row, and the GFLOP/s."""
     shape = CASES_OF_LATENTS[LATENT_CASE].shape(block_size=BLOCK_SIZE, dtype=dtype)
     ops = [LatentAttention(shape, implementation) for implementation in WAYS]
     sizes = [(shape.num_heads, shape.key_dim), (shape.key_dim,)]
@@ -186,7 +185,7 @@ def attention_times(
         made = ragged_batch(chunks, blocks, block_size=BLOCK_SIZE, query_tile=op.tiles.query, row_alignment=1)
         batch = jax.tree.map(jnp.asarray, made)
         dtype = op.shape.dtype
-        own = [jnp.asarray(rng.standard_normal((len(batch.slots_t), *size)), dtype) for size in sizes]
+        arrays = [jnp.asarray(rng.standard_normal((len(batch.slots_t), *size)), dtype) for size in sizes]
         spec = op.pool_spec(LAYERS, sum(counts) + 1)
         states[op.implementation] = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), spec)
         run = jax.jit(
@@ -194,7 +193,7 @@ def attention_times(
             donate_argnums=1,
             compiler_options=compiler_options("cpu", dtype, True),
         )
-        programs[op.implementation] = partial(run, own, batch=batch)
+        programs[op.implementation] = partial(run, arrays, batch=batch)
 
     def step(implementation: str) -> None:
         if others and implementation in others:
@@ -208,7 +207,7 @@ def attention_times(
 
 @contextmanager
 def hf_layers(python: str | None, op: str, **sizes: Any) -> Iterator[dict[str, Callable[[], None]]]:
-    """Give what runs HF's layers, if there is a Python with torch."""
+    """Yield a function that runs HF's layers, if there is a Python with torch."""
     if python is None:
         yield {}
         return
@@ -217,10 +216,10 @@ def hf_layers(python: str | None, op: str, **sizes: Any) -> Iterator[dict[str, C
 
 
 def attend_layers(
-    op: Any, settings: Mapping[str, Any], own: Sequence[jax.Array], pool: Any, batch: AttentionBatch
+    op: Any, settings: Mapping[str, Any], arrays: Sequence[jax.Array], pool: Any, batch: AttentionBatch
 ) -> tuple[jax.Array, Any]:
-    """Attend in one layer after the other: what one returns are queries of the next."""
-    q, *others = own
+    """Attend in one layer after the other; the output of a layer is the query of the next."""
+    q, *others = arrays
     for layer in range(LAYERS):
         out, pool = op(q, *others, pool, batch, layer=jnp.int32(layer), num_layers=LAYERS, **settings)
         q = out if out.shape == q.shape else jnp.concatenate((out, q[..., out.shape[-1] :]), -1)
@@ -239,7 +238,7 @@ def matmul_row(num_rows: int, dtype: Any, rounds: int) -> dict[str, Any]:
         "xla": partial(jnp.einsum, "tk,nk->tn", precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None),
         "cpu": lambda x, w: Linear("cpu")(x, w[None], 0),
     }
-    # XLA at its quickest: float32 is not batch invariant so.
+    # XLA at its fastest: this makes float32 depend on the batch.
     options = compiler_options("cpu", dtype, dtype == jnp.bfloat16)
     programs = {name: jax.jit(partial(multiply_layers, way), compiler_options=options) for name, way in ways.items()}
     label = f"matmuls, {num_rows} rows, {jnp.dtype(dtype).name}"
@@ -265,7 +264,7 @@ def grouped_rows(dtype: Any, rounds: int) -> list[dict[str, Any]]:
     op = GroupedMatmul("cpu")
     active = np.linspace(0, NUM_EXPERTS - 1, NUM_ACTIVE).astype(np.int32)
     rng = np.random.default_rng(0)
-    found = []
+    rows = []
     for count in GROUPED_ROWS:
         counts_e = np.zeros(NUM_EXPERTS, np.int32)
         np.add.at(counts_e, active[np.arange(count) % NUM_ACTIVE], 1)
@@ -291,8 +290,8 @@ def grouped_rows(dtype: Any, rounds: int) -> list[dict[str, Any]]:
         )
         times.pop("times")
         quickest = min(times["linear ms"], times["xla ms"])
-        found.append({"what": label, **times, "of quickest": round(times["grouped ms"] / quickest, 2)})
-    return found
+        rows.append({"what": label, **times, "of quickest": round(times["grouped ms"] / quickest, 2)})
+    return rows
 
 
 def make_experts(shapes: Sequence[MatmulShape]) -> list[Matrix]:
@@ -320,11 +319,11 @@ def multiply_parts(active: Sequence[int], parts: Sequence[jax.Array], experts: S
     (gate_up, gate_up_scales), (down, down_scales) = (
         (w[0], None if scales is None else scales[0]) for w, scales in experts
     )
-    found, linear = [], Linear("cpu")
+    outs, linear = [], Linear("cpu")
     for expert, x in zip(active, parts, strict=True):
         gated = linear(x, with_scales(gate_up, gate_up_scales), expert, activation="silu")
-        found.append(linear(gated, with_scales(down, down_scales), expert))
-    return found
+        outs.append(linear(gated, with_scales(down, down_scales), expert))
+    return outs
 
 
 def with_scales(values: jax.Array, scales: jax.Array | None) -> jax.Array | Quantized:
@@ -337,18 +336,18 @@ def multiply_parts_plainly(parts: Sequence[jax.Array], weights: Sequence[Matrix]
     precision = jax.lax.Precision.HIGHEST if parts[0].dtype == jnp.float32 else None
 
     def multiply(x: jax.Array, w: jax.Array, scales: jax.Array | None) -> jax.Array:
-        found = jnp.einsum("ti,oi->to", x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
-        return found if scales is None else found * scales
+        out = jnp.einsum("ti,oi->to", x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
+        return out if scales is None else out * scales
 
-    found = []
+    outs = []
     for x, gate_up, down in zip(parts, weights[::2], weights[1::2], strict=True):
         gate, up = jnp.split(multiply(x, *gate_up), 2, axis=1)
-        found.append(multiply((jax.nn.silu(gate) * up).astype(x.dtype), *down).astype(x.dtype))
-    return found
+        outs.append(multiply((jax.nn.silu(gate) * up).astype(x.dtype), *down).astype(x.dtype))
+    return outs
 
 
 def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of a matmul by weights that are packed, and by those of x's dtype."""
+    """Return the milliseconds of a matmul by packed weights, and by weights of x's dtype."""
     rng, form, (n, k) = np.random.default_rng(0), QUANTIZED[name], QUANTIZED_MATRIX
     sizes = {"plain": n * k * jnp.dtype(dtype).itemsize, "packed": form.num_bytes(n, k)}
     layers = {each: QUANTIZED_BYTES // size for each, size in sizes.items()}
@@ -372,16 +371,16 @@ def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str
 
     program = jax.jit(multiply)
 
-    def run(each: str) -> None:
-        jax.block_until_ready(program(x, weights[each]))
+    def run(dtype_name: str) -> None:
+        jax.block_until_ready(program(x, weights[dtype_name]))
 
-    found = in_turns(run, tuple(sizes), rounds)
-    found = {f"{each} ms": found[f"{each} ms"] / layers[each] for each in sizes}
+    figures = in_turns(run, tuple(sizes), rounds)
+    figures = {f"{each} ms": figures[f"{each} ms"] / layers[each] for each in sizes}
     return {
         "what": f"{name}, {num_rows} rows, {jnp.dtype(dtype).name}",
-        **{key: round(ms, 3) for key, ms in found.items()},
-        "times": round(found["plain ms"] / found["packed ms"], 2),
-        **{f"{each} GB/s": round(size / found[f"{each} ms"] / 1e6, 1) for each, size in sizes.items()},
+        **{key: round(ms, 3) for key, ms in figures.items()},
+        "times": round(figures["plain ms"] / figures["packed ms"], 2),
+        **{f"{each} GB/s": round(size / figures[f"{each} ms"] / 1e6, 1) for each, size in sizes.items()},
     }
 
 
@@ -418,10 +417,10 @@ def states_row(name: str, step: str, rounds: int, hf_python: str | None) -> dict
     with hf_layers(
         hf_python if isinstance(plain, GatedDelta) else None, "delta", **of_hf, **delta_sizes(plain)
     ) as others:
-        found = in_turns(go, ("xla", "cpu", *others), rounds, 1 / num_layers)
+        figures = in_turns(go, ("xla", "cpu", *others), rounds, 1 / num_layers)
     gigabytes = 2 * len(sizes) * state_bytes / 1e9
-    speeds = {f"{each} GB/s": round(gigabytes / found[f"{each} ms"] * 1e3, 1) for each in programs}
-    return {"what": f"{name}, {step}", **{key: round(ms, 3) for key, ms in found.items()}, **speeds}
+    speeds = {f"{each} GB/s": round(gigabytes / figures[f"{each} ms"] * 1e3, 1) for each in programs}
+    return {"what": f"{name}, {step}", **{key: round(ms, 3) for key, ms in figures.items()}, **speeds}
 
 
 def delta_sizes(op: Any) -> dict[str, Any]:
@@ -433,7 +432,7 @@ def delta_sizes(op: Any) -> dict[str, Any]:
 
 
 def state_inputs(shape: Any, num_rows: int) -> list[jax.Array]:
-    """Return what an op of recurrent state takes before its pool."""
+    """Return the arguments of an op of recurrent state that come before its pool."""
     rng = np.random.default_rng(0)
 
     def some(*size: int, dtype: Any = jnp.bfloat16) -> jax.Array:
@@ -464,7 +463,7 @@ def pass_layers(
 
 
 def in_turns(run: Callable[[str], Any], names: Sequence[str], rounds: int, factor: float = 1) -> dict[str, float]:
-    """Return the median milliseconds of each, times a factor, and how many times quicker the second is."""
+    """Return the median milliseconds of each, times a factor, and the ratio of the first two."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds + 1):
         for name in names:

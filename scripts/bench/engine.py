@@ -1,8 +1,8 @@
 """Measure whole engines with dummy weights of real models' shapes: decode steps at several batch sizes and contexts.
 
 Beside each figure stands the floor that memory sets, at the bandwidth of a plain copy measured in the same process: the
-parameters that a step reads, experts that random tokens come to, the KV cache once, and recurrent states twice,
-as they are written too. --dry-run interprets the kernels of a GPU or TPU on a CPU, with a toy of a model.
+parameters that a step reads, the experts that random tokens choose, the KV cache once, and recurrent states twice,
+because they are also written. --dry-run interprets the kernels of a GPU or TPU on a CPU, with a toy model.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
         Path(folder, "config.json").write_text(json.dumps(hf))
         fixed: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True}
         llm = LLM(folder, **fixed, **engine_settings(batches, args.dry_run))
-    # Not before: an engine says how much of a GPU's memory JAX is to take, before JAX looks at it.
+    # Not earlier: the engine first sets how much of a GPU's memory JAX takes.
     evidence = Evidence(args.json, describe_device() | {"model": args.model, "autotuned": args.autotuned})
     peaks = measure_peaks(is_dry=bool(args.dry_run))
     evidence.note(peaks=peaks)
@@ -101,7 +101,7 @@ def engine_settings(batches: Sequence[Batch], dry_run: str | None) -> dict[str, 
 def measure(llm: LLM, batch: Batch, steps: tuple[int, int, int]) -> dict[str, Any]:
     """Time the decode steps of a batch, after some that compile: by the wall clock, then the device's by the profiler.
 
-    The time of the prompts has what is compiled for them in it, where they are the first.
+    The time of the first prompts includes compiling for them.
     """
     warm, timed, traced = steps
     engine = llm.llm_engine
@@ -151,7 +151,7 @@ def timed_step(llm: LLM) -> float:
 
 
 def weight_bytes(compiler: StepCompiler, num_rows: int) -> float:
-    """Return the bytes of the parameters that a step reads: of an embedding that is no output head only some rows."""
+    """Return the bytes of the parameters that a step reads: only some rows of an embedding that is no output head."""
     config = compiler.model.config
     moe = next((layer.moe for layer in config.layers if layer.moe), None)
     chosen = 1 - (1 - moe.top_k / moe.num_experts) ** num_rows if moe else 1.0

@@ -1,19 +1,19 @@
-"""Measure what the HTTP server costs, and what its streams are like.
+"""Measure the cost of the HTTP server, and the throughput and latency of its streams.
 
     scripts/bench.py frontend --mock         # the server's process alone; writes benchmarks/results/frontend.json
     scripts/bench.py frontend --served       # with SmolLM2, beside LLM.generate
     scripts/bench.py frontend --peers --vllm-python DIR/vllm/bin/python --hf-python DIR/hf/bin/python
 
 --mock    CPU time of the server's process per token and per request, the client's beside it, and the delay from the
-          core's step to the client's socket, by the system's clock of what arrives there, at 50 tokens per second and
-          stream; beside it the delay until the client has read it. The core has no model (lib/mock_core.py).
+          core's step to the client's socket, by the kernel's time stamps, at 50 tokens per second and
+          stream, also until the client has read it. The core has no model (lib/mock_core.py).
 --served  tokens per second of 1, 16 and 64 streams by those of LLM.generate with the same prompts, in turns, with the
           times to the first token and between tokens.
 --peers   the same streams beside vLLM's server, in turns: both read one bfloat16 checkpoint, which --hf-python writes
-          the first time, and have the same settings; before, their outputs are compared with jaxllm's in float32.
+          the first time, and have the same settings; first their outputs are compared with jaxllm's in float32.
           `scripts/peers.sh DIR hf vllm` makes the environments.
 
-Figures are medians of rounds. CPU times and ratios stand on a machine with other work, times of the clock do not.
+Figures are medians of rounds. Other load on the machine distorts wall times, but not CPU times and ratios.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ GOALS = {
     "by_vllm": 1.0,
 }
 STREAMS = ((1, 2000), (16, 1000), (64, 500), (256, 200))
-"""Numbers of streams, and how many tokens each has."""
+"""Numbers of streams, and of tokens of each."""
 SIZES = (100, 4000)
 KV_BYTES = 1 << 30
 SMOLLM2_VOCAB = 49152
 
 
 def measure_mock(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
-    """Return what the server's process costs."""
+    """Return the cost of the server's process."""
     streams = [(num, 20) for num, _ in STREAMS] if args.quick else STREAMS
     return {
         "saturated": front_end.measure_saturated(model, streams, 1 if args.quick else args.rounds, scratch),
@@ -59,7 +59,7 @@ def measure_mock(args: argparse.Namespace, model: Path, scratch: Path) -> dict[s
 
 
 def measure_served(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
-    """Return what the server makes of SmolLM2."""
+    """Return the server's throughput and latency with SmolLM2."""
     rows = front_end.measure_served(
         model,
         (1, 16, 64),
@@ -73,7 +73,7 @@ def measure_served(args: argparse.Namespace, model: Path, scratch: Path) -> dict
 
 
 def measure_peers(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
-    """Return what the server makes of SmolLM2, and what vLLM's does. Raises BenchmarkError without a checkpoint."""
+    """Return the figures of jaxllm's and vLLM's servers with SmolLM2. Raises BenchmarkError without a checkpoint."""
     folder = checkpoint(model, args.hf_python)
     if not folder.is_dir():
         raise BenchmarkError(f"vLLM cannot read {folder.name}: give --hf-python, or a folder as --model.")
@@ -90,23 +90,23 @@ def measure_peers(args: argparse.Namespace, model: Path, scratch: Path) -> dict[
 
 
 def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
-    """Say which of the goals the figures of a part reach."""
-    found: dict[str, bool] = {}
+    """Return which goals the figures of a part reach."""
+    reached: dict[str, bool] = {}
     if rows := figures.get("saturated"):
         cost = max(row["server_cpu_us_per_token"] for row in rows if row["streams"] >= 16)
-        found["server_cpu_us_per_token"] = cost <= GOALS["server_cpu_us_per_token"]
+        reached["server_cpu_us_per_token"] = cost <= GOALS["server_cpu_us_per_token"]
         delay = figures["paced"][-1]["delay_ms"]
-        found |= {f"delay_ms_{name}": delay[name] <= GOALS[f"delay_ms_{name}"] for name in delay}
-        found["request_ms"] = all(
+        reached |= {f"delay_ms_{name}": delay[name] <= GOALS[f"delay_ms_{name}"] for name in delay}
+        reached["request_ms"] = all(
             row["server_cpu_ms"]
             <= GOALS["request_ms"] + row["prompt_tokens"] * GOALS["request_us_per_prompt_token"] / 1e3
             for row in figures["requests"]
         )
     if rows := figures.get("beside_llm_generate"):
-        found["ratio"] = all(row["ratio"] >= GOALS["ratio"] for row in rows)
+        reached["ratio"] = all(row["ratio"] >= GOALS["ratio"] for row in rows)
     if rows := figures.get("beside_vllm"):
-        found["by_vllm"] = all(row["jaxllm_by_vllm"]["tokens_per_second"] >= GOALS["by_vllm"] for row in rows)
-    return found
+        reached["by_vllm"] = all(row["jaxllm_by_vllm"]["tokens_per_second"] >= GOALS["by_vllm"] for row in rows)
+    return reached
 
 
 def main() -> int:

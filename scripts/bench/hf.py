@@ -1,7 +1,7 @@
 """Measure HF Transformers' decode step with random weights of a real model's shape, and a static cache.
 
-The step is what `generate` takes for so many new tokens less what it takes for one. First op by op, then with the
-decode step that `generate` compiles for a static cache. --dry-run does the first with a toy on a CPU.
+A step's time is the time of `generate` for several new tokens less its time for one. First op by op, then with the
+decode step that `generate` compiles for a static cache. --dry-run does the first with a toy model on a CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def load(hf: dict[str, Any], batch: int, prompt: int, *, is_dry: bool) -> Callable[[int, bool], Any]:
-    """Return a function that generates so many tokens for random prompts, compiled or op by op."""
+    """Return a function that generates tokens for random prompts, compiled or op by op."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -59,7 +59,7 @@ def load(hf: dict[str, Any], batch: int, prompt: int, *, is_dry: bool) -> Callab
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Return the seconds that a call takes, whose result is on the host."""
+    """Return the seconds of a call that returns its result on the host."""
     start = perf_counter()
     run()
     return perf_counter() - start

@@ -1,10 +1,10 @@
 """Measure the host's work per step: 64 sequences that really decode, with text, two stop strings and logprobs=1.
 
 The real engine and tokenizer run a real model, twice. In the first run this machine's device computes; each part of the
-host's work is timed while the device rests. On CPU that still is not the host alone: a step's computation leaves
-nothing of the host's data in the processor's caches. So the second run repeats the first, step for step, with the
-device's recorded answers in place of the device, as if that were elsewhere. The outputs are DELTA, the dearest kind:
-every step makes a RequestOutput per sequence.
+host's work is timed while the device rests. On a CPU this is not the host alone: a step's computation evicts the
+host's data from the processor's caches. So the second run repeats the first, step for step, with the device's recorded
+answers in place of the device, as if it were another chip. The outputs are DELTA, the most expensive kind: every step
+makes a RequestOutput per sequence.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Stopwatch:
         """For each open call, the time already counted for others inside it."""
 
     def wrap(self, owner: Any, name: str, part: str) -> None:
-        """Replace a function of `owner` by one that counts its time for `part`."""
+        """Replace a function of `owner` by a function that adds its time to `part`."""
         setattr(owner, name, self.timed(getattr(owner, name), part))
 
     def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """Return `function`, its time counted for `part`."""
+        """Return `function`, wrapped so that its time is added to `part`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
@@ -76,7 +76,7 @@ class Stopwatch:
 
 
 class Replay:
-    """Stands in for the compiled programs: gives recorded answers, and computes nothing."""
+    """Replaces the compiled programs: returns recorded answers, and computes nothing."""
 
     def __init__(self, answers: list[Any], watch: Stopwatch, keys: Sequence[Any]) -> None:
         self.keys = keys
@@ -109,7 +109,7 @@ def make_engine(args: argparse.Namespace) -> Any:
 def instrument(engine: Any, watch: Stopwatch) -> list[Any]:
     """Wrap the parts of the host's work, and return the list that will hold the device's answers.
 
-    Waiting for the device becomes a part of its own, "device", that no figure counts.
+    Waiting for the device is counted as "device", which no figure includes.
     """
     from jaxllm.execution import model_runner
 
@@ -143,7 +143,7 @@ def instrument(engine: Any, watch: Stopwatch) -> list[Any]:
 
 
 def measure(engine: Any, watch: Stopwatch, args: argparse.Namespace) -> Steps:
-    """Return each part's seconds for the steps in which all sequences decode, without the first of them."""
+    """Return each part's seconds in the steps in which all sequences decode, except the first of these."""
     from jaxllm import SamplingParams
     from jaxllm.sampling_params import RequestOutputKind
 
@@ -175,7 +175,7 @@ def measure(engine: Any, watch: Stopwatch, args: argparse.Namespace) -> Steps:
 
 
 def summarize(steps: Steps) -> dict[str, dict[str, float]]:
-    """Return p50, p99 and the most, in milliseconds, of each part, of their total, and of the total less dispatch."""
+    """Return p50, p99 and the maximum, in milliseconds, of each part, the total, and the total less dispatch."""
     columns = {part: np.array([step.get(part, 0.0) for step in steps]) for part in PARTS}
     columns["total"] = sum(columns.values(), np.zeros(len(steps)))
     columns["host"] = columns["total"] - columns["dispatch"]

@@ -1,12 +1,11 @@
-"""Measure what telling other hosts costs the first one: its work per step, for 1 to 64 hosts.
+"""Measure the first host's cost of sending steps to the others: its work per step, for 1 to 64 hosts.
 
     scripts/bench.py hosts [--hosts 1 2 4 8 16 32 64] [--seqs 256] [--steps 300] [--json OUT]
 
-The core is the real one, scheduler, batches and broadcast, with the block tables of 8,192 tokens; no device computes:
-steps answer at once. The other hosts are processes of this machine that receive each launch over TCP, decode it and do
-nothing, so sending takes no less than between machines. With more processes than cores they take turns, and wall time
-is more than it would be; so the leader's own processor time is given beside it. Steps decode one token of each
-sequence.
+The core is real: scheduler, batches and broadcast, with block tables of 8,192 tokens. No device computes: steps answer
+at once. The other hosts are processes of this machine that receive each launch over TCP, decode it and do nothing, so
+sending costs at least as much as between machines. With more processes than cores, wall time is too long; so the
+leader's CPU time stands beside it. Steps decode one token of each sequence.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from lib.machine import ROOT, describe_machine
 from lib.results import make_parser, save
 
 STEP_MS = 20.0
-"""The step of a large model, for the shares."""
+"""The time of a large model's step; shares are of this."""
 WARM_UP = 20
 
 
 def receive(address: str, port: str, key: str, rank: str) -> int:
-    """Be a host that does nothing with what it is told."""
-    from jaxllm.engine.core.hosts.link import connect
-    from jaxllm.engine.core.hosts.wire import Beat, End
+    """Run as a host that receives launches and does nothing."""
+    from jaxllm.engine.hosts.link import connect
+    from jaxllm.engine.hosts.wire import Beat, End
 
     link = connect(address, int(port), bytes.fromhex(key), int(rank))
     is_over = threading.Event()
@@ -49,16 +48,16 @@ def receive(address: str, port: str, key: str, rank: str) -> int:
 
 
 class Answers:
-    """Stands in for an array of tokens that a device has sampled."""
+    """Replaces an array of sampled tokens on a device."""
 
     def __init__(self, count: int) -> None:
         self._tokens = np.full(count, 7, np.int32)
 
     def copy_to_host_async(self) -> None:
-        """Copy nothing."""
+        """Do nothing: the tokens are on the host."""
 
     def is_ready(self) -> bool:
-        """Say that it is there."""
+        """Return True: the tokens are on the host."""
         return True
 
     def __array__(self, *_: Any, **__: Any) -> Any:
@@ -66,24 +65,24 @@ class Answers:
 
 
 class Recorder:
-    """Sends launches to the hosts of a group, and keeps their bytes and what sending took."""
+    """Sends launches to the hosts of a group, and records their bytes and the time of sending."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         self.sizes: list[int] = []
         self.wall: list[float] = []
-        self.own: list[float] = []
+        self.cpu: list[float] = []
 
     def broadcast(self, launch: Any) -> None:
         """Send a launch."""
         from jaxllm.engine.core.hosts.wire import encode
 
         self.sizes.append(len(encode(launch)))
-        wall, own = time.perf_counter(), time.thread_time()
+        wall, cpu = time.perf_counter(), time.thread_time()
         if self._group is not None:
             self._group.broadcast(launch)
         self.wall.append(time.perf_counter() - wall)
-        self.own.append(time.thread_time() - own)
+        self.cpu.append(time.thread_time() - cpu)
 
 
 def make_engine(num_seqs: int) -> Any:
@@ -107,7 +106,7 @@ def make_engine(num_seqs: int) -> Any:
 
 
 def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[str, float]:
-    """Return medians of steps that are sent to so many hosts."""
+    """Return medians over steps that are sent to `num_hosts` hosts."""
     from jaxllm import SamplingParams
     from jaxllm.engine.core.hosts.host_group import HostGroup
     from jaxllm.engine.core.hosts.link import accept
@@ -129,17 +128,17 @@ def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[
     runner.launcher.launch = lambda _: StepOutput(tokens, None)
     params = SamplingParams(temperature=0.7, max_tokens=num_steps + 2 * WARM_UP, ignore_eos=True, detokenize=False)
     ids = [f"{num_hosts}-{index}" for index in range(num_seqs)]
-    for each in ids:
-        engine.add_request(each, {"prompt_token_ids": [5] * 4}, params)
+    for request_id in ids:
+        engine.add_request(request_id, {"prompt_token_ids": [5] * 4}, params)
     for _ in range(WARM_UP):
         engine.step()
-    start, wall, own = len(recorder.wall), [], []
+    start, wall, cpu = len(recorder.wall), [], []
     core = engine._core._core
-    for _ in range(num_steps):  # of the core alone: a server's front end has a process of its own
+    for _ in range(num_steps):  # only the core: a server's front end is another process
         began, thread = time.perf_counter(), time.thread_time()
         core.step()
         wall.append(time.perf_counter() - began)
-        own.append(time.thread_time() - thread)
+        cpu.append(time.thread_time() - thread)
     engine.abort_request(ids)
     core.abort_requests(list(core._live))
     while engine.has_unfinished_requests():
@@ -150,9 +149,9 @@ def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[
         process.wait()
     milliseconds = {
         "step": statistics.median(wall),
-        "step_own": statistics.median(own),
+        "step_own": statistics.median(cpu),
         "broadcast": statistics.median(recorder.wall[start : start + num_steps]),
-        "broadcast_own": statistics.median(recorder.own[start : start + num_steps]),
+        "broadcast_own": statistics.median(recorder.cpu[start : start + num_steps]),
     }
     row = {f"{name}_ms": round(1000 * value, 3) for name, value in milliseconds.items()}
     size = int(statistics.median(recorder.sizes[start : start + num_steps]))

@@ -1,10 +1,10 @@
-"""Measure a hybrid of gated delta rules and attention, of Qwen3.5's kind, whose weights are random.
+"""Measure a hybrid of gated delta rules and attention like Qwen3.5, with random weights.
 
-  caching   what prefix caching brings, as scripts/benchmark.py --workloads measures it: of a prefix hit, layers of
-            attention find their blocks and layers with recurrent state a snapshot; outputs are equal to the bit
+  caching   the gain from prefix caching, measured as scripts/benchmark.py --workloads does: on a prefix hit, layers of
+            attention reuse blocks and layers with recurrent state reuse a snapshot; outputs are equal to the bit
   hf        beside HF's generate in turns, as scripts/benchmark.py compares: outputs first, then speed
 
-`caching` takes a small model, `hf` that and Qwen3.5-0.8B's shape, each with its vocabulary.
+`caching` runs a small model; `hf` runs it and Qwen3.5-0.8B's shape, each with its vocabulary.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write_config(name: str, folder: Path) -> Path:
 
 
 def beside_hf(name: str, dtype: str, python: str, scratch: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
-    """Return the figures of jaxllm and of HF's generate, of a checkpoint that HF makes."""
+    """Return the figures of jaxllm and of HF's generate with a checkpoint that HF makes."""
     model = scratch / "model"
     command = [python, str(PROGRAMS / "save_random.py"), str(write_config(name, scratch) / "config.json"), str(model)]
     subprocess.run(command, check=True, stdout=sys.stderr)
@@ -71,8 +71,8 @@ def beside_hf(name: str, dtype: str, python: str, scratch: Path, *, rounds: int,
     others = peers(model, model, dtype, vllm=None, hf=python, llamacpp=None)
     contestants = [jaxllm(model, dtype, **NO_TOKENIZER), next(each for each in others if each.name == "hf_static")]
     runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]
-    found = take_turns(runs, lambda run, _: run.warm(), rounds=rounds, compared="outputs")
-    return {"tasks": tasks.describe(), "contestants": found}
+    figures = take_turns(runs, lambda run, _: run.warm(), rounds=rounds, compared="outputs")
+    return {"tasks": tasks.describe(), "contestants": figures}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Measure paged attention on the GPU or TPU at hand, beside what the device does at best.
+"""Measure paged attention on this machine's GPU or TPU, and compare it with the device's peaks.
 
 Decode is compared with the bandwidth of a plain copy, prefill with the rate of a large matmul, both measured here, all
 on random data. Times are the device's own, by the profiler, of many calls in one program; the outputs are compared with
-plain XLA's. --dry-run IMPLEMENTATION does the same on a CPU in the kernels' interpreters at toy sizes: it measures
-nothing, and shows that the script runs.
+plain XLA's. --dry-run IMPLEMENTATION runs toy sizes on a CPU in the kernels' interpreters; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ WRITES = (1, 64, 256)
 KINDS = ("decode", "prefill", "write")
 KV_DTYPES = {"bfloat16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 L2_BYTES = 60_000_000
-"""The largest L2 cache of a Hopper: what fits it may be read faster than the memory can."""
+"""The largest L2 cache of a Hopper; data that fits into it may be read faster than memory allows."""
 type Row = dict[str, Any]
 type Step = Callable[[PagedAttention, Settings, Inputs, FusedPool, Array], tuple[Inputs, Array, FusedPool]]
 
@@ -86,30 +85,30 @@ class Bench:
         self._peaks = peaks
 
     def decode(self, model: str) -> Iterator[Row]:
-        """Yield the achieved bandwidth: bytes of K and V that must be read, by time. All sizes share a program."""
+        """Yield the achieved bandwidth: bytes of K and V that must be read by time. All sizes share a program."""
         case = CASES[model]
         sizes = ((2, 40), (1, 20)) if self._dry_run else DECODES
         largest = [(max(context for _, context in sizes), 1)] * max(num_seqs for num_seqs, _ in sizes)
         for num_seqs, context in sizes:
-            timing, found = self._attention(case, [(context, 1)] * num_seqs, like=largest)
+            timing, checked = self._attention(case, [(context, 1)] * num_seqs, like=largest)
             seen = min(context, case.window or context)
             num_bytes = num_seqs * seen * case.num_kv_heads * 2 * case.head_dim * jnp.dtype(self._kv).itemsize
             fits = {"fits_l2": num_bytes < L2_BYTES} if jax_platform() == "gpu" else {}
-            yield {"seqs": num_seqs, "context": context} | fits | self._bandwidth(timing, num_bytes) | found
+            yield {"seqs": num_seqs, "context": context} | fits | self._bandwidth(timing, num_bytes) | checked
 
     def prefill(self, model: str) -> Iterator[Row]:
-        """Yield the achieved rate: multiplications that causality and window leave, by time."""
+        """Yield the achieved rate: the multiplications that causality and window require, divided by the time."""
         case = CASES[model]
         for length in (33,) if self._dry_run else PREFILLS:
-            timing, found = self._attention(case, [(length, length)])
+            timing, checked = self._attention(case, [(length, length)])
             window = min(length, case.window or length)
             pairs = window * (window + 1) // 2 + (length - window) * window
             tflop = 4 * pairs * case.num_heads * case.head_dim / 1e12
             rate = figures(timing, "tflop_per_s", tflop, self._peaks["matmul_tflop_per_s"])
-            yield {"tokens": length} | rate | found
+            yield {"tokens": length} | rate | checked
 
     def write(self, model: str) -> Iterator[Row]:
-        """Yield the time of rotating q and k and writing k and v, which on a GPU is a kernel of its own."""
+        """Yield the time of rotating q and k and writing k and v, a separate kernel on a GPU."""
         case = CASES[model]
         op = pick_kernels(case, self._block_size, self._kv, self._dry_run)
         for num_seqs in (2,) if self._dry_run else WRITES:
@@ -133,7 +132,7 @@ class Bench:
         return timing, compare(work, got, expected)
 
     def _time(self, step: Step, op: PagedAttention, work: Workload) -> tuple[Timing, tuple[Array, FusedPool]]:
-        """Time a step, and return the output and the pool after the last one; the workload's pool is no more."""
+        """Time a step, and return the last output and pool; the workload's pool is donated."""
         state = [(work.inputs.q_tnh, work.pool)]
 
         def once() -> tuple[Array, FusedPool]:
@@ -151,7 +150,7 @@ def attend_once(op: PagedAttention, settings: Settings, inputs: Inputs, pool: Fu
 
 
 def write_once(op: PagedAttention, _: Settings, inputs: Inputs, pool: FusedPool, layer: Array) -> Any:
-    """Return the next call's inputs, for an output the queries, and the pool; traced."""
+    """Return the next call's inputs (queries if there is an output) and the pool; traced."""
     return inputs, inputs.q_tnh, write_kv(op, inputs, pool, layer)
 
 
@@ -159,7 +158,7 @@ def write_once(op: PagedAttention, _: Settings, inputs: Inputs, pool: FusedPool,
 def repeat(
     step: Step, op: PagedAttention, settings: Settings, calls: int, inputs: Inputs, pool: FusedPool
 ) -> tuple[Array, FusedPool]:
-    """Run several steps, over the layers in turn, the last on LAYER. A step is lowered once."""
+    """Run several steps over the layers in turn, the last on LAYER. A step is lowered once."""
     shared = jax.jit(partial(step, op, settings))
     out_tnh = inputs.q_tnh
     for call in reversed(range(calls)):

@@ -1,9 +1,9 @@
-"""Measure attention over latents on the GPU or TPU at hand, beside what the device does at best.
+"""Measure attention over latents on this machine's GPU or TPU, and compare it with the device's peaks.
 
 Decode is compared with the bandwidth of a plain copy, prefill with the rate of a large matmul, both measured here, all
-on random data, with NaN in slots that nobody wrote. Times are the device's own, by the profiler; outputs and the pool
-are compared with plain XLA's. --dry-run IMPLEMENTATION does the same on a CPU in the kernels' interpreter at toy sizes:
-it measures nothing, and shows that the script runs.
+on random data, with NaN in unwritten slots. Times are the device's own, by the profiler; outputs and the pool
+are compared with plain XLA's. --dry-run IMPLEMENTATION runs toy sizes on a CPU in the kernels' interpreter; its figures
+mean nothing.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ def main() -> int:
 
 
 def measure(kind: str, op: LatentAttention, peaks: dict[str, float], repeats: int, *, is_dry: bool) -> Iterator[Row]:
-    """Yield decodes' bandwidth: bytes of latents that must be read, by time; or the rate of prefill's matmuls."""
+    """Yield the bandwidth of decodes, in bytes of latents that must be read, or the rate of prefills."""
     shape = op.shape
     if kind == "decode":
         for num_seqs, context in ((2, 40),) if is_dry else DECODES:
-            timing, found = run(op, [(context, 1)] * num_seqs, repeats)
+            timing, checked = run(op, [(context, 1)] * num_seqs, repeats)
             gigabytes = num_seqs * context * shape.key_dim * jnp.dtype(shape.kv_dtype).itemsize / 1e9
             rate = figures(timing, "gb_per_s", gigabytes, peaks["copy_gb_per_s"])
-            yield {"seqs": num_seqs, "context": context} | rate | found
+            yield {"seqs": num_seqs, "context": context} | rate | checked
         return
     for length in (20,) if is_dry else PREFILLS:
-        timing, found = run(op, [(length, length)], repeats)
+        timing, checked = run(op, [(length, length)], repeats)
         numbers = shape.num_heads * (shape.key_dim + shape.latent_dim)
         rate = figures(timing, "tflop_per_s", length * (length + 1) * numbers / 1e12, peaks["matmul_tflop_per_s"])
-        yield {"tokens": length} | rate | found
+        yield {"tokens": length} | rate | checked
 
 
 def run(op: LatentAttention, chunks: Chunks, repeats: int) -> tuple[Timing, Row]:
@@ -113,7 +113,7 @@ def run(op: LatentAttention, chunks: Chunks, repeats: int) -> tuple[Timing, Row]
 
 
 def make_workload(op: LatentAttention, chunks: Chunks) -> Workload:
-    """Make a step for the op, decodes alone as the engine makes them. The order of the pool's blocks is random too."""
+    """Make a step for the op; steps of decodes alone are as the engine makes them. The blocks have a random order."""
     rng, o, shape = np.random.default_rng(0), op.shape.block_size, op.shape
     counts = [-(-length // o) for length, _ in chunks]
     num_blocks = 1 + sum(counts)
@@ -131,7 +131,7 @@ def make_workload(op: LatentAttention, chunks: Chunks) -> Workload:
         is_written_bo[owned] = np.arange(len(owned) * o).reshape(-1, o) < length - chunk
     q_key, latents_key, pool_key = jax.random.split(jax.random.key(0), 3)
     t = len(batch.slots_t)
-    # Scores of a size that softmax leaves neither even nor with one token.
+    # These scores leave softmax neither even nor with a single token.
     q_tnh = jax.random.normal(q_key, (t, shape.num_heads, shape.key_dim), jnp.bfloat16)
     latents_th = jax.random.normal(latents_key, (t, shape.key_dim), jnp.bfloat16)
     pool = _random_pool(pool_key, is_written_bo, shape.key_dim)
@@ -150,9 +150,9 @@ def _random_pool(key: Array, is_written_bo: Array, key_dim: int) -> Array:
 def attend(
     op: LatentAttention, q_tnh: Array, latents_th: Array, pool: LatentPool, batch: AttentionBatch
 ) -> tuple[Array, LatentPool]:
-    """Run a step on LAYER; the pool given is no more."""
-    place = {"layer": LAYER, "num_layers": NUM_LAYERS}
-    return op(q_tnh, latents_th, pool, batch, scale=op.shape.key_dim**-0.5, **place)
+    """Run a step on LAYER; the pool is donated."""
+    layer = {"layer": LAYER, "num_layers": NUM_LAYERS}
+    return op(q_tnh, latents_th, pool, batch, scale=op.shape.key_dim**-0.5, **layer)
 
 
 @jax.jit

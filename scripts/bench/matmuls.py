@@ -1,9 +1,9 @@
-"""Measure matmuls by quantized weights, and by experts' weights, on the GPU or TPU at hand, and check what they return.
+"""Measure and check matmuls by quantized weights and by experts' weights on this machine's GPU or TPU.
 
-Beside each time stand the time that its bytes take at the bandwidth of a plain copy, and plain XLA's time for the same
-matmul, whose result it is compared with. Codes and rows are random. Times are the device's own, by the profiler, of
-matmuls by the layers in turn, which together are larger than a cache. --dry-run IMPLEMENTATION does the same on a CPU
-in the kernels' interpreters at toy sizes: it measures nothing, and shows that the script runs.
+Each row also has the time of its bytes at the bandwidth of a plain copy, and plain XLA's time and result for the same
+matmul. Codes and rows are random. Times are the device's own, by the profiler, of matmuls by the layers in turn, which
+together are larger than a cache. --dry-run IMPLEMENTATION runs toy sizes on a CPU in the kernels' interpreters; its
+figures mean nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUTPUTS, INPUTS = 14_336, 4096
 ROWS = (1, 16, 64, 256, 2048)
 TOKENS = (16, 64, 2048)
 EXPERTS = {"qwen3-30b-a3b": (None, "awq"), "gpt-oss-20b": (None, "mxfp4"), "mixtral-8x7b": (None,)}
-"""Models' experts, and what they are held in besides bfloat16."""
+"""Models' experts, and their format besides bfloat16."""
 ALLOWED = 2**-7
 """The error of a row, as a part of its root mean square: a few roundings to bfloat16 of 2**-9 each."""
 type Row = dict[str, Any]
@@ -76,7 +76,7 @@ class Bench:
         self._place = {"platform": jax_platform(), "architecture": detect_architecture(jax.devices())}
 
     def linear(self, form: WeightFormat, sizes: list[int]) -> Iterator[Row]:
-        """Yield a row for each number of rows that are multiplied by weights of one format."""
+        """Yield a result for each number of rows multiplied by weights of one format."""
         o, i = (192, 512) if self._dry_run else (OUTPUTS, INPUTS)
         op = Linear(self._dry_run, interpret=True) if self._dry_run else pick(**self._place)[0]
         shape = LinearShape(o, i, jnp.bfloat16, jnp.bfloat16, form)
@@ -121,22 +121,22 @@ class Bench:
     ) -> Row:
         """Time the op and plain XLA, and compare their results in the last layer. `weight_bytes`: of all layers."""
         last = weight.shape[0] - 1
-        found = [jax.jit(call)(x, weight, last)[rows].astype(jnp.float32) for call in calls]
+        results = [jax.jit(call)(x, weight, last)[rows].astype(jnp.float32) for call in calls]
         size = lambda y: jnp.sqrt(jnp.mean(y * y, axis=-1))  # noqa: E731
-        error = float(jnp.max(size(found[0] - found[1]) / size(found[1])))
+        error = float(jnp.max(size(results[0] - results[1]) / size(results[1])))
         timings = []
         for call in calls:
             run = jax.jit(partial(through_layers, call, weight.shape[0]))
             timings.append(time_calls(lambda run=run: run(x, weight), calls=weight.shape[0], repeats=self._repeats))
-        own, plain = timings
+        kernel, plain = timings
         moved = weight_bytes / weight.shape[0] + 2 * len(rows) * sum(weight.shape[-2:])
         return {
-            "us": round(own.seconds * 1e6, 1),
-            "of_copy": round(moved / self._bytes_per_second / own.seconds, 3),
-            "tflop_per_s": round(2 * len(rows) * weight.shape[-1] * weight.shape[-2] / own.seconds / 1e12, 1),
+            "us": round(kernel.seconds * 1e6, 1),
+            "of_copy": round(moved / self._bytes_per_second / kernel.seconds, 3),
+            "tflop_per_s": round(2 * len(rows) * weight.shape[-1] * weight.shape[-2] / kernel.seconds / 1e12, 1),
             "xla_us": round(plain.seconds * 1e6, 1),
-            "clock": own.clock,
-            "operations": own.operations,
+            "clock": kernel.clock,
+            "operations": kernel.operations,
             "error": round(error, 5),
             "missed": [] if error <= ALLOWED else [f"error {error:.1e}, allowed {ALLOWED:.1e}"],
         }
@@ -151,7 +151,7 @@ def through_layers(call: Callable[..., Array], num_layers: int, x: Array, weight
 
 
 def random_weights(form: WeightFormat | None, shape: tuple[int, ...]) -> Weights:
-    """Return weights made on the device, each layer by itself."""
+    """Return weights made on the device, layer by layer."""
     keys = iter(jax.random.split(jax.random.key(0), 16))
     if form is None:
         layers = [jax.random.normal(key, shape[1:], jnp.bfloat16) for key in jax.random.split(next(keys), shape[0])]
@@ -170,7 +170,7 @@ def random_weights(form: WeightFormat | None, shape: tuple[int, ...]) -> Weights
 
 
 def num_bytes(weight: Weights) -> float:
-    """Return the bytes of weights, of which codes of 4 bits take half of one each."""
+    """Return the bytes of weights; codes of 4 bits take half a byte each."""
     arrays = [weight] if isinstance(weight, Array) else list(weight.parts.values())
     return sum(x.size * (0.5 if x.dtype in (jnp.uint4, jnp.int4) else x.dtype.itemsize) for x in arrays)
 

@@ -1,10 +1,10 @@
-"""Measure what it gives two replicas that a prefix draws requests to where it is cached.
+"""Measure the gain of routing requests to the replica that has their prefix cached.
 
     scripts/bench.py replicas [MODEL] [--backend mp ray] [--times 3] [--json OUT]
 
-MODEL is SmolLM2, unless you give another. Prompts begin with one of `--prefixes` texts of 256 tokens, in random order,
-16 in flight at a time; the KV cache of a replica has room for about half of the prefixes beside what runs. Requests are
-routed by load and prefix, as always, and by load alone, in turns: each time by an engine of its own.
+MODEL is SmolLM2 by default. Prompts begin with one of `--prefixes` texts of 256 tokens, in random order,
+16 in flight at a time; a replica's KV cache has room for about half of the prefixes beside the running requests.
+Engines take turns: one routes by load and prefix, as by default, the next by load alone.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def main() -> int:
 
 
 async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefix: bool) -> dict[str, Any]:
-    """Return the hit rate and the speed of one engine, tokens of prompts and outputs together."""
-    from jaxllm.engine.client import replica_set
-    from jaxllm.engine.client.router import Router
+    """Return the hit rate and the tokens per second, prompts and outputs together, of one engine."""
+    from jaxllm.engine.replicas import replica_set
+    from jaxllm.engine.replicas.router import Router
 
     rng = random.Random(seed)
     prefixes = [[rng.randrange(1000, 40_000) for _ in range(PREFIX_TOKENS)] for _ in range(args.prefixes)]
@@ -67,7 +67,7 @@ async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefi
     }
 
     def router(block_size: int | None, *seats: int) -> Router:
-        """Return the router, which without a block size sees no prefixes."""
+        """Return the router; without a block size it ignores prefixes."""
         return Router(block_size if by_prefix else None, *seats)
 
     with mock.patch.object(replica_set, "Router", router):
@@ -88,7 +88,7 @@ async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefi
 
 
 async def run_all(llm: Any, prompts: list[list[int]]) -> list[Any]:
-    """Return the outputs of all prompts, so many of which are in flight at a time."""
+    """Return the outputs of all prompts, with a limited number in flight."""
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def run(prompt: list[int]) -> Any:

@@ -1,7 +1,7 @@
-"""Measure the sampler: by itself at 64 rows of a wide vocabulary, and as a part of a real model's decode step.
+"""Measure the sampler: alone at 64 rows of a wide vocabulary, and within a real model's decode step.
 
-The cases of a table run in turns, so that a machine whose speed drifts slows them all alike; ratios are of each turn's
-two times. With --step MODEL the rows of a step decode from one position each; "bare argmax" is the plain program
+The cases of a table run in turns, so that a drift of the machine's speed affects them alike; ratios are taken within
+a turn. With --step MODEL the rows of a step decode from one position each; "bare argmax" is the plain program
 compiled with `jnp.argmax` for a sampler, that is, without any feature code.
 """
 
@@ -114,7 +114,7 @@ def make_batch(**settings: float) -> SamplingBatch:
 
 
 def make_rules(v: int, rng: np.random.Generator) -> tuple[AllRules, AllRules]:
-    """Return neutral rules, and rules of which every feature is in use, as the host tells the program."""
+    """Return neutral rules, and rules that use every feature, as the host sends them to the program."""
     zeros = jnp.zeros(ROWS, jnp.int32)
     neutral = Rules(
         is_scored_s=zeros,
@@ -148,9 +148,9 @@ def compile_for_cpu(function: Callable[..., Any], *args: Any) -> Callable[..., A
 
 
 def measure_steps(model: str, num_rows: int, repeats: int) -> Table:
-    """Time decode steps of a real model, by what the rows ask for and by which program serves them."""
-    from jaxllm.engine.offline.llm_engine import LLMEngine
-    from jaxllm.resolve.engine_args import EngineArgs
+    """Time decode steps of a real model, by the rows' settings and by the program that runs them."""
+    from jaxllm.config import EngineArgs
+    from jaxllm.engine.llm_engine import LLMEngine
 
     # enforce_eager: no thread compiles what is not needed while we measure.
     engine: Any = LLMEngine.from_engine_args(
@@ -174,7 +174,7 @@ def measure_steps(model: str, num_rows: int, repeats: int) -> Table:
 
 
 class StepCase:
-    """Runs one step again and again; all cases of a runner take turns with its KV pool."""
+    """Repeats one step; all cases of a runner share its KV pool."""
 
     def __init__(
         self, runner: Any, plan: StepPlan, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None

@@ -1,7 +1,7 @@
 """Measure torch's scaled dot product attention at the sizes of scripts/bench.py kernels, in bfloat16.
 
-K and V are contiguous, so it has no block tables to follow; decodes and prefills run in each of torch's own backends
-that takes them. Times are the device's, by torch's profiler. --dry-run does the same at toy size on a CPU.
+K and V are contiguous, without block tables; decodes and prefills run in each of torch's backends that accepts them.
+Times are the device's, by torch's profiler. --dry-run does the same at toy size on a CPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measure(model: str, num_seqs: int, context: int, chunk: int, *, is_dry: bool
 
 
 def error_of(out: Any, q: Any, k: Any, v: Any) -> float:
-    """Return how far the last row of the first sequence is from float32's, as a part of its root mean square."""
+    """Return the error of the first sequence's last row against float32, relative to its root mean square."""
     import torch
 
     group = q.shape[1] // k.shape[1]

@@ -1,14 +1,14 @@
-"""Measure whether clients that do not read, or are gone, disturb the streams of others.
+"""Measure whether clients that do not read, or have vanished, disturb the streams of others.
 
     scripts/bench.py stalled                # a core without a model, at a fixed pace
     scripts/bench.py stalled --served       # SmolLM2
     Both write benchmarks/results/stalled.json; further flags are the server's.
 
-Well-behaved streams run in each round, beside them in turns: nobody; as many clients again that read; clients that have
-stopped to read (stalled); that read a few bytes a second (slow); and that are gone without a word, so that nothing is
-acknowledged any more (half_open: a filter on the client's socket drops all that comes). The figure is the 99th
+Well-behaved streams run in each round, beside them in turns: nobody; as many clients again that read; clients that
+stopped reading (stalled); clients that read a few bytes a second (slow); and clients that vanished, so that nothing is
+acknowledged (half_open: a filter on the client's socket drops all packets). The figure is the 99th
 percentile of the time between tokens of the well-behaved streams: its median over the rounds, and the median of its
-ratios to the same round with nobody beside. With a model, `reading` is what the further requests themselves cost.
+ratios to the same round with nobody beside. With a model, `reading` shows the cost of the further requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RATE = 50
 """The tokens per second of each stream, where the core has no model."""
 NUM_STREAMS, NUM_OTHERS = 16, 16
 ROUND_SECONDS, LEAD_SECONDS = 10.0, 4.0
-"""How long streams are measured, and how long the others run before: what lies between them and the server fills up."""
+"""Seconds of measuring, and of the other clients before: the buffers between them and the server fill up."""
 RECEIVE_BUFFER = 4096
 SLOW_BYTES, SLOW_SECONDS = 4, 1.0
 SO_ATTACH_FILTER = 26
@@ -46,7 +46,7 @@ KV_BYTES = 1 << 30
 
 
 async def misbehave(kind: str, port: int, body: dict[str, Any], is_begun: asyncio.Event) -> None:
-    """Be a client of a kind until cancelled."""
+    """Run one client of a kind until cancelled."""
     data = json.dumps(body | {"stream": True}).encode()
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:
@@ -72,30 +72,30 @@ async def misbehave(kind: str, port: int, body: dict[str, Any], is_begun: asynci
 
 
 def vanish(connection: socket.socket) -> None:
-    """Let the system drop all that comes for a socket, acknowledgements included, as if its machine were gone."""
+    """Make the system drop every packet for a socket, acknowledgements too, as if its machine were gone."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of the packet
     connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 @contextlib.asynccontextmanager
 async def others(kind: str, port: int, num: int, body: dict[str, Any], lead_seconds: float) -> AsyncIterator[None]:
-    """Have so many clients of a kind while a block runs, and `lead_seconds` before. Raises ServerError if one fails."""
+    """Run clients of a kind during a block, and `lead_seconds` before it. Raises ServerError if one fails."""
     if kind == "nobody":
         yield
         return
     begun = [asyncio.Event() for _ in range(num)]
-    tasks = [asyncio.create_task(misbehave(kind, port, body | {"seed": 7 * i}, each)) for i, each in enumerate(begun)]
+    tasks = [asyncio.create_task(misbehave(kind, port, body | {"seed": 7 * i}, task)) for i, task in enumerate(begun)]
     try:
-        starting = asyncio.gather(*(each.wait() for each in begun))
+        starting = asyncio.gather(*(task.wait() for task in begun))
         await asyncio.wait([starting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(lead_seconds if starting.done() else 0)
         yield
-        for each in tasks:
-            if each.done():
-                each.result()
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -109,15 +109,15 @@ async def measure_round(kind: str, port: int, args: argparse.Namespace) -> list[
 
 
 def measure(run: Callable[[str], Coroutine[Any, Any, list[Streamed]]], rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each kind, of rounds in turns, each the other way round than the one before."""
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    """Return a row for each kind, from rounds in turns, every second one in reverse order."""
+    rounds_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for number in range(rounds):
         for kind in KINDS[:: 1 if number % 2 == 0 else -1]:
-            found[kind].append(latencies([asyncio.run(run(kind))])["itl_ms"])
-            print(f"round {number + 1} of {rounds}, {kind}: {found[kind][-1]}", file=sys.stderr)
-    quiet = [each["p99"] for each in found["nobody"]]
+            rounds_by_kind[kind].append(latencies([asyncio.run(run(kind))])["itl_ms"])
+            print(f"round {number + 1} of {rounds}, {kind}: {rounds_by_kind[kind][-1]}", file=sys.stderr)
+    quiet = [each["p99"] for each in rounds_by_kind["nobody"]]
     rows = []
-    for kind, figures in found.items():
+    for kind, figures in rounds_by_kind.items():
         ratios = [each["p99"] / base for each, base in zip(figures, quiet, strict=True)]
         rows.append(
             {
@@ -131,7 +131,7 @@ def measure(run: Callable[[str], Coroutine[Any, Any, list[Streamed]]], rounds: i
 
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
-    """Say of each kind of client that misbehaves whether others are served as if it were not there."""
+    """Return for each kind of misbehaving client whether others are served as if it were absent."""
     return {row["beside"]: row["ratio"] <= MOST_RATIO for row in rows if row["beside"] in KINDS[2:]}
 
 
@@ -144,7 +144,7 @@ def start(args: argparse.Namespace, model: Path, log: Path) -> Any:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one server; return what is known of it."""
+    """Measure one server and return the record."""
     model = find_model(args)
     facts = describe_server() | {
         "model": model.name,

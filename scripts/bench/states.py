@@ -1,10 +1,10 @@
-"""Check and measure the ops of recurrent state on the GPU or TPU at hand, at the shapes of real models' layers.
+"""Check and measure the ops of recurrent state on this machine's GPU or TPU, at the shapes of real models' layers.
 
 `check` compares ragged steps of decodes and chunks, and steps of decodes alone, over pools whose unused slots are NaN,
 with the float32 reference. `decode` measures the bandwidth at which states are read and written, beside that of a plain
 copy. `prefill` measures how many tokens go through a layer in a second. Data are random; times are the device's own, by
-the profiler, with plain XLA's beside them. --dry-run IMPLEMENTATION does the same on a CPU in the kernels' interpreter
-at toy sizes: it measures nothing, and shows that the script runs.
+the profiler, with plain XLA's beside them. --dry-run IMPLEMENTATION runs toy sizes on a CPU in the kernels'
+interpreter; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS = ("check", "decode", "prefill")
 DECODES, PREFILLS = (64, 256, 1), ((4096,), (512,) * 8)
 """The numbers of sequences in a step of decodes, and the lengths of the prompts in a step."""
 STATE_ERROR = 5e-5
-"""The `relative_error` of states that is allowed: tiles multiply float32 numbers in halves."""
+"""The largest `relative_error` of states: tiles multiply float32 numbers in two halves."""
 type Row = dict[str, Any]
 
 
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     cases: dict[str, Any]
     """Shapes of real models' layers by the models' names."""
     dry: Any
-    """A shape that the interpreters are soon done with."""
+    """A shape that the interpreters run quickly."""
     reference: Callable[..., tuple[np.ndarray, np.ndarray]]
     tests: Any
     """The module of the op's tests, which makes and runs steps."""
@@ -87,7 +87,7 @@ OPS = {
 
 
 def main() -> int:
-    """Check and measure the ops, print and write what is found, and return the exit status."""
+    """Check and measure the ops, print and write the rows, and return the exit status."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
@@ -126,7 +126,7 @@ class Bench:
         self._is_dry = is_dry
 
     def check(self) -> Iterator[Row]:
-        """Yield the relative errors of what rows read and of states for several steps; see `compare`."""
+        """Yield the relative errors of outputs and of states for several steps; see `compare`."""
         decodes, tests = states.MIXED[:5], self._kind.tests
         steps = {"mixed": states.MIXED, "decodes": decodes}
         if not self._is_dry:
@@ -136,36 +136,36 @@ class Bench:
             step = tests.make(len(chunks), self._op.shape, chunks)
             if all(chunk.size == 1 for chunk in chunks):
                 step = states.alone(step)
-            given = {"pool": step.pool, "batch": step.batch, "layer": LAYER, "num_layers": NUM_LAYERS}
-            want = self._kind.reference(*step.inputs, **given, **self._settings)
+            settings = {"pool": step.pool, "batch": step.batch, "layer": LAYER, "num_layers": NUM_LAYERS}
+            want = self._kind.reference(*step.inputs, **settings, **self._settings)
             yield {"step": title} | compare(tests.run(self._op, step, **self._settings), want, step.rows)
 
     def decode(self) -> Iterator[Row]:
         """Yield the bandwidth, in bytes of states that are read and written, for several numbers of decodes."""
         spec = self._op.pool_spec(1, 1)
         for num_seqs in (2,) if self._is_dry else DECODES:
-            timing, found = self._measure([1] * num_seqs)
+            timing, checked = self._measure([1] * num_seqs)
             gigabytes = 2 * num_seqs * spec.size * spec.dtype.itemsize / 1e9
             rate = figures(timing, "gb_per_s", gigabytes, self._peaks["copy_gb_per_s"])
-            yield {"seqs": num_seqs} | rate | found
+            yield {"seqs": num_seqs} | rate | checked
 
     def prefill(self) -> Iterator[Row]:
-        """Yield how many millions of tokens go through the layer in a second, for several steps of prompts."""
+        """Yield the millions of tokens per second through the layer, for several steps of prompts."""
         for sizes in ((40,),) if self._is_dry else PREFILLS:
-            timing, found = self._measure(sizes)
+            timing, checked = self._measure(sizes)
             rate = figures(timing, "mtokens_per_s", sum(sizes) / 1e6, 1)
             del rate["of_peak"]
-            yield {"prompts": len(sizes), "tokens": sum(sizes)} | rate | found
+            yield {"prompts": len(sizes), "tokens": sum(sizes)} | rate | checked
 
     def _measure(self, sizes: Sequence[int]) -> tuple[Timing, Row]:
-        """Time a step of sequences that go on, and plain XLA's, and compare what rows read in both."""
+        """Time a step of continued sequences in the kernels and in plain XLA, and compare their outputs."""
         batch, num_rows = state_batch([Chunk(size, 9, slot, slot) for slot, size in enumerate(sizes, 1)])
         if max(sizes) == 1:
             batch = batch.without_chunks()
         inputs = self._kind.tests.make_inputs(self._op.shape, np.random.default_rng(0), num_rows)
-        given = jax.tree.map(jnp.asarray, (inputs, batch))
+        arrays = jax.tree.map(jnp.asarray, (inputs, batch))
         xla = replace(self._op, implementation="xla", interpret=False)
-        (timing, got), (plain, want) = (self._time(op, len(sizes) + 1, *given) for op in (self._op, xla))
+        (timing, got), (plain, want) = (self._time(op, len(sizes) + 1, *arrays) for op in (self._op, xla))
         row: Row = {"xla_us": round(plain.seconds * 1e6, 1), "missed": []}
         if self._op.pool_spec(1, 1) != xla.pool_spec(1, 1):
             return timing, row  # in another form the random pool holds other states
@@ -175,11 +175,11 @@ class Bench:
         return timing, row | {"error": round(error, 5)}
 
     def _time(self, op: Any, num_slots: int, inputs: Any, batch: Any) -> tuple[Timing, Array]:
-        """Return the time of a step, and what rows read the first time."""
-        spec, place = op.pool_spec(NUM_LAYERS, num_slots), {"layer": LAYER, "num_layers": NUM_LAYERS}
+        """Return the time of a step, and its first output."""
+        spec, layer = op.pool_spec(NUM_LAYERS, num_slots), {"layer": LAYER, "num_layers": NUM_LAYERS}
         pool = jax.jit(partial(jax.random.normal, shape=spec.shape, dtype=spec.dtype))(jax.random.key(1))
         options = None if self._is_dry else compiler_options(jax_platform(), jnp.bfloat16, batch_invariant=False)
-        run = jax.jit(partial(op, **place, **self._settings), donate_argnums=len(inputs), compiler_options=options)
+        run = jax.jit(partial(op, **layer, **self._settings), donate_argnums=len(inputs), compiler_options=options)
         first, *state = run(*inputs, pool, batch)
 
         def once() -> Array:
@@ -192,7 +192,7 @@ class Bench:
 def compare(got: tuple[np.ndarray, np.ndarray], want: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> Row:
     """Return the relative errors of an op's output and pool against the reference's, and what is wrong with them.
 
-    `rows` are those that are no padding. Slots that are NaN in the reference's pool belong to nobody.
+    `rows` excludes padding. Slots that are NaN in the reference's pool are unused.
     """
     error = relative_error(got[0][rows], want[0][rows])
     size = len(got[1]) // NUM_LAYERS
@@ -210,7 +210,7 @@ def compare(got: tuple[np.ndarray, np.ndarray], want: tuple[np.ndarray, np.ndarr
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the root mean square error of an item of the first axis by that of what is wanted, of the worst item."""
+    """Return the largest error of an item of the first axis, as root mean squares relative to the expected item."""
     got, want = (x.astype(np.float32).reshape(len(x), -1) for x in (got, want))
     return float(np.max(np.sqrt(np.mean((got - want) ** 2, axis=1) / np.mean(want**2, axis=1))))
 

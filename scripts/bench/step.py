@@ -2,9 +2,9 @@
 
     scripts/bench.py step MODEL [--rows 1 64] [--context 256] [--json OUT]
 
-Each row of the table is a batch of so many sequences. A part's milliseconds are those of its operations; they mostly
-run one after the other, each on all cores, so together they are about the step, and "host and gaps" what is left of it.
-Profiling slows a step: the first column is what it takes without.
+Each row of the table is a batch of sequences. A part's milliseconds are those of its operations; these mostly run one
+after the other, each on all cores, so their sum is about the step, and "host and gaps" is the rest. Profiling slows a
+step: the first column is its time without the profiler.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--context", type=int, default=256)
     args = parser.parse_args()
-    # Else a program may come from the cache with the names that it was compiled with.
+    # Otherwise a cached program may have other names.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     settings: dict[str, Any] = {"enable_prefix_caching": False, "enforce_eager": True}
     settings |= {"linear_backend": args.linear_backend, "kv_cache_dtype": args.kv_cache_dtype}
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def profile(llm: LLM, num_seqs: int, context: int) -> dict[str, Any]:
-    """Return the milliseconds of a decode step of so many sequences, and of its parts."""
+    """Return the milliseconds of a decode step of a number of sequences, and of its parts."""
     engine = llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=10 * STEPS, ignore_eos=True, detokenize=False)
     names = [f"{num_seqs}-{index}" for index in range(num_seqs)]
@@ -103,7 +103,7 @@ def timed_step(engine: Any) -> float:
 
 
 def decode_program(runner: ModelRunner, num_seqs: int) -> str:
-    """Return the text of the compiled program that decodes so many sequences."""
+    """Return the text of the compiled program that decodes a number of sequences."""
     bucket = pick_bucket(runner.compiler.buckets, num_seqs, num_seqs)
     return runner.programs.get(runner.compiler.step_shape(bucket, is_full=False, has_chunks=False)).as_text()
 
@@ -120,9 +120,7 @@ def parts_by_operation(program: str) -> Mapping[str, str]:
 
 
 def part_of(op_name: str, kernel: str = "") -> str:
-    """Return the part that an operation belongs to, from the names of the scopes it was traced in, and of the kernel
-    of our own that it calls.
-    """
+    """Return the part of the model that an operation belongs to, by its traced scopes and the kernel it calls."""
     scope = next((scope for scope in reversed(op_name.split("/")) if scope in SCOPES), "")
     is_matmul = op_name.endswith("dot_general") or kernel.startswith("linear")
     return SCOPES[scope] if scope == "attend" or (scope in SCOPES and is_matmul) else REST

@@ -2,7 +2,7 @@
 
 For each model and topology, sized with all of the memory (gpu_memory_utilization=1): the largest step, which needs the
 most, compiles with the N blocks that are named, and with 1.1 N the compiler says that it is out of memory. It is also
-asked for 1.05, 1.02 and 1.01 N, which says how much of the memory N leaves unused. Before that, the compiler is asked
+asked for 1.05, 1.02 and 1.01 N, which shows how much of the memory N leaves unused. Before that, the compiler is asked
 whether the table of hardware has the memory and the devices right, for each topology up to 8 devices. XLA:GPU does not
 refuse programs for their size, so this is for TPUs. Run by scripts/compile_check.sh.
 """
@@ -71,7 +71,7 @@ def table_topologies() -> list[str]:
 
 
 def check_table(topology: str) -> bool:
-    """Say whether the compiler takes an array of all the memory that the table says there is, and not 2 MiB more."""
+    """Return whether the compiler accepts an array of all the memory in the table, and refuses 2 MiB more."""
     hardware, count = find_topology(topology)
     devices = describe_devices(hardware, topology, count)
     right = len(devices) == count and devices[0].device_kind == hardware.device_kind
@@ -82,7 +82,7 @@ def check_table(topology: str) -> bool:
 
 
 def takes_array(device: Any, num_bytes: int) -> bool:
-    """Say whether a program with an array of so many bytes compiles; it changes a small one."""
+    """Return whether a program with an array of `num_bytes` compiles; it changes a small one."""
     sharding = NamedSharding(make_mesh([device]), PartitionSpec())
     large = jax.ShapeDtypeStruct((num_bytes // MIB, 1024, 1024), jnp.uint8, sharding=sharding)
     small = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=sharding)
@@ -143,7 +143,7 @@ def compile_with(compiler: StepCompiler, num_blocks: int) -> str | None:
 
 
 def least_refused(compiler: StepCompiler, num_blocks: int) -> float:
-    """Return the smallest of a few multiples of a number of blocks that is too many; a refusal takes two seconds."""
+    """Return the smallest of a few factors with which the number of blocks is refused; a refusal takes two seconds."""
     refused = math.inf
     for factor in FACTORS:
         if compile_with(compiler, math.ceil(factor * num_blocks)) is None:

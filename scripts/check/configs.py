@@ -5,7 +5,7 @@
     scripts/check.py configs --hf-python PATH --write tests/data/configs    # anew, those that CI compares with
 
 PATH is the Python of an environment with torch and transformers (`scripts/peers.sh DIR hf`), in which
-`scripts/make.py random_configs` draws the configurations and computes with random weights. Here the prompt goes in
+`scripts/make.py random_configs` draws the configurations and computes with random weights. jaxllm runs the prompt in
 chunks, some tokens are decoded, and both are done again after a hit in the prefix cache; on a CPU with its own kernels.
 A configuration that jaxllm refuses counts as neither right nor wrong, and its row has the reason.
 """
@@ -26,7 +26,7 @@ from tests.e2e.random_cases import largest_error, read_case
 
 TOLERANCE = 1e-4
 CHUNKS = (16, 8, 64)
-"""How many tokens a step has at most."""
+"""The most tokens of a step."""
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""Try one thing on the GPU or TPU at hand, from the simplest to a whole step, and compare it with plain XLA.
+"""Try one thing on this machine's GPU or TPU, from the simplest to a whole step, and compare it with plain XLA.
 
-A process runs one case: a kernel that waits for ever, or a bad descriptor that ends the process, is known by its case.
+A process runs one case, so that a kernel that hangs or ends the process is known by its case.
 --dry-run IMPLEMENTATION runs a smaller case on a CPU, interpreted.
 """
 
@@ -38,14 +38,14 @@ MODEL, DRY_MODEL = "llama-3-8b", "smollm2-135m"
 DENSE = {"first_k_dense_replace": TOY["num_hidden_layers"]}
 LATENTS = MODELS["deepseek-v2-lite"] | TOY | DENSE | {"num_key_value_heads": TOY["num_attention_heads"]}
 STATES = MODELS["qwen3.5-0.8b"] | TOY | {"num_hidden_layers": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2}
-"""Toys that attend over latents, and of which three layers in four have recurrent states."""
+"""Toy models: one attends over latents, the other has recurrent states in three layers of four."""
 NEAR = 0.1
-"""How far log-probabilities of a toy may be apart in bfloat16."""
+"""The largest difference of a toy's log-probabilities in bfloat16."""
 type Row = dict[str, Any]
 
 
 def sanity(dry_run: str | None) -> Row:
-    """Check the first things that go wrong on a new device, eagerly, and measure its peaks on random data."""
+    """Check eager operations, the first to fail on a new device, and measure its peaks on random data."""
     # On some devices the first eager operations were compiled wrongly: https://github.com/jax-ml/jax/issues/40633
     wrong = [] if (jnp.ones(4) + 1).tolist() == [2.0] * 4 else ["ones(4) + 1"]
     wrong += [] if abs(float(jnp.sqrt(512.0)) - 512**0.5) < 1e-4 else ["sqrt(512)"]
@@ -53,7 +53,7 @@ def sanity(dry_run: str | None) -> Row:
 
 
 def write(dry_run: str | None) -> Row:
-    """Rotate and write, without attending, what several sequences bring."""
+    """Rotate and write the keys and values of several sequences, without attending."""
     case = CASES[DRY_MODEL if dry_run else MODEL]
     op = pick_kernels(case, 16, jnp.bfloat16, dry_run)
     work = make_workload(op, case, [(1, 1), (35, 1), (20, 18)])
@@ -74,7 +74,7 @@ def step(hf: dict[str, Any], dry_run: str | None) -> Row:
     lengths, max_tokens = ((20,), 2) if dry_run else ((130, 40, 7), 8)
     prompts = [TokensPrompt(prompt_token_ids=[7 * i % 100 + 3 for i in range(length)]) for length in lengths]
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=5, detokenize=False)
-    found: list[list[float]] = []
+    logprobs: list[list[float]] = []
     for backend in (dry_run, "xla"):
         settings: dict[str, Any] = {"attention_config": {"backend": backend}} if backend else {}
         settings |= {"max_num_seqs": 8, "max_model_len": 256, "num_gpu_blocks_override": 64, "enforce_eager": True}
@@ -83,12 +83,12 @@ def step(hf: dict[str, Any], dry_run: str | None) -> Row:
             save_model(Path(folder), hf)
             with LLM(folder, block_size=16, dtype="bfloat16", skip_tokenizer_init=True, **settings) as llm:
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        found.append([output.outputs[0].cumulative_logprob or 0.0 for output in outputs])
-    error = max(abs(a - b) / max_tokens for a, b in zip(*found, strict=True))
+        logprobs.append([output.outputs[0].cumulative_logprob or 0.0 for output in outputs])
+    error = max(abs(a - b) / max_tokens for a, b in zip(*logprobs, strict=True))
     return {"error": round(error, 5), "missed": [] if error < NEAR else [f"log-probabilities are {error:.2f} apart"]}
 
 
-# The number is how many items each of 132 thread blocks has at most, of 8 kv heads (gpu/splits.py).
+# The number is the most items that each of 132 thread blocks has, with 8 kv heads (gpu/splits.py).
 CASES_OF_A_DEVICE: Mapping[str, Callable[[str | None], Row]] = {
     "sanity": sanity,
     "write": write,
@@ -103,7 +103,7 @@ CASES_OF_A_DEVICE: Mapping[str, Callable[[str | None], Row]] = {
 
 
 def main() -> int:
-    """Run the case and write what came of it."""
+    """Run the case and write its result."""
     parser = make_parser(__doc__)
     parser.add_argument("case", choices=CASES_OF_A_DEVICE)
     args = parser.parse_args()

@@ -1,8 +1,7 @@
-"""Run tiny checkpoints of model families in float32 on the device at hand, and compare what they say with HF's goldens.
+"""Run tiny checkpoints of model families in float32 on the default device, and compare their outputs with HF's goldens.
 
-Tokens and log-probabilities are HF Transformers', as in tests/e2e/test_families.py, which does the same on a CPU.
-
-A device without a kernel for float32 runs plain XLA: it is the models, and XLA's programs of them, that are checked.
+tests/e2e/test_families.py does the same on a CPU. A device without a kernel for float32 runs plain XLA: then the models
+and XLA's programs are checked.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ def main() -> int:
 
 
 def check(case: str) -> Row:
-    """Return how many tokens are HF's, the largest error of a log-probability up to there, and what is wrong."""
+    """Return the number of tokens that equal HF's, the largest error of their log-probabilities, and what is wrong."""
     goldens = read_goldens(case)
     settings: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_num_batched_tokens": 8, "max_num_seqs": 8}
     settings |= {"skip_tokenizer_init": True, "num_gpu_blocks_override": 64, "max_logprobs": -1, "enforce_eager": True}
     with LLM(str(folder(case)), dtype="float32", **settings) as llm:
         outputs = generate(llm, goldens)
         attention = llm.llm_engine.vllm_config.attention_config.backend
-    found = [compare(output, golden) for output, golden in zip(outputs, goldens, strict=True)]
-    same, error = [tokens for tokens, _ in found], max(error for _, error in found)
+    compared = [compare(output, golden) for output, golden in zip(outputs, goldens, strict=True)]
+    same, error = [tokens for tokens, _ in compared], max(error for _, error in compared)
     missed = [] if same == [len(golden.tokens) for golden in goldens] else ["tokens differ"]
     missed += [] if error <= TOLERANCE else [f"error {error:.1e}, allowed {TOLERANCE:.0e}"]
     return {"case": case, "attention": attention, "same": same, "error": round(error, 6), "missed": missed}
 
 
 def compare(output: Any, golden: Golden) -> tuple[int, float]:
-    """Return how many tokens come before one that differs, and the largest error of a log-probability up to there."""
+    """Return the number of tokens before the first difference, and the largest error of their log-probabilities."""
     completion = output.outputs[0]
     pairs = zip(completion.token_ids, golden.tokens.tolist(), strict=True)
     same = next((step for step, (ours, theirs) in enumerate(pairs) if ours != theirs), len(golden.tokens))

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def compare(output: RequestOutput, row: Row) -> Row:
-    """Return how many tokens are HF's before one differs, the first log-probability's error, and what is wrong."""
+    """Return the number of tokens before the first difference, the first log-probability's error, and what is wrong."""
     completion = output.outputs[0]
     assert completion.logprobs is not None
     pairs = zip(completion.token_ids, row["token_ids"], strict=False)

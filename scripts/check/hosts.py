@@ -2,9 +2,9 @@
 
     scripts/check.py hosts [--hosts 2 4] [--times 10]
 
-The hosts are processes of this machine, joined by jax.distributed, which run requests without end. One of them, another
-one each time, is killed at a random moment (kill -9), or stopped without ending (kill -STOP, about every third time),
-as a machine does that hangs. All others must end within 10 s, with a status other than 0, and name it.
+The hosts are processes of this machine, joined by jax.distributed, which run requests without end. Each time another
+host is killed at a random moment (kill -9), or stopped like a machine that hangs (kill -STOP, about every third time).
+All others must end within 10 s, with a status other than 0, and name it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
 
 
 def watch(processes: Sequence[subprocess.Popen[str]], killed: int) -> tuple[float, str]:
-    """Wait for all but the one that was killed; return the seconds, and what is wrong if anything is."""
+    """Wait for all hosts except the killed one; return the seconds and the list of problems."""
     began, wrong = time.monotonic(), []
     for rank, process in enumerate(processes):
         if rank == killed:

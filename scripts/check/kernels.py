@@ -1,10 +1,10 @@
-"""Compare the attention kernels with the float32 reference, or with plain XLA on the GPU or TPU at hand.
+"""Compare the attention kernels with the float32 reference, or with plain XLA on this machine's GPU or TPU.
 
 `--against reference`: a ragged step of decodes and chunks at the shape of each real model: RoPE, windows, soft caps,
 sinks, blocks of 16 and 64, pools of 16 and 8 bits whose unused slots are NaN. `--against xla`: 64 random contexts of up
 to 8k, and long chunks, so that each worker has many items and its buffers come round. Exits non-zero if an error is
-larger than rounding makes it, if the pool differs in a bit, or a second run does, or if the assembler is not to be
-trusted. --dry-run IMPLEMENTATION interprets a little of it on a CPU.
+larger than rounding explains, if the pool or a second run differs in a bit, or if the assembler has known bugs.
+--dry-run IMPLEMENTATION interprets a little of it on a CPU.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check(op: PagedAttention, name: str, chunks: list[tuple[int, int]]) -> Row:
     (out, pool), (again, _) = [(np.asarray(out, np.float32), np.asarray(pool.kv, np.float32)) for out, pool in runs]
     rows = step.rows
     error = float(np.abs(out - exact)[rows].max())
-    # Probabilities are rounded to bfloat16 before they meet V, and the output is rounded once more.
+    # Probabilities are rounded to bfloat16 before the matmul by V, and the output is rounded again.
     allowed = 2 * max(float(np.abs(exact.astype(jnp.bfloat16).astype(np.float32) - exact)[rows].max()), 2**-8)
     expected = np.asarray(FusedPool.of(jax.tree.map(jnp.asarray, exact_pool)).kv, np.float32)
     null_block = LAYER * (len(expected) // NUM_LAYERS)

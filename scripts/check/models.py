@@ -61,7 +61,7 @@ CASES = (
     ("llama-3.1-405b", "h100:16", 16),
 )
 SHORT = {"--enable-expert-parallel": "ep"}
-"""Flags, and what stands for them in the names of files; what else a case has is its quantization."""
+"""Flags, and their short names in file names; any other option of a case is its quantization."""
 
 
 def main() -> int:
@@ -73,8 +73,9 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         for model, topology, num_devices, *option in CASES:
-            own = [SHORT.get(each, each) for each in option if not model.endswith(each)]  # some are named after it
-            name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *own])
+            # Some models are named after their quantization.
+            suffixes = [SHORT.get(each, each) for each in option if not model.endswith(each)]
+            name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *suffixes])
             if chosen in name:
                 flags = [f"--quantization={each}" if each not in SHORT else each for each in option]
                 failed |= not check(Path(folder), name, model, topology, num_devices, flags)

@@ -1,13 +1,13 @@
-"""Offer a server four times what it can serve, and see that it refuses the rest at once and serves its own as before.
+"""Send a server four times the load it can serve; check that it refuses the excess at once and serves the rest.
 
     scripts/check.py overload            # SmolLM2, 120 seconds; writes benchmarks/results/overload.json
     scripts/check.py overload --mock     # a core without a model, 50 tokens per second and stream (lib/mock_core.py)
 
-`jaxllm serve` runs with --max-num-seqs and --max-num-queued-reqs. First as many streams as can run at once are kept up
-for --capacity-seconds: that gives the requests per second that can be served, and the time between tokens to compare
-with. Then requests come at random times, at four times that rate whatever becomes of them, each on a connection of its
-own. Times are the client's: of a refusal from before the connection is made until its answer is read. The client is one
-process, which shares the machine; the share of a core that it takes is shown. The exit status is 1 if a goal is missed.
+`jaxllm serve` runs with --max-num-seqs and --max-num-queued-reqs. First, for --capacity-seconds, as many streams run as
+the server runs at once: this gives the requests per second that it can serve, and the time between tokens to compare
+with. Then requests come at random times, at four times that rate regardless of answers, each on a new connection. Times
+are the client's; a refusal's is from before the connection until its answer is read. The client is one process on the
+same machine; its share of a core is shown. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from check.soaking.watch import Watch
 
 OVER = 4.0
 MARGIN = 1.1
-"""So much more is offered, lest chance, or a server that has become quicker, leave less than OVER."""
+"""The factor of extra load, so that chance, or a server that has become faster, does not leave less than OVER."""
 GOALS = {"refusal_ms_p99": 50.0, "itl_p99_by_capacity": 1.5, "memory_growth_mib": 5.0}
 CENSUS_SECONDS = HEALTH_SECONDS = 1.0
 SHORT_SECONDS = 60.0
-"""A shorter run does not say whether memory grows."""
+"""A shorter run cannot show whether memory grows."""
 MOCK_RATE = 50.0
 KV_BYTES = 256 << 20
 """So few are in use before the overload begins: a KV cache takes its memory when it fills for the first time."""
@@ -56,7 +56,7 @@ class Plan:
     seconds: float
     prompt_words: tuple[int, int] = (30, 90)
     max_tokens: tuple[int, int] = (32, 96)
-    """Lengths are between these, all as likely: streams do not end together."""
+    """Lengths are uniform between these, so that streams do not end together."""
 
     def flags(self) -> list[str]:
         """Return the server's flags."""
@@ -78,7 +78,7 @@ class Refusal:
 
 @dataclass
 class Load:
-    """Requests to a server, and what has come of them."""
+    """Requests to a server, and their outcomes."""
 
     port: int
     plan: Plan
@@ -89,7 +89,7 @@ class Load:
     failures: list[str] = field(default_factory=list)
 
     async def ask(self) -> None:
-        """Make one request and note what comes of it."""
+        """Make one request and record its outcome."""
         self.num_offered += 1
         body = self._body()
         began = time.monotonic()
@@ -101,7 +101,7 @@ class Load:
             self.failures.append(f"{type(error).__name__}: {error}")
 
     async def keep_full(self, seconds: float) -> None:
-        """Keep as many streams up as the server runs at once; the last ones are read to their end."""
+        """Keep as many streams running as the server runs at once; the last are read to their end."""
         end = time.monotonic() + seconds
 
         async def one() -> None:
@@ -111,8 +111,8 @@ class Load:
         await asyncio.gather(*(one() for _ in range(self.plan.max_num_seqs)))
 
     async def offer(self, seconds: float, rate: float) -> None:
-        """Make requests at random times for so many seconds, OVER times the `rate` of the capacity, or of what is
-        served if that is more; all are read to their end.
+        """Make requests at random times for some seconds, at OVER times the capacity's `rate`, or the served rate if
+        that is higher; all are read to their end.
         """
         began = due = time.monotonic()
         tasks: set[asyncio.Task[None]] = set()
@@ -166,10 +166,10 @@ async def measure(server: ServerProcess, plan: Plan, seed: int = 0) -> dict[str,
     over, health = Load(server.port, plan, source), Health()
     before, cpu = await watch.metrics(), _cpu(watch)
     began = time.monotonic()
-    beside = [asyncio.create_task(each) for each in (watch.look_every(CENSUS_SECONDS), health.probe(server.port))]
+    beside = [asyncio.create_task(task) for task in (watch.look_every(CENSUS_SECONDS), health.probe(server.port))]
     await over.offer(plan.seconds, at_capacity["requests_per_second"])
-    for each in beside:
-        each.cancel()
+    for task in beside:
+        task.cancel()
     seconds = time.monotonic() - began
     shares = {name: round((after - cpu[name]) / seconds, 3) for name, after in _cpu(watch).items()}
     left |= await watch.rest()
@@ -199,7 +199,7 @@ async def measure(server: ServerProcess, plan: Plan, seed: int = 0) -> dict[str,
 
 
 def verdicts(figures: dict[str, Any], seconds: float) -> dict[str, bool | None]:
-    """Say which goals the figures reach; None for what so short a run does not say."""
+    """Return which goals the figures reach; None for a goal that so short a run cannot judge."""
     over = figures["overload"]
     growth = max(each["growth"] for each in over["resident_mib"].values())
     return {
@@ -220,7 +220,7 @@ def verdicts(figures: dict[str, Any], seconds: float) -> dict[str, bool | None]:
 
 
 def _figures(answers: Sequence[Streamed], began: float, seconds: float) -> dict[str, Any]:
-    """Return what clients saw within so many seconds: later there is less and less load."""
+    """Return what clients saw within some seconds: after that the load decreases."""
     end = began + seconds
     ended = [each for each in answers if each.ended <= end]
     gaps = [
@@ -238,7 +238,7 @@ def _figures(answers: Sequence[Streamed], began: float, seconds: float) -> dict[
 
 
 def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
-    """Return median, 99th percentile and greatest, in milliseconds. Raises ServerError where there is nothing."""
+    """Return median, 99th percentile and maximum, in milliseconds. Raises ServerError without values."""
     values = sorted(each * 1e3 for each in seconds)
     if not values:
         raise ServerError("the run was too short: some of what it is to measure has not happened once")
@@ -247,7 +247,7 @@ def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
 
 
 def _memory(held: Sequence[Census]) -> dict[str, float]:
-    """Return how the memory goes: the medians of the second and of the last quarter of the time tell the growth."""
+    """Return the memory over time; its growth is from the median of the second quarter to that of the last."""
     values, quarter = [each.resident_mib for each in held], max(1, len(held) // 4)
     early, late = statistics.median(values[quarter : 2 * quarter] or values), statistics.median(values[-quarter:])
     return {"first": values[0], "last": values[-1], "greatest": max(values), "growth": round(late - early, 2)}

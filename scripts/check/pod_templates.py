@@ -1,7 +1,7 @@
-"""Write a manifest for validators that have no schema of its custom resources: their pod templates become Pods.
+"""Replace the custom resources of a manifest by Pods of their pod templates, for validators without their schemas.
 
-`pod_templates.py MANIFEST` prints the documents of Kubernetes' own kinds as they are. Of every other one it prints each
-pod template; exit status 1 if there is none in it.
+`pod_templates.py MANIFEST` prints documents of Kubernetes' own kinds unchanged, and the pod templates of every other
+document; the exit status is 1 if one has no pod template.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 
 def is_built_in(document: dict[str, Any]) -> bool:
-    """Say whether a document is of one of Kubernetes' own kinds, whose API groups are words or end in .k8s.io."""
+    """Return whether a document is of one of Kubernetes' own kinds: their API groups are words or end in .k8s.io."""
     group, _, version = document["apiVersion"].rpartition("/")
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
@@ -27,12 +27,12 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
             return
         value = list(value.values())
     if isinstance(value, list):
-        for each in value:
-            yield from templates(each)
+        for item in value:
+            yield from templates(item)
 
 
 def looked_at(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what a validator can look at of a document. Raises SystemExit if there is nothing."""
+    """Return the parts of a document that a validator can check. Raises SystemExit if there are none."""
     if is_built_in(document):
         return [document]
     name = document["metadata"]["name"]
@@ -46,7 +46,7 @@ def looked_at(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print what can be looked at of the manifest that the command line names."""
+    """Print the parts that can be checked of the manifest that the command line names."""
     [path] = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         documents = [each for document in yaml.safe_load_all(file) for each in looked_at(document)]

@@ -1,11 +1,11 @@
-"""Kill docs/examples/ray_data.py, start it again, and so on: no row may be lost, and none be there twice.
+"""Kill docs/examples/ray_data.py and restart it, again and again: no row may be lost or written twice.
 
     scripts/check.py ray_data [MODEL] [--rows 20000] [--kills 4] [--json OUT]
 
-MODEL is SmolLM2, unless you give another. The dataset is larger than what Ray may keep in memory. The example is killed
-(kill -9) at random moments, and between two of these its engine, which Ray then starts again, with its batch. In the
-end each row must be there once, as it was, and with the answer that one engine gives to it (a sample of them is
-compared). It needs the extra: pip install 'jaxllm[ray]'.
+MODEL is SmolLM2 by default. The dataset is larger than the memory that Ray may use. The example is killed (kill -9) at
+random moments; between two kills its engine is killed, which Ray then restarts with its batch. In the end each row must
+be there once, unchanged, with the answer that a single engine gives (a sample is compared). Needs the extra:
+pip install 'jaxllm[ray]'.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def write_prompts(folder: Path, num_rows: int, rng: random.Random) -> int:
-    """Write prompts in several files, and return their bytes; each has bytes beside it that cannot be compressed."""
+    """Write prompts with incompressible bytes beside them into several files, and return the number of bytes."""
     folder.mkdir()
     for number in range(FILES):
         ids = [f"row-{index}" for index in range(number, num_rows, FILES)]
@@ -91,7 +91,7 @@ def command(model: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def run_until_killed(model: Path, folder: Path, rng: random.Random) -> dict[str, object]:
-    """Kill the example's engine, and later the example itself; return what was written then."""
+    """Kill the example's engine, and later the example; return the number of rows written by then."""
     process, before = command(model, folder), count(folder / "answers")
     wait_for_more(process, folder, before)
     engine = kill_engine()
@@ -114,11 +114,11 @@ def engines() -> list[psutil.Process]:
 
 
 def kill_engine() -> bool:
-    """Kill the actor that has the engine; say whether there was one."""
-    found = engines()
-    for each in found:
-        each.kill()
-    return bool(found)
+    """Kill the actor that has the engine; return whether there was one."""
+    actors = engines()
+    for actor in actors:
+        actor.kill()
+    return bool(actors)
 
 
 def wait_for_more(process: subprocess.Popen[bytes], folder: Path, before: int) -> None:
@@ -140,16 +140,16 @@ def read_answers(folder: Path) -> pa.Table:
 
 
 def compare(model: Path, written: pa.Table, prompts: Path, rng: random.Random) -> dict[str, object]:
-    """Compare ids, what came with them, and a sample of the answers with those of one engine."""
+    """Compare ids, the other columns, and a sample of the answers with those of a single engine."""
     from jaxllm import LLM, SamplingParams
 
-    given = pa.concat_tables(pq.read_table(file) for file in prompts.glob("*.parquet")).to_pylist()
+    asked = pa.concat_tables(pq.read_table(file) for file in prompts.glob("*.parquet")).to_pylist()
     rows = {row["id"]: row for row in written.to_pylist()}
     times = Counter(written["id"].to_pylist())
-    lost = [row["id"] for row in given if row["id"] not in times]
+    lost = [row["id"] for row in asked if row["id"] not in times]
     twice = [name for name, number in times.items() if number > 1]
-    changed = [row["id"] for row in given if row["id"] in rows and any(rows[row["id"]][key] != row[key] for key in row)]
-    sample = rng.sample(given, min(SAMPLE, len(given)))
+    changed = [row["id"] for row in asked if row["id"] in rows and any(rows[row["id"]][key] != row[key] for key in row)]
+    sample = rng.sample(asked, min(SAMPLE, len(asked)))
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     with LLM(str(model), disable_log_stats=True) as llm:
         outputs = llm.generate([row["prompt"] for row in sample], params, use_tqdm=False)

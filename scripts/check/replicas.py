@@ -2,11 +2,11 @@
 
     scripts/check.py replicas [MODEL] [--backend mp ray] [--times 5] [--requests 24]
 
-MODEL is SmolLM2, unless you give another. Half of the requests ask for one replica, half for the other. One of the two
-is killed (kill -9) at a random moment, and then the other; since a replica that fails often is started after a pause,
-each pair of kills has an engine of its own. What fails must be its own and say so, all else be what one engine says,
-token for token; a request for the new replica must end within 15 s of the kill. As Ray actors they need the extra:
-pip install 'jaxllm[ray]'.
+MODEL is SmolLM2 by default. Half of the requests ask for one replica, half for the other. One replica is killed
+(kill -9) at a random moment, and then the other; because a replica that fails often restarts only after a pause, each
+pair of kills has a new engine. Only requests of the killed replica may fail, and their errors must say so; all other
+outputs must be a single engine's, token for token; a request for the new replica must end within 15 s of the kill. Ray
+actors need the extra: pip install 'jaxllm[ray]'.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = ("river", "stone", "cloud", "engine", "paper", "garden", "winter", "sign
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the model, where replicas run, and where the evidence goes."""
+    """Return a parser with the model, the backends, and the file of evidence."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
     parser.add_argument("--backend", nargs="+", choices=["mp", "ray"], default=["mp"], help="default: mp")
@@ -48,7 +48,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Kill replicas; return 0 if everything was as it must be."""
+    """Kill replicas; return 0 if all checks passed."""
     parser = make_parser(__doc__)
     parser.add_argument("--times", type=int, default=5, help="pairs of kills; default: 5")
     parser.add_argument("--requests", type=int, default=24, help="requests that run at a kill; default: 24")
@@ -86,7 +86,7 @@ async def engine(model: Path, **settings: Any) -> AsyncIterator[Any]:
 
 
 async def answer(llm: Any, prompt: Any, *, replica: int | None = None, **sampling: Any) -> Any:
-    """Return a request's output, which is an error's if its replica has ended."""
+    """Return a request's output; it is an error if the replica has ended."""
     from jaxllm import SamplingParams
     from jaxllm.sampling_params import RequestOutputKind
 
@@ -97,26 +97,26 @@ async def answer(llm: Any, prompt: Any, *, replica: int | None = None, **samplin
 
 
 async def run(llm: Any, prompt: str, number: int, replica: int | None = None) -> Any:
-    """Return the output of the request with a number, which is its seed."""
+    """Return the output of a request; its number is its seed."""
     return await answer(llm, prompt, replica=replica, temperature=0.8, seed=number, max_tokens=48)
 
 
 async def run_until_served(llm: Any, prompt: str, replica: int) -> Any:
-    """Return the output of request 0, sent again as long as its replica ends before it."""
+    """Return the output of request 0, sent again until its replica answers."""
     while has_failed(output := await run(llm, prompt, 0, replica)):
         await asyncio.sleep(0.1)
     return output
 
 
 def has_failed(output: Any) -> bool:
-    """Say whether a request ended with an error."""
+    """Return whether a request ended with an error."""
     return not isinstance(output, BaseException) and output.outputs[0].finish_reason == "error"
 
 
 async def kill_one(
     llm: Any, victim: int, prompts: list[str], expected: list[Any], rng: random.Random
 ) -> dict[str, Any]:
-    """Kill a replica under load; return what came of it."""
+    """Kill a replica under load; return the outcome."""
     replicas = [number % 2 for number in range(len(prompts))]
     tasks = [
         asyncio.create_task(run(llm, prompt, number, replica))

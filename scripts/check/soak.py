@@ -1,16 +1,16 @@
-"""Load a server with mixed requests for a long time, and see that nothing is wrong, lost, mixed, kept or compiled.
+"""Load a server with mixed requests for a long time; check that no answer is wrong or lost, and nothing leaks.
 
     scripts/check.py soak --minutes 30       # SmolLM2; writes benchmarks/results/soak_server.json
 
 `jaxllm serve` runs with a KV cache so small that requests are preempted. Each of a catalogue of random requests (chats
 and completions, n, seeds, log-probabilities of answers and prompts, grammars, echo, stop strings, long prompts, shared
-prefixes) is answered alone first. Then a crowd comes at once, and after it clients come at random: they read whole
-answers or streams, some slowly, some leave on the way, some ask for what cannot be done, some look at the other
-routes. Every answer is compared with that to the request alone, to the last digit. Every phase of load ends in rest,
-where nothing may run or wait, all KV blocks must be free, and what front end and core hold is counted. At the end
-SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is warm-up; the
-slope of the memory is that of the rest, with twice its standard error to either side: "?" says that so short a run
-cannot tell. The exit status is 1 if anything was wrong.
+prefixes) is answered alone first. Then many clients come at once, and after them clients come at random: they read
+whole answers or streams, some slowly, some disconnect, some send invalid requests, some call the other routes. Every
+answer is compared with the answer to the request alone, to the last digit. Every phase of load ends in rest: nothing
+may run or wait, all KV blocks must be free, and memory, threads and file descriptors of front end and core are counted.
+At the end SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is
+warm-up; the slope of the memory is that of the rest, plus or minus twice its standard error: "?" means that the run was
+too short. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLAGS = (
 )
 """The KV cache has room for little more than one long request. Answers depend on nothing but the request."""
 DEV_MODE = {"JAXLLM_SERVER_DEV_MODE": "1"}
-"""So that the prefix cache can be emptied, which says whether all blocks are free."""
+"""Lets the soak empty the prefix cache, which shows whether all blocks are free."""
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12, help="at once (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive this process
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would outlive this process
     seconds, phase_seconds = (30.0, 5.0) if args.quick else (args.minutes * 60, args.phase_seconds)
     out = result_file(args, "soak_server.json")
     try:

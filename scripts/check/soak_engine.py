@@ -1,14 +1,14 @@
-"""Load an AsyncLLM at random, with aborts and with kills of its core, and see that nothing is lost, mixed or kept.
+"""Load an AsyncLLM at random, with aborts and kills of its core; check that outputs are right and nothing leaks.
 
     scripts/check.py soak_engine --minutes 20 --json OUT
 
 A tiny model of tests/data runs in a core process. Each case of a random catalogue (n, seeds, log-probabilities,
 grammars, stop strings, long prompts, priorities) is run alone first. Then readers come at random: some read to the end,
-some slowly, some abort, are cancelled or just leave, and some ask for what cannot be done. Every phase of load ends in
-rest, where all blocks must be free, nothing may wait, and memory, threads and file descriptors are counted; now and
-then it ends with kill -9 of the core instead, after which all readers must get EngineDeadError, and another engine
-goes on. Outputs are compared with those of the case alone, to the bit. The last line is a JSON record; the exit status
-is 1 if anything was wrong.
+some slowly, some abort, are cancelled or stop reading, and some send invalid requests. Every phase of load ends in
+rest: all blocks must be free, nothing may wait, and memory, threads and file descriptors are counted. Now and then it
+ends with kill -9 of the core instead: then all readers must get EngineDeadError, and a new engine continues. Outputs
+are compared with those of the case alone, to the bit. The last line is a JSON record; the exit status is 1 if anything
+was wrong.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from tests.e2e.tiny_tokenizer import save_tokenizer
 MODEL = ROOT / "tests" / "data" / "tiny" / "qwen3"
 NUM_READERS = 42
 MAX_QUEUED = 40
-"""Fewer than there are readers, so that some are told that the engine is busy."""
+"""Fewer than there are readers, so that some requests are refused."""
 NUM_CASES = 60
 LOST_SECONDS = 120.0
-"""A reader that has waited so long is lost."""
+"""A reader that has waited this long is lost."""
 DEATH_SECONDS = 2.0
-"""After a kill all readers have so long to end."""
+"""The seconds in which all readers must end after a kill."""
 FRONT_MIB_PER_MINUTE = 0.5
-"""The front end's memory may grow so much at most, over the second half of a run of ten minutes or more."""
+"""The most that the front end's memory may grow, over the second half of a run of ten minutes or more."""
 MANNERS = ("whole", "slow", "abort", "cancel", "leave", "bad")
 WEIGHTS = (50, 10, 12, 10, 8, 10)
 
 
 class Soak:
-    """A run: its engine, its readers, and what was found."""
+    """A run: its engine, its readers, and its violations."""
 
     def __init__(self, seed: int, tokenizer: str, *, num_cases: int = NUM_CASES) -> None:
         self._random = random.Random(seed)
@@ -78,7 +78,7 @@ class Soak:
         """The same of each core."""
 
     async def run(self, seconds: float, phase_seconds: float, phases_to_kill: int) -> None:
-        """Load engines for so many seconds; each is killed in one phase after so many."""
+        """Load engines for some seconds; each is killed in one of every `phases` phases."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -107,7 +107,7 @@ class Soak:
             await asyncio.sleep(self._random.expovariate(50.0))
 
     async def _rest(self, llm: AsyncLLM) -> None:
-        """Let all readers end, and look whether anything is left."""
+        """Wait for all readers to end, and check that nothing is left."""
         await asyncio.gather(*self._tasks)
         is_free = False
         for _ in range(100):  # the core may still be at the last abort
@@ -129,7 +129,7 @@ class Soak:
         os.kill(handle_of(llm).pid, 9)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LOST_SECONDS)
-        # Readers that were just done, or were only refused, end before anyone has noticed the death.
+        # Readers that had just finished, or were refused, end before the death is noticed.
         while not llm.errored and time.monotonic() - began < DEATH_SECONDS:
             await asyncio.sleep(0.01)
         self.death_seconds.append(time.monotonic() - began)
@@ -203,7 +203,7 @@ class Soak:
 
 
 def handle_of(llm: AsyncLLM) -> CoreProcess:
-    """Return what watches the process of an engine's core."""
+    """Return the handle of an engine's core process."""
     remote = llm._core.remote
     assert isinstance(remote, RemoteCore)
     assert isinstance(remote.handle, CoreProcess)
@@ -211,7 +211,7 @@ def handle_of(llm: AsyncLLM) -> CoreProcess:
 
 
 def report(soak: Soak, seconds: float) -> dict[str, Any]:
-    """Return the record of a run; growth beyond what is allowed becomes a violation."""
+    """Return the record of a run; too much growth becomes a violation."""
     front = soak.front[len(soak.front) // 2 :]
     growth = trend(front).slope
     if seconds >= 600 and growth > FRONT_MIB_PER_MINUTE:

@@ -1,12 +1,12 @@
-"""Check that drafts change no token, over random requests: all sampling fields, grammars, preemption, random company.
+"""Check that drafts change no token, over random requests: all sampling fields, grammars, preemption, random batches.
 
     scripts/check.py speculation [--requests 2000] [--methods ngram suffix draft_model mtp eagle3]
 
 Each request is run by an engine without drafts, and by one for each method, beside others and with so few KV blocks
 that they preempt each other. Tokens, texts, log-probabilities and ends must be the same to the bit. The models are tiny
-ones with random weights, whose outputs repeat themselves enough for drafts to be right and wrong. One is its own draft
-model too, which would never pay: guesses of models are taken to cost nothing here. Those of draft heads with random
-weights would hardly ever be right: they run, and most of what they guess is then replaced by what comes next.
+with random weights; their outputs repeat themselves enough for drafts to be both right and wrong. One model is also its
+own draft model, which would never pay off, so guesses of models count as free. Guesses of draft heads with random
+weights would hardly ever be right: most of them are replaced by the tokens that follow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TABLE: dict[str, list[Any]] = {
 
 
 class Method(NamedTuple):
-    """A method of speculation, and the model whose tokens are guessed."""
+    """A method of speculation, and the model that it speeds up."""
 
     config: dict[str, Any]
     model: Path = MODEL
@@ -93,10 +93,12 @@ def main() -> int:
                 references[model], _ = run(requests, tokenizer, args.seed, model)
             expected = references[model]
             answers = answers_of(requests, expected) if method in HEADS else {}
-            found, counts = run(requests, tokenizer, args.seed + 1, model, METHODS[method].config, answers)
-            different = [number for number, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
+            outputs, counts = run(requests, tokenizer, args.seed + 1, model, METHODS[method].config, answers)
+            different = [
+                number for number, pair in enumerate(zip(expected, outputs, strict=True)) if pair[0] != pair[1]
+            ]
             for number in different[:5]:
-                print(f"{method}: request {number} differs: {requests[number]}\n{expected[number]}\n{found[number]}")
+                print(f"{method}: request {number} differs: {requests[number]}\n{expected[number]}\n{outputs[number]}")
             num_different += len(different)
             print(f"{method}: {len(different)} of {len(requests)} differ; {counts}", flush=True)
     return int(num_different > 0)
@@ -106,13 +108,13 @@ def make_request(rng: random.Random) -> Request:
     """Return a prompt that repeats itself, and settings that use a few fields."""
     words = [rng.randrange(7, 256) for _ in range(rng.randrange(2, 10))]
     prompt = (words * 20)[: rng.randrange(3, 80)]
-    given = {name: value for name, values in TABLE.items() if (value := rng.choice(values)) is not None}
+    fields = {name: value for name, values in TABLE.items() if (value := rng.choice(values)) is not None}
     if rng.random() < 0.3:
-        given["structured_outputs"] = StructuredOutputsParams(**rng.choice(GRAMMARS))
-        given.pop("allowed_token_ids", None)  # which could leave nothing
-        given.pop("bad_words", None)
+        fields["structured_outputs"] = StructuredOutputsParams(**rng.choice(GRAMMARS))
+        fields.pop("allowed_token_ids", None)  # which could leave nothing
+        fields.pop("bad_words", None)
     max_tokens = rng.randrange(6, 60)
-    return prompt, SamplingParams(**given, max_tokens=max_tokens, seed=rng.randrange(2**32))
+    return prompt, SamplingParams(**fields, max_tokens=max_tokens, seed=rng.randrange(2**32))
 
 
 def run(
@@ -123,9 +125,9 @@ def run(
     drafts: dict[str, Any] | None = None,
     answers: Mapping[tuple[int, ...], list[list[int]]] = MappingProxyType({}),
 ) -> tuple[list[Any], dict[str, int]]:
-    """Run all requests in random batches; return all that was computed, exactly, and what was counted.
+    """Run all requests in random batches; return their exact outputs, and counts of drafts.
 
-    Guesses of a model are taken to cost nothing; if there are `answers` to prompts, most guesses are made right.
+    Guesses of a model count as free; with `answers` to prompts, most guesses are made right.
     """
     rng, results, position = random.Random(seed), {}, 0
     order = list(range(len(requests)))
@@ -157,7 +159,7 @@ def answers_of(requests: Sequence[Request], expected: Sequence[Any]) -> dict[tup
 
 
 def exact(output: RequestOutput) -> Any:
-    """Return all that a request gave, log-probabilities to the bit."""
+    """Return a request's outputs, log-probabilities to the bit."""
 
     def shown(positions: Any) -> Any:
         return [each and [(token, entry.logprob.hex(), entry.rank) for token, entry in each.items()]

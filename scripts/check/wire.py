@@ -44,7 +44,7 @@ MANY_BYTES = 64
 
 @dataclass
 class Tally:
-    """How many frames were decoded, and what became of them."""
+    """Counts of decoded frames, by outcome."""
 
     num_frames: int = 0
     num_read: int = 0
@@ -71,7 +71,7 @@ def to_core() -> list[list[bytes]]:
 
 
 def from_core() -> list[list[bytes]]:
-    """Return the frame of one message of each kind from the core, but for those of its start."""
+    """Return the frame of one message of each kind from the core, except those of its start."""
     scored = TokenLogprobs([4, 5], [-0.5, -1.5], 1)
     outputs = [
         EngineCoreOutput(request_id="7", new_token_ids=[4], new_logprobs=[scored]),
@@ -95,7 +95,7 @@ def from_core() -> list[list[bytes]]:
 
 
 def fuzz(num_frames: int, seed: int) -> Tally:
-    """Decode so many messages. Raises what a decoder raises besides FrameError."""
+    """Decode a number of messages. Raises what a decoder raises besides FrameError."""
     rng, tally = random.Random(seed), Tally()
     kinds: list[tuple[Any, list[list[bytes]]]] = [
         (decode_to_core, to_core()),

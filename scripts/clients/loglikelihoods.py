@@ -29,9 +29,9 @@ def main(model: str, got: str) -> int:
         assert output.prompt_logprobs is not None
         assert output.prompt_token_ids is not None
         ending = list(zip(output.prompt_token_ids, output.prompt_logprobs, strict=True))[start:]
-        own = sum(position[token].logprob for token, position in ending if position is not None)
+        expected = sum(position[token].logprob for token, position in ending if position is not None)
         is_greedy = all(position[token].rank == 1 for token, position in ending if position is not None)
-        worst, all_greedy = max(worst, abs(own - row["logprob"])), all_greedy and is_greedy == row["is_greedy"]
+        worst, all_greedy = max(worst, abs(expected - row["logprob"])), all_greedy and is_greedy == row["is_greedy"]
     print(f"{len(rows)} log-likelihoods: at most {worst:.1e} apart, greedy ones the same: {all_greedy}")
     return int(worst > TOLERANCE or not all_greedy)
 

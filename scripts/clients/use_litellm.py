@@ -14,21 +14,21 @@ MESSAGES = [{"role": "user", "content": "Name a colour."}]
 
 
 def main(url: str, key: str) -> None:
-    given = {"model": "hosted_vllm/smollm2", "api_base": url, "api_key": key, "messages": MESSAGES}
-    answer = litellm.completion(**given, max_tokens=16, temperature=0)
+    request = {"model": "hosted_vllm/smollm2", "api_base": url, "api_key": key, "messages": MESSAGES}
+    answer = litellm.completion(**request, max_tokens=16, temperature=0)
     text = answer.choices[0].message.content
     assert text
     assert answer.usage.completion_tokens > 0
-    stream = litellm.completion(**given, max_tokens=16, temperature=0, stream=True)
+    stream = litellm.completion(**request, max_tokens=16, temperature=0, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text
-    assert asyncio.run(litellm.acompletion(**given, max_tokens=16, temperature=0)).choices[0].message.content == text
+    assert asyncio.run(litellm.acompletion(**request, max_tokens=16, temperature=0)).choices[0].message.content == text
     completed = litellm.text_completion(
         model="hosted_vllm/smollm2", api_base=url, api_key=key, prompt="One, two,", max_tokens=8, temperature=0
     )
     assert completed.choices[0].text
     message = ""
     try:
-        litellm.completion(**given, temperature=-1)
+        litellm.completion(**request, temperature=-1)
     except litellm.BadRequestError as error:
         message = str(error)
     assert "temperature" in message

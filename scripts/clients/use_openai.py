@@ -29,9 +29,9 @@ def check_chat(client: openai.OpenAI) -> None:
 
 
 def check_stream(client: openai.OpenAI) -> None:
-    given = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
-    whole = client.chat.completions.create(**given).choices[0].message.content
-    stream = client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})
+    request = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    stream = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
     pieces, usage = [], None
     for chunk in stream:
         pieces += [each.delta.content or "" for each in chunk.choices]
@@ -58,8 +58,8 @@ def check_parse(client: openai.OpenAI) -> None:
         max_tokens=80,
         temperature=0,
     )
-    found = json.loads(answer.choices[0].message.content or "")
-    assert found.keys() == {"city", "people"}
+    parsed = json.loads(answer.choices[0].message.content or "")
+    assert parsed.keys() == {"city", "people"}
 
 
 def check_completions(client: openai.OpenAI) -> None:
@@ -93,12 +93,12 @@ def check_extra_fields(client: openai.OpenAI) -> None:
 
 
 def check_errors(url: str, client: openai.OpenAI) -> None:
-    found: tuple[int, str | None] | None = None
+    refusal: tuple[int, str | None] | None = None
     try:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=-1)
     except openai.BadRequestError as error:
-        found = (error.status_code, error.param)
-    assert found == (400, "temperature")
+        refusal = (error.status_code, error.param)
+    assert refusal == (400, "temperature")
     for call, kind in (
         (lambda: client.chat.completions.create(model="other", messages=MESSAGES), openai.NotFoundError),
         (openai.OpenAI(base_url=url, api_key="wrong").models.list, openai.AuthenticationError),

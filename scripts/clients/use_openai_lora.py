@@ -17,8 +17,8 @@ LATER = "attention"
 
 def options(expected: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a request for the tokens that a golden has."""
-    given = {"model": name, "prompt": expected["prompt"], "max_tokens": len(expected["tokens"]["all"])}
-    return given | {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    request = {"model": name, "prompt": expected["prompt"], "max_tokens": len(expected["tokens"]["all"])}
+    return request | {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
 def ids(answer: Any) -> list[int]:

@@ -27,14 +27,14 @@ def check_vllm(client: openai.OpenAI) -> None:
     """What outlines sends to vLLM is in `structured_outputs`."""
     model = outlines.from_vllm(client, MODEL)
     assert model("Say hello.", max_tokens=8, temperature=0)
-    place = Place.model_validate_json(model("Name a town.", Place, max_tokens=200, temperature=1.0))
-    assert 0 <= place.inhabitants <= 10**8
+    town = Place.model_validate_json(model("Name a town.", Place, max_tokens=200, temperature=1.0))
+    assert 0 <= town.inhabitants <= 10**8
     for seed in range(4):
-        given = {"max_tokens": 40, "temperature": 1.5, "seed": seed}
-        assert model("Cats or dogs?", Literal["cats", "dogs"], **given) in {"cats", "dogs"}
-        date = model("When was it?", Regex(r"\d{4}-\d{2}-\d{2}"), **given)
+        settings = {"max_tokens": 40, "temperature": 1.5, "seed": seed}
+        assert model("Cats or dogs?", Literal["cats", "dogs"], **settings) in {"cats", "dogs"}
+        date = model("When was it?", Regex(r"\d{4}-\d{2}-\d{2}"), **settings)
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", date), date
-        assert str(int(model("How many?", int, **given)))
+        assert str(int(model("How many?", int, **settings)))
     grammar = CFG('start: NUMBER ("+" NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/')
     total = model("Write a sum.", grammar, max_tokens=40, temperature=1.0)
     assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", total), total
@@ -69,8 +69,8 @@ def check_errors(client: openai.OpenAI) -> None:
 async def check_async(url: str, key: str) -> None:
     async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
         model = outlines.from_vllm(client, MODEL)
-        given = {"max_tokens": 8, "temperature": 1.0}
-        answers = await asyncio.gather(*(model("Cats or dogs?", Literal["cats", "dogs"], **given) for _ in range(8)))
+        settings = {"max_tokens": 8, "temperature": 1.0}
+        answers = await asyncio.gather(*(model("Cats or dogs?", Literal["cats", "dogs"], **settings) for _ in range(8)))
     assert set(answers) <= {"cats", "dogs"}, answers
 
 

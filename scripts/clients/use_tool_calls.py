@@ -62,8 +62,8 @@ def call(client: openai.OpenAI, number: int) -> str | None:
             reason = chunk.choices[0].finish_reason or reason
     else:
         choice = client.chat.completions.create(**arguments).choices[0]
-        [found] = choice.message.tool_calls
-        name, text, reason = found.function.name, found.function.arguments, choice.finish_reason
+        [call] = choice.message.tool_calls
+        name, text, reason = call.function.name, call.function.arguments, choice.finish_reason
     try:
         jsonschema.validate(json.loads(text), SCHEMAS[name])
     except (KeyError, ValueError, jsonschema.ValidationError) as error:

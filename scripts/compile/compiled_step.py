@@ -30,8 +30,8 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     shapes += map(shard_shape, jax.tree.leaves([compiler.caches.specs(num_blocks), compiler.adapters_spec()]))
     sizes = {math.prod(shape) for shape in shapes}
     # A copy-start gives target and source.
-    found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
-    arrays = [array for array in found if not (array.startswith("(") and IN_VMEM in array)]
+    results = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
+    arrays = [array for array in results if not (array.startswith("(") and IN_VMEM in array)]
     copies = [tuple(map(int, dims.split(","))) for array in arrays for dims in re.findall(r"\[([\d,]+)\]", array)[:1]]
     # Weights of the same rows that are put side by side in each step, to be one matmul.
     joined = re.findall(r"= (\w+\[\S+\])\S* fusion\(%params\w+\S*, %params[^)]*\),.* calls=%fused_concatenate", hlo)
@@ -72,8 +72,8 @@ def find_adapter_copies(hlo: str, compiler: StepCompiler) -> list[str]:
 def _computed(hlo: str) -> list[tuple[str, tuple[int, ...], str]]:
     """Return the arrays that come of moving or changing others, with their shapes and layouts."""
     moved = "copy|copy-start|convert|dynamic-slice|fusion|transpose"
-    found = re.findall(rf"= (\w+\[([\d,]+)\])(\S*) (?:{moved})\(", hlo)
-    return [(array, tuple(map(int, dims.split(","))), layout) for array, dims, layout in found]
+    arrays = re.findall(rf"= (\w+\[([\d,]+)\])(\S*) (?:{moved})\(", hlo)
+    return [(array, tuple(map(int, dims.split(","))), layout) for array, dims, layout in arrays]
 
 
 def read_thunks(folder: Path) -> str:

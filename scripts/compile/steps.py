@@ -133,8 +133,8 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Itera
         if room := compiler.model.adapter_shape:
             described["adapters"] = f"{room.num_slots} of rank {room.rank}"
         program = programs[title]
-        found = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
-        yield described | found
+        figures = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
+        yield described | figures
 
 
 def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:

@@ -187,9 +187,9 @@ class Page:
     def click(self, selector: str) -> None:
         """Click the middle of an element."""
         box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
-        place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **point)
 
     def write(self, text: str) -> None:
         """Write a text where the focus is."""

@@ -79,7 +79,7 @@ def read_operations(folder: Path) -> Iterator[Operation]:
 def busy_seconds(operations: Iterable[Operation]) -> float:
     """Return the time during which at least one of the operations ran."""
     busy = end = 0.0
-    for operation in sorted(operations, key=lambda each: each.start):
+    for operation in sorted(operations, key=lambda op: op.start):
         last = operation.start + operation.seconds
         busy += max(0.0, last - max(end, operation.start))
         end = max(end, last)

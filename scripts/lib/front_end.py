@@ -43,13 +43,13 @@ def measure_saturated(model: Path, streams: Sequence[tuple[int, int]], rounds: i
 
 
 def _sample(server: ServerProcess, num: int, num_tokens: int) -> dict[str, float]:
-    cpu, own, began = server.cpu_seconds(), time.process_time(), time.monotonic()
+    cpu, client_cpu, began = server.cpu_seconds(), time.process_time(), time.monotonic()
     answers = asyncio.run(_streams(server, num, num_tokens))
     seconds = time.monotonic() - began
     total = sum(each.num_tokens for each in answers)
     return {
         "server_cpu_us_per_token": (server.cpu_seconds() - cpu) / total * 1e6,
-        "client_cpu_us_per_token": (time.process_time() - own) / total * 1e6,
+        "client_cpu_us_per_token": (time.process_time() - client_cpu) / total * 1e6,
         "tokens_per_second": total / seconds,
         "tokens_per_event": total / sum(len(each.arrivals) for each in answers),
     }
@@ -69,9 +69,9 @@ def measure_delays(model: Path, num: int, num_tokens: int, scratch: Path) -> dic
     flags = ("--tokens-per-second", str(RATE), "--max-num-seqs", str(num), "--disable-log-stats")
     with mock_server(model, scratch / "delays.txt", *flags) as server:
         asyncio.run(_streams(server, num, 16))
-        cpu, own = server.cpu_seconds(), time.process_time()
+        cpu, client_cpu = server.cpu_seconds(), time.process_time()
         answers = asyncio.run(_streams(server, num, num_tokens))
-        cpu, own = server.cpu_seconds() - cpu, time.process_time() - own
+        cpu, client_cpu = server.cpu_seconds() - cpu, time.process_time() - client_cpu
         with urllib.request.urlopen(f"http://{HOST}:{server.port}/steps") as response:
             steps = sorted(json.load(response))
     total = sum(each.num_tokens for each in answers)
@@ -81,7 +81,7 @@ def measure_delays(model: Path, num: int, num_tokens: int, scratch: Path) -> dic
         "delay_ms": _delays(steps, [moment for each in answers for moment in each.reached]),
         "delay_until_read_ms": _delays(steps, [moment for each in answers for moment in each.arrivals]),
         "server_cpu_us_per_token": round(cpu / total * 1e6, 1),
-        "client_cpu_us_per_token": round(own / total * 1e6, 1),
+        "client_cpu_us_per_token": round(client_cpu / total * 1e6, 1),
     }
 
 

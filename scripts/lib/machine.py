@@ -75,13 +75,13 @@ def find_revision() -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    found = {}
+    installed = {}
     for package in packages:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def gpu_facts() -> dict[str, str] | None:

@@ -44,11 +44,11 @@ TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 class _Stream:
     """A stream is one sequence that gets its tokens."""
 
-    __slots__ = ("entered", "num_tokens", "place", "reply", "request", "scheduled", "stop_ids")
+    __slots__ = ("entered", "first_token", "num_tokens", "reply", "request", "scheduled", "stop_ids")
 
     def __init__(self, request: EngineCoreRequest, reply: list[int] | None) -> None:
         self.request = request
-        self.place = request.seed
+        self.first_token = request.seed
         self.reply = reply
         """The tokens after which the answer ends; None for the text that all requests get."""
         self.num_tokens = 0
@@ -63,10 +63,10 @@ class Replies:
     def __init__(self, path: str, tokenizer: Tokenizer) -> None:
         """Read the file of `--replies`."""
         self._tokenizer = tokenizer
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
-        texts = tokenizer.encode([each["reply"] for each in given], add_special_tokens=False)
+        replies = json.loads(Path(path).read_text(encoding="utf-8"))
+        texts = tokenizer.encode([each["reply"] for each in replies], add_special_tokens=False)
         ends = [tokenizer.eos_token_id or 0]  # what ends an output with "stop" is not shown
-        self._replies = [(each["prompt"], ids + ends) for each, ids in zip(given, texts, strict=True)]
+        self._replies = [(each["prompt"], ids + ends) for each, ids in zip(replies, texts, strict=True)]
 
     def find(self, prompt_token_ids: list[int]) -> list[int] | None:
         """Return the tokens of the answer to a prompt, if one is given."""
@@ -134,9 +134,9 @@ class MockCore(HoldsAdapters):
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences; unknown ids are ignored."""
-        for each in sequence_ids:
-            if self._streams.pop(each, None) is not None:
-                self._reports.append(EngineCoreOutput(request_id=each, finish_reason="abort"))
+        for sequence_id in sequence_ids:
+            if self._streams.pop(sequence_id, None) is not None:
+                self._reports.append(EngineCoreOutput(request_id=sequence_id, finish_reason="abort"))
 
     def release(self, sequence_ids: Iterable[str]) -> None:
         """Do nothing: there are no blocks to keep."""
@@ -203,7 +203,7 @@ class MockCore(HoldsAdapters):
     def _advance(self, stream: _Stream) -> EngineCoreOutput:
         request, num_before = stream.request, stream.num_tokens
         if stream.reply is None:
-            token_id = self._tokens[(stream.place + num_before) % len(self._tokens)]
+            token_id = self._tokens[(stream.first_token + num_before) % len(self._tokens)]
         else:
             token_id = stream.reply[num_before]
         stream.num_tokens = num_before + 1

@@ -84,10 +84,10 @@ def descendants(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:  # which grows meanwhile
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
+    pids = [pid]
+    for ancestor in pids:  # which grows meanwhile
+        pids += [child for child, parent in parents.items() if parent == ancestor]
+    return pids[1:]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -190,10 +190,10 @@ class _Events:
     def _end(self) -> None:
         answer = self.answer
         del answer.arrivals[-2:], answer.reached[-2:]
-        found = _TOKENS.findall(self._rest)
-        if not found:
+        tokens = _TOKENS.findall(self._rest)
+        if not tokens:
             raise ServerError(f"the answer has no usage: {self._rest[-500:]!r}")
-        answer.num_tokens, answer.ended = int(found[-1]), time.monotonic()
+        answer.num_tokens, answer.ended = int(tokens[-1]), time.monotonic()
         self.ended.set_result(None)
 
 

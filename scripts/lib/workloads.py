@@ -138,8 +138,8 @@ def attend(
 ) -> tuple[Array, Any]:
     """Call an op; traced."""
     q, k, v, batch, rope, sinks_n = inputs
-    place = {"layer": layer, "num_layers": num_layers}
-    return op(q, k, v, pool, batch, rope=rope, sinks_n=sinks_n, **place, **settings._asdict())
+    layers = {"layer": layer, "num_layers": num_layers}
+    return op(q, k, v, pool, batch, rope=rope, sinks_n=sinks_n, **layers, **settings._asdict())
 
 
 @partial(jax.jit, static_argnames=("op", "settings"), donate_argnames="pool")
@@ -213,5 +213,5 @@ def write_kv(op: PagedAttention, inputs: Inputs, pool: FusedPool, layer: Array |
 
     q, k, v, batch, rope, _ = inputs
     num_rows = len(batch.context_lens_s)
-    place: dict[str, Any] = {"num_rows": num_rows, "layer": layer, "num_layers": NUM_LAYERS, "interpret": op.interpret}
-    return rotate_and_write(q, k, v, pool, batch.slots_t, rope, **place)[1]
+    layers: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS}
+    return rotate_and_write(q, k, v, pool, batch.slots_t, rope, num_rows=num_rows, interpret=op.interpret, **layers)[1]

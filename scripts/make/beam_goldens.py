@@ -56,7 +56,7 @@ def search(
     model: Any, prompt_ids: list[int], width: int, max_tokens: int, penalty: float, ends: list[int]
 ) -> dict[str, Any]:
     """Return all beams that HF returns, best first, without their padding, and their scores."""
-    found = model.generate(
+    output = model.generate(
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
         num_beams=width,
@@ -71,8 +71,8 @@ def search(
         return_dict_in_generate=True,
         use_cache=not isinstance(model, RandomModel),
     )
-    beams = [cut_at_end(ids[len(prompt_ids) :], ends) for ids in found.sequences.tolist()]
-    return {"beams": beams, "scores": rounded(found.sequences_scores)}
+    beams = [cut_at_end(ids[len(prompt_ids) :], ends) for ids in output.sequences.tolist()]
+    return {"beams": beams, "scores": rounded(output.sequences_scores)}
 
 
 def cut_at_end(token_ids: list[int], ends: list[int]) -> list[int]:
@@ -96,8 +96,8 @@ def make_cases() -> Iterator[dict[str, Any]]:
 def make_searches(model: Any, prompts: list[list[int]], ends: list[int]) -> Iterator[dict[str, Any]]:
     """Yield searches of the real model."""
     for width, penalty in SEARCHES:
-        found = [search(model, prompt_ids, width, NUM_TOKENS, penalty, ends) for prompt_ids in prompts]
-        yield {"width": width, "length_penalty": penalty, "max_tokens": NUM_TOKENS, "found": found}
+        searches = [search(model, prompt_ids, width, NUM_TOKENS, penalty, ends) for prompt_ids in prompts]
+        yield {"width": width, "length_penalty": penalty, "max_tokens": NUM_TOKENS, "found": searches}
         print(f"width {width}, length penalty {penalty}", flush=True)
 
 

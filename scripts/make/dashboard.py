@@ -107,11 +107,11 @@ class Load:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _question(self, **given: Any) -> dict[str, Any]:
+    def _question(self, **fields: Any) -> dict[str, Any]:
         question = f"Tell me about {' and '.join(self._random.sample(WORDS, 3))}."
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         tokens = self._random.randint(16, 160)
-        return {"messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True, **given}
+        return {"messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True, **fields}
 
     async def _post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -169,15 +169,15 @@ def measure(model: Path, minutes: float, path: Path) -> None:
             time.sleep(2 * SCRAPE_SECONDS)
             span = Span(began, time.time(), SCRAPE_SECONDS, f"{4 * SCRAPE_SECONDS}s")
             panels = read_panels(DASHBOARD)
-            lines = {each["id"]: ask(url, each, span) for each in panels if each["type"] != "row"}
+            lines = {panel["id"]: ask(url, panel, span) for panel in panels if panel["type"] != "row"}
     title = (
         f"docs/grafana.json, {NAME}, jaxllm {__version__}: each panel's expression evaluated by Prometheus, "
         "drawn by scripts/make.py dashboard (not by Grafana); minutes"
     )
     draw(panels, lines, title, path)
-    for each in panels:
-        if not lines.get(each["id"], True):
-            print(f"nothing to draw: {each['title']}")
+    for panel in panels:
+        if not lines.get(panel["id"], True):
+            print(f"nothing to draw: {panel['title']}")
     print(path)
 
 

@@ -139,12 +139,12 @@ def eagle3(depths: tuple[int, ...], *, is_speculators: bool) -> Callable[..., An
         if is_speculators:
             tensors["embed_tokens.weight"] = model.get_input_embeddings().weight.data.to(torch.bfloat16)
         save(tensors, folder)
-        own = config.to_diff_dict() | sizes | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
-        own |= {"draft_vocab_size": num_ids}
+        settings = config.to_diff_dict() | sizes | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+        settings |= {"draft_vocab_size": num_ids}
         if not is_speculators:
-            own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": depths}
+            settings["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": depths}
         else:
-            own = {
+            settings = {
                 "architectures": ["Eagle3Speculator"],
                 "draft_vocab_size": num_ids,
                 "dtype": "bfloat16",
@@ -152,9 +152,9 @@ def eagle3(depths: tuple[int, ...], *, is_speculators: bool) -> Callable[..., An
                 "norm_before_residual": True,
                 "speculators_config": {"algorithm": "eagle3"},
                 "target_hidden_size": None,
-                "transformer_layer_config": own | {"rms_norm_eps": 1e-5},
+                "transformer_layer_config": settings | {"rms_norm_eps": 1e-5},
             }
-        (folder / "config.json").write_text(json.dumps(own, indent=2, sort_keys=True) + "\n")
+        (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
         rotary = LlamaRotaryEmbedding(config)
 
         def first(ids: torch.Tensor) -> torch.Tensor:
@@ -208,10 +208,10 @@ def golden(base: Path, first: Callable[[torch.Tensor], torch.Tensor], head: Head
         ids = torch.from_numpy(sequence.astype(np.int64))
         hidden, next_ids, steps, guesses = first(ids[:-1]), ids[1:], [], []
         for _ in range(NUM_GUESSES):
-            own, logits = head(next_ids, hidden)
+            head_states, logits = head(next_ids, hidden)
             steps.append(torch.log_softmax(logits, dim=-1).numpy())
             guesses.append(int(logits[-1].argmax()))
-            next_ids, hidden = torch.cat((next_ids, torch.tensor(guesses[-1:]))), torch.cat((hidden, own[-1:]))
+            next_ids, hidden = torch.cat((next_ids, torch.tensor(guesses[-1:]))), torch.cat((hidden, head_states[-1:]))
         arrays[f"sequence_{index}"], arrays[f"guesses_{index}"] = sequence.astype(np.int32), np.array(guesses, np.int32)
         arrays[f"guess_logprobs_{index}"] = np.stack([step[-1] for step in steps])
         if index < len(sequences) - 1:

@@ -146,16 +146,16 @@ def greedy_rows(model: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
         # A chat template's text has its own beginning-of-sequence token.
         is_chat = index >= len(LONG) + len(SHORT) and tokenizer.chat_template is not None
         prompt_ids = tokenizer(prompt, add_special_tokens=not is_chat).input_ids
-        found = continue_greedily(model, prompt_ids, NUM_TOKENS)
-        yield {"prompt": prompt, "is_chat": is_chat, "prompt_ids": prompt_ids} | found
+        continued = continue_greedily(model, prompt_ids, NUM_TOKENS)
+        yield {"prompt": prompt, "is_chat": is_chat, "prompt_ids": prompt_ids} | continued
 
 
 def logprob_rows(model: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Yield a row of scored prompt and greedy tokens per prompt."""
     exact = copy.deepcopy(model).double()
     for prompt_ids in cut_prompts(tokenizer, SCORED, random.Random(2)):
-        found = continue_greedily(model, prompt_ids, NUM_SCORED_TOKENS)
-        yield {"prompt_ids": prompt_ids} | score_prompt(model, exact, prompt_ids) | found
+        continued = continue_greedily(model, prompt_ids, NUM_SCORED_TOKENS)
+        yield {"prompt_ids": prompt_ids} | score_prompt(model, exact, prompt_ids) | continued
 
 
 def load(path: Path) -> tuple[Any, Any]:

@@ -21,15 +21,15 @@ def main() -> None:
 
 def needed(names: Iterable[str]) -> set[str]:
     """Return the packages, and all that they need without extras."""
-    found: set[str] = set()
+    packages: set[str] = set()
     waiting = [canonicalize_name(name) for name in names]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in packages:
+            packages.add(name)
             wanted = [Requirement(line) for line in requires(name) or ()]
             waiting += [canonicalize_name(each.name) for each in wanted if is_wanted(each)]
-    return found
+    return packages
 
 
 def is_wanted(requirement: Requirement) -> bool:

@@ -51,8 +51,8 @@ def ask(prometheus: str, panel: Mapping[str, Any], span: Span) -> list[Line]:
         }
         url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
-            found = json.load(answer)["data"]["result"]
-        for series in found:
+            results = json.load(answer)["data"]["result"]
+        for series in results:
             label = target["legendFormat"]
             for name, value in series["metric"].items():
                 label = label.replace(f"{{{{{name}}}}}", value)
@@ -69,13 +69,13 @@ def draw(panels: Sequence[Mapping[str, Any]], lines: Mapping[int, Sequence[Line]
     figure.text(0.012, 1 - 0.9 / height, title, va="center", fontsize=13)
     start = min(line.times[0] for each in lines.values() for line in each)
     for panel in panels:
-        place = panel["gridPos"]
-        top = place["y"] + 2
+        grid = panel["gridPos"]
+        top = grid["y"] + 2
         if panel["type"] == "row":
             figure.text(0.012, 1 - (top + 0.5) / height, panel["title"], va="center", fontsize=14, weight="bold")
             continue
-        left, bottom = place["x"] + 1.0, height - top - place["h"] + 2.0
-        axes = figure.add_axes((left / 24, bottom / height, (place["w"] - 1.4) / 24, (place["h"] - 3.2) / height))
+        left, bottom = grid["x"] + 1.0, height - top - grid["h"] + 2.0
+        axes = figure.add_axes((left / 24, bottom / height, (grid["w"] - 1.4) / 24, (grid["h"] - 3.2) / height))
         _draw_panel(axes, panel, lines[panel["id"]], start)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=72)

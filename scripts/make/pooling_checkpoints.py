@@ -113,8 +113,8 @@ def golden(folder: Path, model_class: Any, *, has_types: bool) -> dict[str, Any]
     for index, length in enumerate(LENGTHS):
         tokens = rng.integers(6, VOCAB, length)
         types = (np.arange(length) >= (length + 1) // 2) * int(has_types)
-        given = {"token_type_ids": torch.from_numpy(types)[None]} if has_types else {}
-        out = model(input_ids=torch.from_numpy(tokens)[None], **given)
+        type_ids = {"token_type_ids": torch.from_numpy(types)[None]} if has_types else {}
+        out = model(input_ids=torch.from_numpy(tokens)[None], **type_ids)
         output = out.logits if hasattr(out, "logits") else out.last_hidden_state
         arrays |= {f"tokens_{index}": tokens.astype(np.int32), f"types_{index}": types.astype(np.int32)}
         arrays[f"output_{index}"] = output[0].numpy()

@@ -76,8 +76,8 @@ def compressed(kind: str, weights: dict[str, Any], inputs: dict[str, Any] | None
     compressor = BaseCompressor.get_value_from_registry(kind)
     is_exact = kind != "nvfp4-pack-quantized"
 
-    def make(matrix: torch.Tensor, place: int) -> Made:
-        del place
+    def make(matrix: torch.Tensor, index: int) -> Made:
+        del index
         groups = {"channel": matrix[:, None], "tensor": matrix.reshape(1, 1, -1)}.get(args.strategy)
         if groups is None:
             groups = matrix.unflatten(1, (-1, args.group_size))
@@ -106,11 +106,11 @@ def gptq(bits: int, *, is_symmetric: bool = True, is_ordered: bool = False, kind
 
     group, most = GROUP, 2**bits - 1
 
-    def make(matrix: torch.Tensor, place: int) -> Made:
+    def make(matrix: torch.Tensor, index: int) -> Made:
         num_rows, num_inputs = matrix.shape
         groups = torch.arange(num_inputs) // group
         if is_ordered:
-            groups = groups[torch.from_numpy(np.random.default_rng(place).permutation(num_inputs))]
+            groups = groups[torch.from_numpy(np.random.default_rng(index).permutation(num_inputs))]
         columns = matrix[:, torch.argsort(groups, stable=True)].unflatten(1, (-1, group))
         if is_symmetric:
             scales = (columns.abs().amax(-1) * 2 / most).half().float()
@@ -161,8 +161,8 @@ def awq() -> Case:
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
-    def make(matrix: torch.Tensor, place: int) -> Made:
-        del place
+    def make(matrix: torch.Tensor, index: int) -> Made:
+        del index
         num_rows, num_inputs = matrix.shape
         groups = matrix.unflatten(1, (-1, GROUP))
         low, high = groups.amin(-1), groups.amax(-1)
@@ -194,16 +194,16 @@ def bits_and_bytes(*, is_4bit: bool, is_nested: bool = False) -> Case:
     """Return a case of bitsandbytes."""
     from bitsandbytes import functional
 
-    def make_nf4(matrix: torch.Tensor, place: int) -> Made:
-        del place
+    def make_nf4(matrix: torch.Tensor, index: int) -> Made:
+        del index
         codes, state = functional.quantize_4bit(matrix, quant_type="nf4", compress_statistics=is_nested)
         tensors = {".weight": codes} | {f".weight.{end}": value for end, value in state.as_dict(packed=True).items()}
         # What it makes in float32 is what a bfloat16 model rounds.
         state.dtype = torch.float32
         return tensors, functional.dequantize_4bit(codes, state)
 
-    def make_int8(matrix: torch.Tensor, place: int) -> Made:
-        del place
+    def make_int8(matrix: torch.Tensor, index: int) -> Made:
+        del index
         codes, scales, _ = functional.int8_vectorwise_quant(matrix.half())
         numbers = functional.int8_vectorwise_dequant(codes, scales)
         return {".weight": codes, ".SCB": scales, ".weight_format": torch.tensor(0, dtype=torch.uint8)}, numbers
@@ -228,8 +228,8 @@ def fp8_blocks() -> Case:
     settings = transformers.FineGrainedFP8Config(weight_block_size=(GROUP, GROUP), modules_to_not_convert=["lm_head"])
     quantizer: Any = SimpleNamespace(quantization_config=settings)
 
-    def make(matrix: torch.Tensor, place: int) -> Made:
-        del place
+    def make(matrix: torch.Tensor, index: int) -> Made:
+        del index
         made = Fp8Quantize(quantizer).convert({"x.weight": matrix})
         codes, scales = made["x.weight"], made["x.weight_scale_inv"]
         numbers = Fp8Dequantize(quantizer)._dequantize_one(codes, scales)
@@ -242,18 +242,18 @@ def modelopt(algorithm: str) -> Case:
     """Return a case of ModelOpt, whose settings are in a file of their own."""
     from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 
-    def make_fp8(matrix: torch.Tensor, place: int) -> Made:
+    def make_fp8(matrix: torch.Tensor, index: int) -> Made:
         scale = matrix.abs().amax().float() / 448
         codes, _ = FP8QTensor.quantize(matrix.float(), scale)
         numbers = codes.dequantize(torch.float32, scale=scale)
         stored = {".weight": codes._quantized_data, ".weight_scale": scale}
-        return stored | {".input_scale": torch.tensor(0.5 + place)}, numbers
+        return stored | {".input_scale": torch.tensor(0.5 + index)}, numbers
 
-    def make_nvfp4(matrix: torch.Tensor, place: int) -> Made:
+    def make_nvfp4(matrix: torch.Tensor, index: int) -> Made:
         codes, scales, factor = NVFP4QTensor.quantize(matrix.float(), 16)
         numbers = codes.dequantize(torch.float32, scale=scales, double_scale=factor, block_sizes={-1: 16})
         tensors = {".weight": codes._quantized_data, ".weight_scale": scales, ".weight_scale_2": factor}
-        return tensors | {".input_scale": torch.tensor(0.5 + place)}, numbers
+        return tensors | {".input_scale": torch.tensor(0.5 + index)}, numbers
 
     quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
     if algorithm == "NVFP4":
@@ -310,7 +310,7 @@ def make_case(name: str, case: Case, folder: Path) -> None:
     model = transformers.LlamaForCausalLM(config).eval().float()
     rng = np.random.default_rng(0)
     tensors, arrays = {}, {}
-    for place, (path, param) in enumerate(model.named_parameters()):
+    for index, (path, param) in enumerate(model.named_parameters()):
         drawn = torch.from_numpy(rng.standard_normal(tuple(param.shape), dtype=np.float32))
         value = (
             1 + 0.3 * drawn
@@ -321,7 +321,7 @@ def make_case(name: str, case: Case, folder: Path) -> None:
         )
         value = value.to(case.dtype)
         if param.ndim == 2 and "embed" not in path:
-            stored, numbers = case.make(value if case.dtype == torch.bfloat16 else value.float(), place)
+            stored, numbers = case.make(value if case.dtype == torch.bfloat16 else value.float(), index)
             tensors |= {path.removesuffix(".weight") + end: tensor.contiguous() for end, tensor in stored.items()}
             if case.is_exact:
                 arrays[path] = digest(numbers)

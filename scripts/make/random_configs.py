@@ -101,17 +101,17 @@ def sizes(dice: Dice, *, has_head_dim: bool = True, max_positions: tuple[int, ..
 def rope(dice: Dice, kinds: tuple[str, ...] = ("default", "linear", "yarn", "llama3"), **more: Any) -> Draw:
     """Return RoPE parameters of one of some kinds."""
     kind = dice.of("default", *kinds)
-    found: Draw = {"rope_type": kind, "rope_theta": dice.of(100.0, 10_000.0, 1_000_000.0)}
+    parameters: Draw = {"rope_type": kind, "rope_theta": dice.of(100.0, 10_000.0, 1_000_000.0)}
     trained = {"original_max_position_embeddings": dice.of(16, 32, 64)}
     if kind != "default":
-        found["factor"] = dice.of(1.5, 2.0, 4.0, 8.0)
+        parameters["factor"] = dice.of(1.5, 2.0, 4.0, 8.0)
     if kind == "yarn":
-        found |= trained | dice.some({"attention_factor": dice.number(0.7, 1.4)}, 0.3)
-        found |= dice.some({"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}, 0.4)
-        found |= {"mscale": 0.7, "mscale_all_dim": 1.0} if dice.maybe(0.3) else {}
+        parameters |= trained | dice.some({"attention_factor": dice.number(0.7, 1.4)}, 0.3)
+        parameters |= dice.some({"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}, 0.4)
+        parameters |= {"mscale": 0.7, "mscale_all_dim": 1.0} if dice.maybe(0.3) else {}
     if kind == "llama3":
-        found |= trained | {"low_freq_factor": 1.0, "high_freq_factor": dice.of(2.0, 4.0)}
-    return {"rope_parameters": found | more}
+        parameters |= trained | {"low_freq_factor": 1.0, "high_freq_factor": dice.of(2.0, 4.0)}
+    return {"rope_parameters": parameters | more}
 
 
 def act(dice: Dice, name: str = "hidden_act") -> Draw:
@@ -260,8 +260,8 @@ def deepseek_v3(dice: Dice) -> Draw:
 def mistral4(dice: Dice) -> Draw:
     """Return a Mistral 4 config."""
     drawn = rope(dice, ("yarn",) * 3)
-    given = {"original_max_position_embeddings": 16} | drawn["rope_parameters"]
-    return latent(dice) | {"rope_parameters": given | {"llama_4_scaling_beta": 0.3}}
+    parameters = {"original_max_position_embeddings": 16} | drawn["rope_parameters"]
+    return latent(dice) | {"rope_parameters": parameters | {"llama_4_scaling_beta": 0.3}}
 
 
 def delta(dice: Dice) -> Draw:
@@ -379,8 +379,8 @@ def phi3(dice: Dice) -> Draw:
     count = int(drawn["hidden_size"] // drawn["num_attention_heads"] * part) // 2
     factors = {name: [dice.number(1, 2) for _ in range(count)] for name in ("short_factor", "long_factor")}
     kind = dice.of("default", "longrope")
-    given = {"rope_type": kind, "rope_theta": 10_000.0, "partial_rotary_factor": part}
-    return drawn | {"rope_parameters": given | (factors if kind == "longrope" else {})}
+    parameters = {"rope_type": kind, "rope_theta": 10_000.0, "partial_rotary_factor": part}
+    return drawn | {"rope_parameters": parameters | (factors if kind == "longrope" else {})}
 
 
 def olmo2(dice: Dice) -> Draw:
@@ -554,17 +554,17 @@ def draw_case(kind: Kind, dice: Dice, seed: int) -> Draw:
         vary_head(dice, kind, shapes, model)
         save_file(draw_weights(shapes, seed, hf["model_type"], dtype), folder / "model.safetensors", {"format": "pt"})
         (folder / "config.json").write_text(json.dumps(hf))
-        found = run(folder, getattr(transformers, kind.model), dice)
-    return {"seed": seed, "config": hf, "shapes": shapes, **found}
+        case = run(folder, getattr(transformers, kind.model), dice)
+    return {"seed": seed, "config": hf, "shapes": shapes, **case}
 
 
 def without_defaults(dice: Dice, hf: Draw, config_class: Any) -> Draw:
     """Leave out what HF's class has by itself, of half the configs: files on the hub differ in that."""
     if dice.maybe():
         return hf
-    own = json.loads(json.dumps(config_class().to_dict(), default=str))
+    defaults = json.loads(json.dumps(config_class().to_dict(), default=str))
     kept = ("architectures", "model_type")
-    return {name: value for name, value in hf.items() if name in kept or own.get(name, "none") != value}
+    return {name: value for name, value in hf.items() if name in kept or defaults.get(name, "none") != value}
 
 
 def with_old_keys(dice: Dice, hf: Draw) -> Draw:

@@ -82,14 +82,14 @@ def load(url: str, key: str | None) -> Iterator[None]:
                 answer.read()
 
     clients = [threading.Thread(target=ask, args=(i,)) for i in range(NUM_CLIENTS)]
-    for each in clients:
-        each.start()
+    for client in clients:
+        client.start()
     try:
         yield
     finally:
         is_over.set()
-        for each in clients:
-            each.join()
+        for client in clients:
+            client.join()
 
 
 def chat(page: Page, questions: tuple[str, ...]) -> None:

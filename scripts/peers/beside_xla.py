@@ -32,9 +32,9 @@ def beside_xla(model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Pa
         )
         for backend, label in LABELS.items()
     ]
-    found = take_turns(runs, Run.warm, rounds=rounds, compared="programs are compiled")
-    own, xla = (found[label]["rounds"] for label in LABELS.values())
-    return {task: _row([of[task] for of in own], [of[task] for of in xla]) for task in own[0]}
+    results = take_turns(runs, Run.warm, rounds=rounds, compared="programs are compiled")
+    kernels, xla = (results[label]["rounds"] for label in LABELS.values())
+    return {task: _row([of[task] for of in kernels], [of[task] for of in xla]) for task in kernels[0]}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
             }
 
 
-def _row(own: list[float], xla: list[float]) -> Figures:
-    ratio = statistics.median(ours / theirs for ours, theirs in zip(own, xla, strict=True))
-    medians = (round(statistics.median(each), 1) for each in (own, xla))
+def _row(kernels: list[float], xla: list[float]) -> Figures:
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(kernels, xla, strict=True))
+    medians = (round(statistics.median(each), 1) for each in (kernels, xla))
     return {**dict(zip(LABELS.values(), medians, strict=True)), "times": round(ratio, 2)}

@@ -50,19 +50,19 @@ def lookups(
     model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
 ) -> dict[str, tuple[Contestant, Contestant]]:
     """Return those whose Python is given, each as it is, and with prompt lookup."""
-    found = {}
+    contestants = {}
     for plain in peers(model, gguf, dtype, vllm=vllm, hf=hf, llamacpp=llamacpp):
         match plain.name:
             case "vllm":
-                own: dict[str, Any] = {"engine": plain.settings["engine"] | {"speculative_config": VLLM_LOOKUP}}
+                settings: dict[str, Any] = {"engine": plain.settings["engine"] | {"speculative_config": VLLM_LOOKUP}}
             case "hf_static":
-                own = {"lookup_tokens": LOOKUP}
+                settings = {"lookup_tokens": LOOKUP}
             case "llamacpp":
-                own = {"lookup_tokens": LLAMACPP_LOOKUP}
+                settings = {"lookup_tokens": LLAMACPP_LOOKUP}
             case _:
                 continue
-        found[plain.name.removesuffix("_static")] = plain, replace(plain, settings=plain.settings | own)
-    return found
+        contestants[plain.name.removesuffix("_static")] = plain, replace(plain, settings=plain.settings | settings)
+    return contestants
 
 
 def in_int8(contestant: Contestant) -> Contestant:
@@ -76,19 +76,19 @@ def peers(
     model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
 ) -> list[Contestant]:
     """Return those whose Python is given. llama.cpp reads `gguf`, the others `model`."""
-    found = []
+    contestants = []
     common = {"model": str(model), "dtype": dtype}
     if vllm:
         settings = common | {"library": "vllm", "engine": {"kv_cache_memory_bytes": KV_BYTES}}
-        found.append(Contestant("vllm", "vLLM", "vllm_api", vllm, settings))
+        contestants.append(Contestant("vllm", "vLLM", "vllm_api", vllm, settings))
     if hf:
         settings = common | {"continuous": False}
-        found.append(Contestant("hf_static", "HF, batches of 16", "transformers_api", hf, settings))
+        contestants.append(Contestant("hf_static", "HF, batches of 16", "transformers_api", hf, settings))
         settings = common | {"continuous": True, "kv_bytes": KV_BYTES}
-        found.append(Contestant("hf_continuous", "HF, continuous", "transformers_api", hf, settings))
+        contestants.append(Contestant("hf_continuous", "HF, continuous", "transformers_api", hf, settings))
     if llamacpp:
         settings = {"gguf": str(gguf)}
         label = f"llama.cpp, {gguf.stem.rpartition('.')[2]}"
         differs = {"shares_weights": False, "batches": False}
-        found.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
-    return found
+        contestants.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
+    return contestants

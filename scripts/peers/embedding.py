@@ -98,7 +98,7 @@ class Tasks:
 
 def contestants(model: Path, dtypes: Sequence[str], *, vllm: str | None, hf: str | None) -> list[Contestant]:
     """Return jaxllm in each dtype, then the peers whose Python is given."""
-    found = []
+    contestants = []
     for name, label, program, python in (
         (OURS, "jaxllm", "vllm_api", sys.executable),
         ("sentence_transformers", "sentence-transformers", "sentence_transformers_api", hf),
@@ -108,8 +108,8 @@ def contestants(model: Path, dtypes: Sequence[str], *, vllm: str | None, hf: str
             settings: dict[str, Any] = {"model": str(model), "dtype": dtype}
             if program == "vllm_api":
                 settings |= {"library": name, "engine": {"runner": "pooling"} | ENGINE.get(name, {})}
-            found.append(Contestant(f"{name}_{dtype}", f"{label}, {dtype}", program, python or "", settings))
-    return found
+            contestants.append(Contestant(f"{name}_{dtype}", f"{label}, {dtype}", program, python or "", settings))
+    return contestants
 
 
 def with_whole_length(model: Path, folder: Path) -> Path:
@@ -193,12 +193,12 @@ class Run:
 
     def _check(self, worker: Worker) -> float:
         """Return the lowest cosine between the last embeddings and the reference's. Raises BenchmarkError."""
-        found = np.array(worker.call("vectors").value, np.float64)
-        if found.shape != self.reference.shape:
-            shapes = f"{found.shape}, not {self.reference.shape}"
+        vectors = np.array(worker.call("vectors").value, np.float64)
+        if vectors.shape != self.reference.shape:
+            shapes = f"{vectors.shape}, not {self.reference.shape}"
             raise BenchmarkError(f"{self.contestant.label} gave embeddings of shape {shapes}")
-        lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(self.reference, axis=1)
-        cosines = np.sum(found * self.reference, axis=1) / lengths
+        lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(self.reference, axis=1)
+        cosines = np.sum(vectors * self.reference, axis=1) / lengths
         worst, bound = int(np.argmin(cosines)), MIN_COSINE[self.contestant.settings["dtype"]]
         if not cosines[worst] >= bound:  # NaN is no cosine
             raise BenchmarkError(

@@ -36,8 +36,8 @@ class Requests:
     @property
     def cached_tokens(self) -> int:
         """Count, over all those steps and their requests, the tokens that come before."""
-        each = zip(self.prompts, self.lengths, strict=True)
-        return sum(len(prompt) + step for prompt, length in each for step in range(length - 1))
+        pairs = zip(self.prompts, self.lengths, strict=True)
+        return sum(len(prompt) + step for prompt, length in pairs for step in range(length - 1))
 
     def first(self, num: int, max_length: int) -> Requests:
         """Return the first requests, none continued by more than `max_length` tokens."""

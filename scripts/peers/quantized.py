@@ -72,15 +72,15 @@ class Tasks:
 
 def contestants(gguf: Path, dtype: str, llamacpp: str | None) -> list[Contestant]:
     """Return jaxllm in two settings and, where its Python is given, llama.cpp, which read one file."""
-    found = []
+    contestants = []
     for name, label, changes in ((OURS, "jaxllm", {}), (ROUNDED, "jaxllm, cpu_int8, float16 KV", ROUNDS)):
         engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048, **changes}
         settings = {"library": "jaxllm", "model": str(gguf), "dtype": dtype, "engine": engine}
-        found.append(Contestant(name, label, "vllm_api", sys.executable, settings))
+        contestants.append(Contestant(name, label, "vllm_api", sys.executable, settings))
     if llamacpp:
         settings = {"gguf": str(gguf), "streams": STREAMS}
-        found.append(Contestant(THEIRS, "llama.cpp", "llamacpp_api", llamacpp, settings))
-    return found
+        contestants.append(Contestant(THEIRS, "llama.cpp", "llamacpp_api", llamacpp, settings))
+    return contestants
 
 
 def compare(gguf: Path, dtype: str, llamacpp: str | None, *, rounds: int, quick: bool, scratch: Path) -> dict[str, Any]:
@@ -141,13 +141,13 @@ class Run:
             first = worker.generate(tasks.first)
             figures = {"warm_s": worker.seconds_to(first)}
             worker.call("warm_up")
-            for each in tasks.warm_up:
-                worker.generate(each)
+            for task in tasks.warm_up:
+                worker.generate(task)
             figures["stream"] = statistics.median(
-                each.output_tokens / worker.generate(each).seconds for each in tasks.stream
+                task.output_tokens / worker.generate(task).seconds for task in tasks.stream
             )
             # A prompt's one output token comes of the same step.
-            seconds = statistics.median(worker.generate(each).seconds for each in tasks.prefill)
+            seconds = statistics.median(worker.generate(task).seconds for task in tasks.prefill)
             figures["prefill"] = tasks.prefill[0].prompt_tokens / seconds
             figures["streams"] = tasks.streams.output_tokens / worker.generate(tasks.streams).seconds
             figures["peak_gib"] = worker.call("versions").peak_bytes / 2**30
@@ -156,41 +156,41 @@ class Run:
 
 def table(results: Mapping[str, Any]) -> list[list[str]]:
     """Return one file's rows, heading first: figures, and in brackets how many times better than llama.cpp's."""
-    found = results["contestants"]
-    figures = {name: median(each["rounds"]) | {"cold_s": each["cold_s"]} for name, each in found.items()}
-    rows = [["", *(each["label"] for each in found.values())]]
+    contestants = results["contestants"]
+    figures = {name: median(run["rounds"]) | {"cold_s": run["cold_s"]} for name, run in contestants.items()}
+    rows = [["", *(run["label"] for run in contestants.values())]]
     for metric in METRICS:
         cells = []
-        for name, each in figures.items():
-            cell = number(each[metric.key])
+        for name, run in figures.items():
+            cell = number(run[metric.key])
             if THEIRS in figures and name != THEIRS:
-                cell += f" ({times_better(metric, each[metric.key], figures[THEIRS][metric.key]):.2f}x)"
+                cell += f" ({times_better(metric, run[metric.key], figures[THEIRS][metric.key]):.2f}x)"
             cells.append(cell)
         rows.append([metric.label, *cells])
-    rows.append(["perplexity", *(f"{each['perplexity']:.3f}" for each in found.values())])
+    rows.append(["perplexity", *(f"{run['perplexity']:.3f}" for run in contestants.values())])
     return rows
 
 
 def judge(results: Mapping[str, Any]) -> list[str]:
     """Return, for each target, what it is, what was measured, and whether it was met."""
-    found = results["contestants"]
-    memory = (found[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
+    contestants = results["contestants"]
+    memory = (contestants[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
     lines = [_verdict(memory <= MAX_MEMORY, f"arrays but the KV cache: at most {MAX_MEMORY} times the file", memory)]
-    if theirs := found.get(THEIRS):
-        lines += [line for name, each in found.items() if name != THEIRS for line in _beside(each, theirs)]
+    if theirs := contestants.get(THEIRS):
+        lines += [line for name, each in contestants.items() if name != THEIRS for line in _beside(each, theirs)]
     return lines
 
 
-def _beside(own: Mapping[str, Any], their: Mapping[str, Any]) -> list[str]:
+def _beside(run: Mapping[str, Any], their: Mapping[str, Any]) -> list[str]:
     """Return the verdicts on one of jaxllm's settings."""
-    ours, theirs = median(own["rounds"]), median(their["rounds"])
-    lines, label = [], own["label"]
+    ours, theirs = median(run["rounds"]), median(their["rounds"])
+    lines, label = [], run["label"]
     for metric in METRICS:
         if target := TARGETS.get(metric.key):
             ratio = times_better(metric, ours[metric.key], theirs[metric.key])
             words = f"{label}: {metric.label}: at least {target:g} times llama.cpp's"
             lines.append(_verdict(ratio >= target, words, ratio))
-    ratio = own["perplexity"] / their["perplexity"]
+    ratio = run["perplexity"] / their["perplexity"]
     words = f"{label}: perplexity: at most {MAX_PERPLEXITY} times llama.cpp's"
     return [*lines, _verdict(ratio <= MAX_PERPLEXITY, words, ratio)]
 

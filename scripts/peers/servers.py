@@ -35,16 +35,16 @@ def servers(model: Path, dtype: str, vllm_python: str, max_num_seqs: int, scratc
     vllm = [vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--disable-log-stats"]
     commands = {"jaxllm": serve_command(model), "vllm": vllm}
     with ExitStack() as stack:
-        found: dict[str, Any] = {}
+        running: dict[str, Any] = {}
         for name, command in commands.items():
             env = environment(command[0], scratch / name)
             log = scratch / name / "log.txt"
             say(f"starting {name}")
             began = time.monotonic()
             server = stack.enter_context(server_process([*command, *flags], log, seconds=START_SECONDS, env=env))
-            found[name] = server
+            running[name] = server
             say(f"  its port is open after {time.monotonic() - began:.0f} s")
-        yield found
+        yield running
 
 
 def measure_peers(
@@ -66,24 +66,24 @@ def measure_peers(
     checked = source.equal(CHECKED_REQUESTS, PROMPT_TOKENS, min(CHECKED_TOKENS, num_tokens))
     with jaxllm(model, "float32", enforce_eager=True).start(scratch / "reference") as worker:
         reference = worker.call("reference", checked.prompts, checked.lengths, agreement.TOP).value
-    with servers(model, dtype, vllm_python, max(streams), scratch) as found:
-        for server in found.values():
+    with servers(model, dtype, vllm_python, max(streams), scratch) as running:
+        for server in running.values():
             asyncio.run(complete(server, source.equal(max(streams), PROMPT_TOKENS, 16).prompts, 16))
             server.wait_idle(START_SECONDS)  # our programs are compiled in the background
         agreements = {
             name: asdict(agreement.compare(name, reference, asyncio.run(_outputs(server, checked)), dtype))
-            for name, server in found.items()
+            for name, server in running.items()
         }
         say(f"outputs agree: {agreements}")
-        versions = {name: _version(server) for name, server in found.items()}
-        idle = {name: round(server.busy_cores(), 3) for name, server in found.items()}
+        versions = {name: _version(server) for name, server in running.items()}
+        idle = {name: round(server.busy_cores(), 3) for name, server in running.items()}
         rows = []
         for num in streams:
-            samples: dict[str, list[dict[str, float]]] = {name: [] for name in found}
+            samples: dict[str, list[dict[str, float]]] = {name: [] for name in running}
             for index in range(-1, rounds):  # the first one is no measurement
                 prompts = source.equal(num, PROMPT_TOKENS, num_tokens).prompts
-                for name in list(found)[:: 1 if index % 2 else -1]:
-                    sample = _sample(found[name], prompts, num_tokens)
+                for name in list(running)[:: 1 if index % 2 else -1]:
+                    sample = _sample(running[name], prompts, num_tokens)
                     if index >= 0:
                         samples[name].append(sample)
             rows.append({"streams": num} | compared(samples))

@@ -93,8 +93,8 @@ def speculation(
             jobs = [(prompts[name], text.temperature, length)]
             figures[f"one stream, {name}"] = _compare(engines, jobs, rounds)
             keep(figures)
-        each = [(ids, 0.8, 10 if quick else REQUEST_LENGTH) for ids in prompts.values()]
-        jobs = [each[index % len(each)] for index in range(8 if quick else NUM_REQUESTS)]
+        requests = [(ids, 0.8, 10 if quick else REQUEST_LENGTH) for ids in prompts.values()]
+        jobs = [requests[index % len(requests)] for index in range(8 if quick else NUM_REQUESTS)]
         figures[f"{len(jobs)} requests at once"] = _compare(engines, jobs, max(2, rounds // 2))
     finally:
         for engine in engines.values():

@@ -1,4 +1,4 @@
-"""Measure what it costs that an engine's front end and its core are two processes, without HTTP.
+"""Measure the cost of running an engine's front end and its core as two processes, without HTTP.
 
     scripts/bench.py seam all            # writes benchmarks/results/seam.json
 
@@ -9,7 +9,7 @@ throughput  tokens per second of 64 streams through AsyncLLM by those of LLM.gen
             engines of SmolLM2, in turns. Both live meanwhile: the idle one's CPU time is measured too.
 startup     from the start of a process to its first token, AsyncLLM by LLM, caches warm, in turns.
 
-Figures are medians of rounds. CPU times and ratios stand on a machine with other work, times of the clock do not.
+Figures are medians of rounds. Other load on the machine distorts wall times, but not CPU times and ratios.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def verdicts(part: str, figures: dict[str, Any]) -> dict[str, bool]:
-    """Say which of the goals a part's figures reach."""
+    """Return which goals a part's figures reach."""
     if part == "cpu":
         cost = next(row for row in figures["saturated"] if row["streams"] == 64)["front_cpu_us_per_token"]
         return {"front_cpu_us_per_token": cost <= GOALS["front_cpu_us_per_token"]}

@@ -1,4 +1,4 @@
-"""Measure what the way from an engine core to a reader costs, with a core that makes its tokens without a model."""
+"""Measure the cost of the path from an engine core to a reader, with a core that makes tokens without a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN_STEPS = 400
 
 @dataclass(frozen=True)
 class Run:
-    """A number of streams of deltas with text, each of so many tokens, and how often that is repeated."""
+    """A run: the number of streams of deltas, the tokens of each, and the number of rounds."""
 
     num_streams: int
     num_tokens: int
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one round took, in seconds of CPU time and of the clock."""
+    """One round's CPU seconds and wall seconds."""
 
     tokens: int
     outputs: int
@@ -44,7 +44,7 @@ class Sample:
     front_cpu: float
     core_cpu: float
     delays: Sequence[float]
-    """The seconds from the end of the core's step to the reader, of each output."""
+    """The seconds from the end of the core's step to the reader, for each output."""
 
 
 def measure_streams(
@@ -66,7 +66,7 @@ def measure_streams(
 
 
 async def _measure(llm: AsyncLLM, core_pid: int, runs: Sequence[Run]) -> list[list[Sample]]:
-    await _round(llm, core_pid, Run(runs[0].num_streams, 16, 1))  # what is loaded at the first token
+    await _round(llm, core_pid, Run(runs[0].num_streams, 16, 1))  # modules that load at the first token
     return [[await _round(llm, core_pid, run) for _ in range(run.rounds)] for run in runs]
 
 
@@ -104,13 +104,13 @@ def _row(run: Run, samples: Sequence[Sample], tokens_per_second: float | None) -
     def median_us(seconds: Sequence[float]) -> float:
         return round(statistics.median(seconds) * 1e6, 1)
 
-    own = own_seconds(run.num_streams)
+    making = own_seconds(run.num_streams)
     row: dict[str, Any] = {
         "streams": run.num_streams,
         "tokens_per_second_of_a_stream": tokens_per_second,
         "front_cpu_us_per_token": median_us([each.front_cpu / each.tokens for each in samples]),
-        "core_cpu_us_per_token": median_us([each.core_cpu / each.tokens - own for each in samples]),
-        "mock_cpu_us_per_token": median_us([own]),
+        "core_cpu_us_per_token": median_us([each.core_cpu / each.tokens - making for each in samples]),
+        "mock_cpu_us_per_token": median_us([making]),
         "tokens_per_second": round(statistics.median(each.tokens / each.seconds for each in samples)),
         "tokens_per_output": round(statistics.median(each.tokens / each.outputs for each in samples), 2),
     }
@@ -124,7 +124,7 @@ QUANTILES = {"delay_ms_p50": 0.5, "delay_ms_p99": 0.99, "delay_ms_max": 1.0}
 
 
 def own_seconds(num_streams: int) -> float:
-    """Return the CPU seconds that a mock core takes to make a token, without any way to a front end."""
+    """Return the CPU seconds that a mock core takes to make a token, without a front end."""
     core = MockCore(list(range(1000)), max_num_seqs=num_streams, num_blocks=2)
     for index in range(num_streams):
         core.add_request(

@@ -19,10 +19,10 @@ PROMPT_TOKENS = 64
 def measure_throughput(
     model: Path, *, rounds: int, num_tokens: int, vocab_size: int, engine: dict[str, Any], scratch: Path
 ) -> dict[str, Any]:
-    """Return tokens per second of 64 streams in both engines: rounds in turns, another one first each time.
+    """Return tokens per second of 64 streams in both engines, in rounds that begin with another engine each time.
 
-    Both engines live through all rounds, so that drifts of the machine hit both alike; an idle one's CPU time during
-    the other's turn is measured, to show that it is idle.
+    Both engines run through all rounds, so that a drift of the machine's speed affects them alike. The CPU time of an
+    engine during the other's turn is measured too, to show that it is idle.
     """
     source = Source(vocab_size)
     speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -74,16 +74,16 @@ def measure_startup(model: Path, *, pairs: int, engine: dict[str, Any], scratch:
 
     for kind in KINDS:
         _fill_caches(kind, model, engine, scratch)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for index in range(pairs):
         for kind in KINDS if index % 2 == 0 else KINDS[::-1]:
-            found[kind].append(seconds(kind))
-        print(f"pair {index + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in found.items()), file=sys.stderr)
+            taken[kind].append(seconds(kind))
+        print(f"pair {index + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in taken.items()), file=sys.stderr)
     median: Callable[[list[float]], float] = statistics.median
     return {
-        "pairs": {kind: [round(each, 3) for each in found[kind]] for kind in KINDS},
-        "seconds": {kind: round(median(found[kind]), 3) for kind in KINDS},
-        "more_seconds": round(median([b - a for a, b in zip(found["llm"], found["async"], strict=True)]), 3),
+        "pairs": {kind: [round(value, 3) for value in taken[kind]] for kind in KINDS},
+        "seconds": {kind: round(median(taken[kind]), 3) for kind in KINDS},
+        "more_seconds": round(median([b - a for a, b in zip(taken["llm"], taken["async"], strict=True)]), 3),
     }
 
 
@@ -94,6 +94,6 @@ def _fill_caches(kind: str, model: Path, engine: dict[str, Any], scratch: Path) 
 
 
 def _start(kind: str, model: Path, engine: dict[str, Any], scratch: Path) -> Worker:
-    """Start an engine; each kind has a folder of its own for its caches and its log."""
+    """Start an engine with a folder for its kind's caches and log."""
     settings = {"kind": kind, "model": str(model), "engine": engine}
     return Worker("jaxllm_engines", sys.executable, settings, scratch / kind)

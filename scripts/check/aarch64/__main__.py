@@ -2,9 +2,9 @@
 
     scripts/check.py aarch64 [--without-bf16] [PYTEST ARGUMENT...]
 
-Every call of a kernel is that of a program for AArch64, with threads of its own; all else of a test runs here. QEMU and
-a linker are brought into .cache where they are not there. With --without-bf16 the processor is a Cortex-A72, which has
-NEON and little else; by default it is one with bf16 and i8mm.
+Every call of a kernel runs a program for AArch64 with threads of its own; the rest of a test runs natively. QEMU and a
+linker are installed into .cache if they are missing. With --without-bf16 the processor is a Cortex-A72, which has NEON
+and little else; by default it has bf16 and i8mm.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FILES = (
 )
 TRIPLE = "aarch64-linux-gnu"
 OLD = "cortex-a72"
-"""A processor with NEON and little else, by the name that LLVM and QEMU have for it."""
+"""A processor with NEON and little else, by its name in LLVM and QEMU."""
 NOT_HERE = ("avx", "disk", "kept", "register", "at_once", "memory_nobody", "strangers", "xla")
-"""Words of the names of tests that are not about a kernel's numbers, or about plain XLA's."""
+"""Words in the names of tests that check no kernel's numbers, or plain XLA's."""
 
 
 class Emulation:
@@ -42,8 +42,8 @@ class Emulation:
         from pallas_kernels.native.processor import aarch64
 
         features = {"bf16": has_bf16, "i8mm": has_bf16}
-        own = aarch64(TRIPLE, "" if has_bf16 else OLD, features)
-        self.emulator = Emulator(own, "max" if has_bf16 else OLD)
+        processor = aarch64(TRIPLE, "" if has_bf16 else OLD, features)
+        self.emulator = Emulator(processor, "max" if has_bf16 else OLD)
 
     @pytest.fixture(autouse=True)
     def emulated(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,15 +53,15 @@ class Emulation:
         monkeypatch.setattr("jax.ffi.ffi_call", self.emulator.ffi_call)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is not about AArch64's numbers."""
+        """Deselect tests that do not check AArch64's numbers."""
         left_out = [item for item in items if any(word in item.name for word in NOT_HERE)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what ran."""
-        own = self.emulator.processor
-        terminalreporter.write_line(f"{self.emulator.num_calls} calls of kernels under QEMU, for {own.features}")
+        """Print how many kernels ran, and on which processor."""
+        processor = self.emulator.processor
+        terminalreporter.write_line(f"{self.emulator.num_calls} calls of kernels under QEMU, for {processor.features}")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Kernels are linked with `driver.c` into programs for AArch64, which QEMU runs in place of XLA's calls."""
+"""Link kernels with `driver.c` into programs for AArch64, and run these under QEMU in place of XLA's calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QEMU = "qemu-aarch64-static"
 
 
 class Tools:
-    """A linker for AArch64 and an emulator of it, brought by pip and apt where they are not there."""
+    """A linker for AArch64 and an emulator, installed by pip and apt if they are missing."""
 
     def __init__(self) -> None:
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class Tools:
             self._cc("-O1", "-Wall", "-Werror", include, "-c", str(DRIVER), "-o", str(self._driver))
 
     def link(self, code: bytes) -> Path:
-        """Return a program that runs a kernel, whose function is named `kernel`."""
+        """Return a program that runs a kernel: an object file with the function `kernel`."""
         program = CACHE / "programs" / hashlib.sha256(code + self._driver.name.encode()).hexdigest()[:16]
         if not program.exists():
             program.parent.mkdir(exist_ok=True)
@@ -67,10 +67,10 @@ class Tools:
 
 
 class Emulator:
-    """Stands in for the registry of kernels, and for XLA's calls of them."""
+    """Replaces the registry of kernels, and XLA's calls of them."""
 
-    def __init__(self, own: processor.Processor, cpu: str) -> None:
-        self.processor, self._cpu, self._tools = own, cpu, Tools()
+    def __init__(self, emulated: processor.Processor, cpu: str) -> None:
+        self.processor, self._cpu, self._tools = emulated, cpu, Tools()
         self._programs: dict[str, Path] = {}
         self.num_calls = 0
 
@@ -88,13 +88,13 @@ class Emulator:
     def ffi_call(
         self, name: str, specs: Any, *, input_output_aliases: Mapping[int, int] | None = None
     ) -> Callable[..., Any]:
-        """Return what `jax.ffi.ffi_call` does: a function of arrays."""
+        """Return a function of arrays, as `jax.ffi.ffi_call` does."""
         aliases = {result: argument for argument, result in (input_output_aliases or {}).items()}
         leaves, tree = jax.tree.flatten(specs)
 
         def run(*operands: Any) -> Any:
-            found = self._run(self._programs[name], [np.asarray(each) for each in operands], leaves, aliases)
-            return jax.tree.unflatten(tree, found)
+            outputs = self._run(self._programs[name], [np.asarray(operand) for operand in operands], leaves, aliases)
+            return jax.tree.unflatten(tree, outputs)
 
         return lambda *operands: jax.pure_callback(run, specs, *operands)
 
@@ -107,19 +107,19 @@ class Emulator:
     ) -> list[np.ndarray]:
         self.num_calls += 1
         with tempfile.TemporaryDirectory() as folder:
-            given, found = Path(folder, "given"), Path(folder, "found")
-            with given.open("wb") as file:
+            inputs, outputs = Path(folder, "inputs"), Path(folder, "outputs")
+            with inputs.open("wb") as file:
                 file.write(_numbers(len(operands), len(results)))
-                for each in operands:
-                    file.write(_numbers(each.ndim, *each.shape, each.nbytes) + each.tobytes())
-                for index, each in enumerate(results):
-                    file.write(_numbers(aliases.get(index, -1), len(each.shape), *each.shape, _num_bytes(each)))
-            self._tools.run(program, self._cpu, str(given), str(found))
-            content = found.read_bytes()
+                for operand in operands:
+                    file.write(_numbers(operand.ndim, *operand.shape, operand.nbytes) + operand.tobytes())
+                for index, result in enumerate(results):
+                    file.write(_numbers(aliases.get(index, -1), len(result.shape), *result.shape, _num_bytes(result)))
+            self._tools.run(program, self._cpu, str(inputs), str(outputs))
+            content = outputs.read_bytes()
         arrays, start = [], 0
-        for each in results:
-            stop = start + _num_bytes(each)
-            arrays.append(np.frombuffer(content[start:stop], each.dtype).reshape(each.shape))
+        for result in results:
+            stop = start + _num_bytes(result)
+            arrays.append(np.frombuffer(content[start:stop], result.dtype).reshape(result.shape))
             start = stop
         return arrays
 

@@ -16,12 +16,12 @@ from lib.servers import RefusedError, ServerError
 from check.soaking.requests import Ask
 
 SMALL_BUFFER = 4096
-"""Bytes that a slow reader's system takes in before the server has to wait."""
+"""The bytes that a slow reader's system buffers before the server has to wait."""
 
 
 @dataclass
 class Said:
-    """What a server has said to a request, each part by the index of the choice that it is about."""
+    """A server's answer to a request, by the index of the choice."""
 
     texts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Said:
             self.usage = piece["usage"]["prompt_tokens"], piece["usage"]["completion_tokens"]
 
     def is_beginning_of(self, whole: Said) -> bool:
-        """Say whether `whole` goes on from here."""
+        """Return whether `whole` continues this output."""
         return all(whole.texts[index].startswith(text) for index, text in self.texts.items()) and all(
             whole.logprobs[index][: len(rows)] == rows for index, rows in self.logprobs.items()
         )
@@ -69,7 +69,7 @@ def open_session(base_url: str) -> aiohttp.ClientSession:
 
 
 def open_slow_session(base_url: str) -> aiohttp.ClientSession:
-    """Return a client for readers that are slow: what they leave unread waits in the server soon."""
+    """Return a client for slow readers, with small buffers: unread output soon waits in the server."""
 
     def make_socket(address: tuple[Any, ...]) -> socket.socket:
         made = socket.socket(*address[:3])

@@ -48,12 +48,12 @@ class Output:
 
 @dataclass
 class Ended:
-    """What a reader has got."""
+    """The outputs that a reader has received."""
 
     outputs: dict[int, Output] = field(default_factory=dict)
 
     def is_beginning_of(self, whole: Ended) -> bool:
-        """Say whether `whole` goes on from here."""
+        """Return whether `whole` continues this output."""
         pairs = [(each, whole.outputs[index]) for index, each in self.outputs.items()]
         return all(
             each.token_ids == other.token_ids[: len(each.token_ids)] and other.text.startswith(each.text)
@@ -101,7 +101,7 @@ async def read(
     most: int | None = None,
     is_aborted: bool = False,
 ) -> Ended:
-    """Run a case and return what came, waiting `pause` seconds between outputs.
+    """Run a case and return its outputs, waiting `pause` seconds between them.
 
     After `most` outputs the reader leaves, or aborts the request and reads on to its end.
     """

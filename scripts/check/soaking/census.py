@@ -38,14 +38,14 @@ class Trend(NamedTuple):
 
     slope: float
     error: float | None
-    """The standard error of the slope; None where there are too few censuses to tell."""
+    """The standard error of the slope; None with too few values."""
 
 
 def trend(held: Sequence[Census]) -> Trend:
     """Return the slope by least squares, 0.0 for fewer than two censuses.
 
-    Memory comes and goes over minutes, so that one census says much of the next: the error is that of a line through
-    the means of NUM_MEANS stretches of time, which depend on each other less.
+    Memory varies over minutes, so neighbouring values are correlated: the error is that of a line through the means of
+    NUM_MEANS stretches of time, which are less correlated.
     """
     slope, _ = _line([(each.minutes, each.resident_mib) for each in held])
     stretches = list(batched(held, max(1, -(-len(held) // NUM_MEANS))))

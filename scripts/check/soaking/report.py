@@ -11,11 +11,11 @@ from check.soaking.server_soak import NUM_DRAINED, ServerSoak
 MB_PER_HOUR = 1.0
 """Memory may grow by less than this after warm-up."""
 SHORT_SECONDS = 600.0
-"""A shorter run has no warm-up worth the name: its memory is not judged."""
+"""A shorter run has too little warm-up: its memory is not judged."""
 
 
 def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
-    """Return the record of a run of so many seconds of load."""
+    """Return the record of a run; `seconds` is the time of load."""
     names = list(soak.watch.pids)
     trends = {name: trend(soak.rests(name)) for name in names}
     return {
@@ -33,11 +33,11 @@ def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
 
 
 def _process(rests: list[Census], loaded: list[Census], slope: Trend) -> dict[str, Any]:
-    found: dict[str, Any] = {"first": asdict(rests[0]), "last": asdict(rests[-1]), "rests": len(rests)}
-    found |= {f"{name}_at_rest": sorted({getattr(each, name) for each in rests}) for name in ("fds", "threads")}
-    found |= {"greatest_resident_mib": max((each.resident_mib for each in loaded), default=0.0)}
+    figures: dict[str, Any] = {"first": asdict(rests[0]), "last": asdict(rests[-1]), "rests": len(rests)}
+    figures |= {f"{name}_at_rest": sorted({getattr(each, name) for each in rests}) for name in ("fds", "threads")}
+    figures |= {"greatest_resident_mib": max((each.resident_mib for each in loaded), default=0.0)}
     error = None if slope.error is None else round(_per_hour(slope.error), 2)
-    return found | {"mb_per_hour": round(_per_hour(slope.slope), 2), "standard_error": error}
+    return figures | {"mb_per_hour": round(_per_hour(slope.slope), 2), "standard_error": error}
 
 
 def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dict[str, bool | None]:
@@ -64,11 +64,11 @@ def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dic
     }
 
 
-def _is_flat(each: Trend) -> bool | None:
-    """Say whether a slope is less than allowed; None if twice its standard error leaves both open."""
-    if each.error is None:
+def _is_flat(memory: Trend) -> bool | None:
+    """Return whether a slope is less than allowed; None if twice its standard error spans the limit."""
+    if memory.error is None:
         return None
-    low, high = _per_hour(each.slope - 2 * each.error), _per_hour(each.slope + 2 * each.error)
+    low, high = _per_hour(memory.slope - 2 * memory.error), _per_hour(memory.slope + 2 * memory.error)
     return True if high < MB_PER_HOUR else False if low > MB_PER_HOUR else None
 
 
@@ -76,19 +76,19 @@ def _per_hour(mib_per_minute: float) -> float:
     return mib_per_minute * 60 * MIB / 1e6
 
 
-def show(found: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     """Print a record as a table."""
-    print(f"{found['requests']} requests, {found['preemptions']} preemptions in {found['seconds']:g} s")
-    for outcome, num in found["outcomes"].items():
+    print(f"{record['requests']} requests, {record['preemptions']} preemptions in {record['seconds']:g} s")
+    for outcome, num in record["outcomes"].items():
         print(f"    {outcome:32}{num:>8}")
-    for name, each in found["processes"].items():
-        first, last = each["first"], each["last"]
+    for name, process in record["processes"].items():
+        first, last = process["first"], process["last"]
         print(
             f"{name:8}{first['resident_mib']:>10} to {last['resident_mib']} MiB at rest, at most "
-            f"{each['greatest_resident_mib']}; {each['mb_per_hour']} ± {each['standard_error']} MB an hour; "
-            f"{each['fds_at_rest']} fds, {each['threads_at_rest']} threads"
+            f"{process['greatest_resident_mib']}; {process['mb_per_hour']} ± {process['standard_error']} MB an hour; "
+            f"{process['fds_at_rest']} fds, {process['threads_at_rest']} threads"
         )
-    for violation in found["violations"] + found["not_free_at_rest"]:
+    for violation in record["violations"] + record["not_free_at_rest"]:
         print(f"!   {violation[:400]}")
-    for goal, is_reached in found["goals_reached"].items():
+    for goal, is_reached in record["goals_reached"].items():
         print(f"{'?' if is_reached is None else 'yes' if is_reached else 'NO':4} {goal}")

@@ -1,4 +1,4 @@
-"""The requests of a server's soak: random ones whose answers are known, ones that are refused, and looks around."""
+"""The requests of a server's soak: random requests with known answers, invalid ones, and calls of other routes."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ BAD: tuple[tuple[str, Any, int], ...] = (
     ("/detokenize", {"tokens": [-1]}, 400),
     ("/v1/poems", {}, 404),
 )
-"""Requests that nobody can answer, each with the status that says so."""
+"""Invalid requests, each with the status of its refusal."""
 LOOKS: tuple[tuple[str, Any], ...] = (
     *((path, None) for path in ("/health", "/livez", "/ping", "/version", "/metrics", "/load", "/v1/models")),
     ("/tokenize", {"prompt": "the sea sings", "return_token_strs": True}),
     ("/tokenize", {"messages": _USER}),
     ("/detokenize", {"tokens": list(range(20, 40))}),
 )
-"""Requests that the engine has no part in; those without a body are GET."""
+"""Requests that the engine does not see; without a body they are GET."""
 STEADY = frozenset({"/version", "/tokenize", "/detokenize"})
-"""These paths have one answer to each request."""
+"""The paths that always give the same answer to a request."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +63,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long prompts and answers are."""
+    """The lengths of prompts and answers."""
 
     words: int
     long_words: int
-    """Prompts of so many words are computed in chunks."""
+    """The number of words of prompts that are computed in chunks."""
     max_tokens: int
 
 
@@ -78,7 +78,7 @@ def make_asks(source: random.Random, num: int, lengths: Lengths) -> list[Ask]:
 
 
 def some_words(source: random.Random, num: int) -> str:
-    """Return a text of so many words."""
+    """Return a random text of a number of words."""
     return " ".join(source.choices(WORDS, k=num))
 
 
@@ -145,7 +145,7 @@ def _options(source: random.Random, lengths: Lengths) -> dict[str, Any]:
 
 
 def _with_prompt_logprobs(source: random.Random, ask: Ask) -> Ask:
-    """Return a request for the prompt's log-probabilities too, now and then: it cannot be streamed."""
+    """Return the request, now and then with the prompt's log-probabilities, which cannot be streamed."""
     if source.random() < 0.15:
         return Ask(ask.path, ask.body | {"prompt_logprobs": source.randint(0, 3)}, may_stream=False)
     return ask

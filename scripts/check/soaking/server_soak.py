@@ -1,4 +1,4 @@
-"""Load a server at random in phases that end in rest, and note all that is not as it must be."""
+"""Load a server at random in phases that end in rest, and record every violation."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from check.soaking.watch import Watch
 
 NUM_ASKS = 60
 LOST_SECONDS = 120.0
-"""A client that has waited so long is lost."""
+"""A client that has waited this long is lost."""
 CLOSE_SECONDS = 1.0
-"""The server has so long to close its side of connections."""
+"""The seconds in which the server must close its side of connections."""
 LOOK_SECONDS = 5.0
 NUM_DRAINED = 4
 CROWD = 5
-"""So many times as many clients as usual come at once before the load."""
+"""How many times the usual number of clients come at once before the load."""
 DRAIN_SECONDS = 90.0
 MANNERS = ("whole", "stream", "slow", "leave", "cancel", "bad", "look")
 WEIGHTS = (30, 30, 6, 8, 8, 8, 10)
 
 
 class ServerSoak:
-    """A run: its server, its clients, and what was found."""
+    """A run: its server, its clients, and its violations."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ServerSoak:
         self._alone: dict[Ask, Said] = {}
         self.compiles_ahead = compiles_ahead
         self._looks: dict[str, bytes] = {}
-        """What the steady ones of LOOKS were answered first, by path and body."""
+        """The first answers to the steady ones of LOOKS, by path and body."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession
         self._slow: aiohttp.ClientSession
@@ -75,7 +75,7 @@ class ServerSoak:
         """How the server ended."""
 
     async def run(self, seconds: float, phase_seconds: float) -> None:
-        """Load the server for so many seconds, and end it. Raises ServerError if it does not become warm."""
+        """Load the server for some seconds, and end it. Raises ServerError if it does not become warm."""
         if self.compiles_ahead:
             await self.watch.warm()
         await self._note_counts()
@@ -98,7 +98,7 @@ class ServerSoak:
 
     @asynccontextmanager
     async def _clients(self) -> AsyncIterator[None]:
-        """Have clients while a block runs; their connections are closed with it."""
+        """Run clients during a block; their connections close at its end."""
         async with open_session(self._url) as self._session, open_slow_session(self._url) as self._slow:
             yield
 
@@ -127,7 +127,7 @@ class ServerSoak:
         await asyncio.gather(*self._tasks)
 
     async def _rest(self) -> None:
-        """Look whether anything is left once all clients have ended."""
+        """Check that nothing is left once all clients have ended."""
         left: dict[str, Any] = await self.watch.rest()
         if num := json.loads(await get(self._server.port, "/load"))["server_load"]:
             left["/load"] = num
@@ -140,7 +140,7 @@ class ServerSoak:
         await asyncio.sleep(CLOSE_SECONDS)
 
     def _tell(self, seconds: float) -> None:
-        """Show how it goes, for those who wait."""
+        """Print the progress."""
         memory = ", ".join(f"{name} {held[-1].resident_mib:.0f} MiB" for name, held in self.watch.held.items())
         num, wrong = sum(self.outcomes.values()), len(self.violations) + len(self.left)
         print(f"soak: {num} requests, {wrong} wrong, {memory}, {max(0.0, seconds):.0f} s to go", file=sys.stderr)
@@ -170,7 +170,7 @@ class ServerSoak:
         if manner == "look":
             return await self._look_around()
         ask = self._random.choice(self._asks)
-        # A salt of its own lets a request find no prefix of others in the cache, which must not show.
+        # With its own salt a request finds no prefix of others in the cache; its answer must be the same.
         more: dict[str, Any] = {"cache_salt": str(self._random.random())} if self._random.random() < 0.3 else {}
         if manner == "cancel":
             with suppress(TimeoutError):
@@ -215,7 +215,7 @@ class ServerSoak:
         return "as before"
 
     async def _end(self) -> None:
-        """Tell the server to end while streams run, and see that they are whole and nothing of it is left."""
+        """End the server while streams run; check that they are whole and that no process is left."""
         pids = [Path("/proc", str(pid)) for pid in self.watch.pids.values()]
         long = Ask(COMPLETIONS, {"prompt": "the sea", "max_tokens": 200, "ignore_eos": True, "seed": 1}, True)
         async with self._clients():
@@ -237,7 +237,7 @@ class ServerSoak:
         }
 
     async def _has_taken(self, num: int) -> bool:
-        """Return whether so many requests run or, for lack of room, wait."""
+        """Return whether this many requests run or wait."""
         metrics = await self.watch.metrics()
         return metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"] >= num
 

@@ -1,4 +1,4 @@
-"""Watch a server under load: what its two processes hold, and what it says of itself."""
+"""Watch a server under load: the memory, threads and descriptors of its two processes, and its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from check.soaking.census import Census, census_of
 
 REST_SECONDS = 10.0
-"""A server that nobody asks anything of has to be at rest within so many seconds."""
+"""The seconds in which a server without requests must be at rest."""
 WARM_SECONDS = 1800.0
 POLL_SECONDS = 0.05
 BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -21,15 +21,15 @@ BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache
 
 
 class Watch:
-    """This counts what a server's front end and core hold."""
+    """Counts what a server's front end and core hold."""
 
     def __init__(self, server: ServerProcess) -> None:
         """Watch a server that has started. Raises ServerError unless its one child is the core."""
-        found = descendants(server.pid)
-        if len(found) != 1:
-            raise ServerError(f"a server has one core, and this one has {len(found)} children")
+        children = descendants(server.pid)
+        if len(children) != 1:
+            raise ServerError(f"a server has one core, and this one has {len(children)} children")
         self._port = server.port
-        self.pids = {"front": server.pid, "core": found[0]}
+        self.pids = {"front": server.pid, "core": children[0]}
         self.held: dict[str, list[Census]] = {name: [] for name in self.pids}
 
     def look(self) -> None:
@@ -52,7 +52,7 @@ class Watch:
             await asyncio.sleep(1.0)
 
     async def rest(self, seconds: float = REST_SECONDS) -> dict[str, float]:
-        """Wait until nothing runs, waits or holds a KV block; return what is still there, {} if nothing is."""
+        """Wait until nothing runs, waits or holds a KV block; return the gauges that are not 0, {} at rest."""
         deadline = time.monotonic() + seconds
         while True:
             metrics = await self.metrics()
@@ -62,7 +62,7 @@ class Watch:
             await asyncio.sleep(POLL_SECONDS)
 
     async def metrics(self) -> Mapping[str, float]:
-        """Return what /metrics shows by name, summed over labels; names that are not there are 0."""
+        """Return the values of /metrics by name, summed over labels; a missing name is 0."""
         totals: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families((await get(self._port, "/metrics")).decode()):
             for sample in family.samples:

@@ -18,15 +18,15 @@ TOOL: dict[str, Any] = {
 def check_loop(client: anthropic.Anthropic, mode: str, *, streamed: bool) -> None:
     """Let the model call the tool and answer with its result."""
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    given: dict[str, Any] = {"model": "model", "max_tokens": 200, "tools": [TOOL]}
+    request: dict[str, Any] = {"model": "model", "max_tokens": 200, "tools": [TOOL]}
     choice = {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     if streamed:
-        with client.messages.stream(messages=messages, **given, **choice) as stream:
+        with client.messages.stream(messages=messages, **request, **choice) as stream:
             for _ in stream.text_stream:
                 pass
             message = stream.get_final_message()
     else:
-        message = client.messages.create(messages=messages, **given, **choice)
+        message = client.messages.create(messages=messages, **request, **choice)
     assert message.stop_reason == "tool_use", message
     [call] = [block for block in message.content if block.type == "tool_use"]
     assert call.name == "get_weather"
@@ -37,7 +37,7 @@ def check_loop(client: anthropic.Anthropic, mode: str, *, streamed: bool) -> Non
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": result}]},
     ]
-    final = client.messages.create(messages=messages, **given)
+    final = client.messages.create(messages=messages, **request)
     assert final.stop_reason in ("end_turn", "max_tokens", "tool_use"), final
     if mode == "replayed":
         assert [block.text for block in final.content] == [ANSWER], final
@@ -47,19 +47,19 @@ def check_loop(client: anthropic.Anthropic, mode: str, *, streamed: bool) -> Non
 
 def check_errors(client: anthropic.Anthropic) -> None:
     """Refusals have to come as the package's own errors."""
-    for given, kind in (
+    for fields, kind in (
         ({"model": "other"}, anthropic.NotFoundError),
         ({"stop_sequences": [""]}, anthropic.BadRequestError),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, anthropic.BadRequestError),
     ):
         arguments: dict[str, Any] = {"model": "model", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
         try:
-            client.messages.create(**(arguments | given))
+            client.messages.create(**(arguments | fields))
         except kind as error:
             form = error.body["type"]
         else:
             form = "taken"
-        assert form == "error", (given, form)
+        assert form == "error", (fields, form)
 
 
 def main() -> None:

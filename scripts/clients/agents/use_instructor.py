@@ -35,9 +35,9 @@ def main() -> None:
         makers = makers[:1]  # the replayed answer is a call
     makers.append(instructor.from_anthropic(anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)))
     for maker in makers:
-        place = maker.chat.completions.create(**arguments)
-        assert isinstance(place, Place), place
-        assert mode != "replayed" or place.model_dump() == {"name": "Ulm", "inhabitants": 126000}, place
+        town = maker.chat.completions.create(**arguments)
+        assert isinstance(town, Place), town
+        assert mode != "replayed" or town.model_dump() == {"name": "Ulm", "inhabitants": 126000}, town
 
 
 if __name__ == "__main__":

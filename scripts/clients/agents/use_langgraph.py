@@ -26,10 +26,10 @@ PLACE = {
 ASKED: Any = {"messages": [("user", QUESTION)]}
 
 
-def chat(url: str, key: str, **given: Any) -> ChatOpenAI:
+def chat(url: str, key: str, **settings: Any) -> ChatOpenAI:
     """Return the client of a server."""
     return ChatOpenAI(
-        base_url=f"{url}/v1", api_key=key, model="model", max_tokens=200, max_retries=0, timeout=300, **given
+        base_url=f"{url}/v1", api_key=key, model="model", max_tokens=200, max_retries=0, timeout=300, **settings
     )
 
 
@@ -74,11 +74,11 @@ def check_agent(llm: ChatOpenAI) -> None:
 
 def check_errors(url: str, key: str) -> None:
     """Refusals have to come as openai's errors."""
-    for given, secret, kind in (
+    for settings, secret, kind in (
         ({"temperature": -1}, key, openai.BadRequestError),
         ({}, "wrong", openai.AuthenticationError),
     ):
-        agent = create_agent(chat(url, secret, **given), tools=[tool(get_weather)])
+        agent = create_agent(chat(url, secret, **settings), tools=[tool(get_weather)])
         try:
             agent.invoke(ASKED)
         except kind:
@@ -93,9 +93,9 @@ def main() -> None:
     if mode == "replayed":
         check_agent(llm)
     typed = llm.with_structured_output(PLACE, method="json_schema")
-    place = typed.invoke("Describe a town as JSON.")
-    assert place.keys() == {"name", "inhabitants"}, place
-    assert mode != "replayed" or place == {"name": "Ulm", "inhabitants": 126000}, place
+    town = typed.invoke("Describe a town as JSON.")
+    assert town.keys() == {"name", "inhabitants"}, town
+    assert mode != "replayed" or town == {"name": "Ulm", "inhabitants": 126000}, town
     check_errors(url, key)
 
 

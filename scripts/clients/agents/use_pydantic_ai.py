@@ -36,11 +36,11 @@ def main() -> None:
             assert agent.run_sync(QUESTION).output == ANSWER
             check_called(mode)
         # A typed answer is a required call of a tool that returns it.
-        place = Agent(model, output_type=Place, model_settings={"max_tokens": 400, "temperature": 1.0})
-        found = place.run_sync("Name a town.").output
-        assert isinstance(found, Place), found
+        agent = Agent(model, output_type=Place, model_settings={"max_tokens": 400, "temperature": 1.0})
+        town = agent.run_sync("Name a town.").output
+        assert isinstance(town, Place), town
         if mode == "replayed":
-            assert found == Place(name="Ulm", inhabitants=126000)
+            assert town == Place(name="Ulm", inhabitants=126000)
 
 
 if __name__ == "__main__":

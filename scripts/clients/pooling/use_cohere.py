@@ -47,8 +47,8 @@ async def rerank(url: str, key: str) -> None:
     """Rerank many times at once."""
     client = cohere.AsyncClientV2(api_key=key, base_url=url)
     calls = (client.rerank(model=MODEL, query=QUERY, documents=DOCUMENTS, top_n=2) for _ in range(8))
-    for each in await asyncio.gather(*calls):
-        check_rerank(each.results, texts=False)
+    for answer in await asyncio.gather(*calls):
+        check_rerank(answer.results, texts=False)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from sentences import DOCUMENTS, MODEL, QUERY, check_vectors
 
 
 def main(url: str, key: str) -> None:
-    given = {"base_url": url, "api_key": key, "model": MODEL, "max_retries": 0}
-    embeddings = OpenAIEmbeddings(**given, check_embedding_ctx_length=False)
+    settings = {"base_url": url, "api_key": key, "model": MODEL, "max_retries": 0}
+    embeddings = OpenAIEmbeddings(**settings, check_embedding_ctx_length=False)
     check_vectors(embeddings.embed_query(QUERY), embeddings.embed_documents(DOCUMENTS))
     check_vectors(*asyncio.run(both(embeddings)))
 

@@ -15,8 +15,8 @@ def main(url: str, key: str) -> None:
     check_vectors(embedding.get_query_embedding(QUERY), embedding.get_text_embedding_batch(DOCUMENTS))
     check_vectors(embedding.get_text_embedding(QUERY), asyncio.run(embedding.aget_text_embedding_batch(DOCUMENTS)))
     index = VectorStoreIndex.from_documents([Document(text=each) for each in DOCUMENTS], embed_model=embedding)
-    [found] = index.as_retriever(similarity_top_k=1).retrieve(QUERY)
-    assert found.node.get_content() == DOCUMENTS[BEST]
+    [best] = index.as_retriever(similarity_top_k=1).retrieve(QUERY)
+    assert best.node.get_content() == DOCUMENTS[BEST]
 
 
 if __name__ == "__main__":

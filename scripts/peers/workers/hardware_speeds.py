@@ -37,9 +37,9 @@ class HardwareSpeeds:
         options = CPU_WAYS if is_cpu else ({},)
         ways = [self._matmuls(rows, lambda x, w: x @ w, options, is_transposed=False)]
         ways += [self._matmuls(rows, lambda x, w: x @ w.T, options, is_transposed=True)]
-        own, head = Linear("cpu"), (size["vocab_size"], size["hidden_size"])
-        if is_cpu and own.refusal(LinearShape(*head, self.dtype, self.dtype)) is None:
-            ways += [self._matmuls(rows, lambda x, w: own(x, w[None], 0), ({},), is_transposed=True)]
+        kernel, head = Linear("cpu"), (size["vocab_size"], size["hidden_size"])
+        if is_cpu and kernel.refusal(LinearShape(*head, self.dtype, self.dtype)) is None:
+            ways += [self._matmuls(rows, lambda x, w: kernel(x, w[None], 0), ({},), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
     def _matmuls(

@@ -61,12 +61,12 @@ class Model:
 
     def losses(self, texts: list[list[int]]) -> list[float]:
         """Return the mean of -log p of each text's tokens but its first."""
-        found = []
+        means = []
         for text in texts:
             llama_cpp.llama_memory_clear(self.memory, False)
             rows = self._decode([(token, place, 0, True) for place, token in enumerate(text)])
-            found.append(float(np.mean(list(_losses(rows, text)))))
-        return found
+            means.append(float(np.mean(list(_losses(rows, text)))))
+        return means
 
     def _together(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         """Continue prompts, all in one batch, each for as long as it has tokens to come."""
@@ -94,8 +94,8 @@ class Model:
             part = tokens[first : first + BATCH]
             batch, asked = self.batch, sum(wants_logits for *_, wants_logits in part)
             batch.n_tokens = len(part)
-            for index, (token, place, request, wants_logits) in enumerate(part):
-                batch.token[index], batch.pos[index] = token, place
+            for index, (token, position, request, wants_logits) in enumerate(part):
+                batch.token[index], batch.pos[index] = token, position
                 batch.n_seq_id[index], batch.seq_id[index][0] = 1, request
                 batch.logits[index] = wants_logits
             if llama_cpp.llama_decode(self.context, batch):

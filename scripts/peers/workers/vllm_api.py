@@ -91,8 +91,8 @@ class Engine:
     @staticmethod
     def _of_text(output: Any) -> list[float]:
         """Return the log-probabilities of a prompt's tokens but its first."""
-        each = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return [logprobs[token].logprob for token, logprobs in each]
+        pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [logprobs[token].logprob for token, logprobs in pairs]
 
     def _run(self, prompts: list[list[int]], lengths: list[int], **options: Any) -> list[Any]:
         params = [
