@@ -30,8 +30,8 @@ WARM_UP = 20
 
 def receive(address: str, port: str, key: str, rank: str) -> int:
     """Run as a host that receives launches and does nothing."""
-    from jaxllm.engine.hosts.link import connect
-    from jaxllm.engine.hosts.wire import Beat, End
+    from jaxllm.engine.core.hosts.link import connect
+    from jaxllm.engine.core.hosts.wire import Beat, End
 
     link = connect(address, int(port), bytes.fromhex(key), int(rank))
     is_over = threading.Event()

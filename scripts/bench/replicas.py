@@ -48,8 +48,8 @@ def main() -> int:
 
 async def measure(args: argparse.Namespace, backend: str, seed: int, *, by_prefix: bool) -> dict[str, Any]:
     """Return the hit rate and the tokens per second, prompts and outputs together, of one engine."""
-    from jaxllm.engine.replicas import replica_set
-    from jaxllm.engine.replicas.router import Router
+    from jaxllm.engine.client import replica_set
+    from jaxllm.engine.client.router import Router
 
     rng = random.Random(seed)
     prefixes = [[rng.randrange(1000, 40_000) for _ in range(PREFIX_TOKENS)] for _ in range(args.prefixes)]

@@ -149,8 +149,8 @@ def compile_for_cpu(function: Callable[..., Any], *args: Any) -> Callable[..., A
 
 def measure_steps(model: str, num_rows: int, repeats: int) -> Table:
     """Time decode steps of a real model, by the rows' settings and by the program that runs them."""
-    from jaxllm.config import EngineArgs
-    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.engine.offline.llm_engine import LLMEngine
+    from jaxllm.resolve.engine_args import EngineArgs
 
     # enforce_eager: no thread compiles what is not needed while we measure.
     engine: Any = LLMEngine.from_engine_args(
