@@ -25,8 +25,8 @@ def reference_lora(
     for row, slot in enumerate(slots_t):
         for part, (size, stop) in enumerate(zip(parts, stops, strict=True)) if slot else ():
             first = ((slot - 1) * len(parts) + part) * rank
-            found = np.asarray(down_ci[first : first + rank], np.float64) @ np.asarray(x_ti[row], np.float64)
-            found = np.asarray(found.astype(x_ti.dtype), np.float64)
-            own = np.asarray(up_co[first : first + rank, stop - size : stop], np.float64)
-            out_to[row, stop - size : stop] += found @ own
+            products = np.asarray(down_ci[first : first + rank], np.float64) @ np.asarray(x_ti[row], np.float64)
+            products = np.asarray(products.astype(x_ti.dtype), np.float64)
+            part_of_b = np.asarray(up_co[first : first + rank, stop - size : stop], np.float64)
+            out_to[row, stop - size : stop] += products @ part_of_b
     return out_to

@@ -85,8 +85,8 @@ _registry = functools.cache(_Registry)
 
 def num_registers() -> int:
     """Return the number of 512-bit vectors that the processor's registers hold; shorter registers hold parts of one."""
-    own = processor.current()
-    return own.num_registers * own.register_bytes // 64
+    present = processor.current()
+    return present.num_registers * present.register_bytes // 64
 
 
 def compile_for(target: Processor, module: ir.Module) -> bytes:

@@ -51,15 +51,15 @@ class Variable:
     def __init__(self, emitter: Emitter, kind: ir.Type) -> None:
         self.emitter, self.kind = emitter, kind
         with emitter.ir.goto_entry_block():
-            self.place = emitter.ir.alloca(kind)
+            self.address = emitter.ir.alloca(kind)
 
     @property
     def value(self) -> Any:
-        return self.emitter.ir.load(self.place, typ=self.kind)
+        return self.emitter.ir.load(self.address, typ=self.kind)
 
     @value.setter
     def value(self, value: ir.Value) -> None:
-        self.emitter.ir.store(value, self.place)
+        self.emitter.ir.store(value, self.address)
 
 
 class Emitter:
@@ -114,10 +114,10 @@ class Emitter:
     def array(self, element: ir.Type, size: int) -> Any:
         """Return the address of an uninitialized array on the stack, aligned for vectors."""
         with self.ir.goto_entry_block():
-            place = self.ir.alloca(ir.ArrayType(element, size))
-            place.align = 64
-        place.type = POINTER  # to any type that is stored
-        return place
+            address = self.ir.alloca(ir.ArrayType(element, size))
+            address.align = 64
+        address.type = POINTER  # to any type that is stored
+        return address
 
     @contextmanager
     def range(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Any]:
@@ -223,11 +223,11 @@ class Emitter:
 
     def call_named(self, name: str, *arguments: Any, result: ir.Type | None = None) -> Any:
         """Call an intrinsic that returns the type of its first argument, or another one."""
-        found = self.module.globals.get(name)
-        if found is None:
+        function = self.module.globals.get(name)
+        if function is None:
             kind = ir.FunctionType(result or arguments[0].type, [x.type for x in arguments])
-            found = ir.Function(self.module, kind, name)
-        return self.ir.call(found, arguments)
+            function = ir.Function(self.module, kind, name)
+        return self.ir.call(function, arguments)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return a * b + c, rounded once."""

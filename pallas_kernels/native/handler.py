@@ -79,15 +79,15 @@ def add_handler(
             e.ir.ret(NULL)
 
     buffers, dims = (e.array(POINTER, MAX_BUFFERS) for _ in range(2))
-    found = e.variable(I64, I64(0))
+    buffer_index = e.variable(I64, I64(0))
     for offset in (Fields.ARGS, Fields.RETS):
         group = e.at(frame, byte, offset)
-        count, each = field(group, Fields.COUNT, I64), field(group, Fields.BUFFERS)
+        count, group_buffers = field(group, Fields.COUNT, I64), field(group, Fields.BUFFERS)
         with e.range(0, count) as index:
-            buffer = e.load(each, POINTER, index)
-            e.store(field(buffer, Fields.DATA), buffers, found.value)
-            e.store(field(buffer, Fields.DIMS), dims, found.value)
-            found.value = e.sum(found.value, 1)
+            buffer = e.load(group_buffers, POINTER, index)
+            e.store(field(buffer, Fields.DATA), buffers, buffer_index.value)
+            e.store(field(buffer, Fields.DIMS), dims, buffer_index.value)
+            buffer_index.value = e.sum(buffer_index.value, 1)
 
     def end() -> None:
         if finish:
@@ -146,8 +146,8 @@ def wait(e: Emitter, count: Any, wanted: Any) -> None:
     test, pause, after = (e.function.append_basic_block() for _ in range(3))
     e.ir.branch(test)
     e.ir.position_at_end(test)
-    found = e.ir.load_atomic(count, "acquire", 8, typ=I64)
-    e.ir.cbranch(e.ir.icmp_signed("<", found, wanted), pause, after)
+    value = e.ir.load_atomic(count, "acquire", 8, typ=I64)
+    e.ir.cbranch(e.ir.icmp_signed("<", value, wanted), pause, after)
     e.ir.position_at_end(pause)
     if processor.current().is_aarch64:
         e.call_named("llvm.aarch64.hint", I32(1), result=VOID)
@@ -191,5 +191,5 @@ def _leave(e: Emitter, module: ir.Module, job: Any) -> None:
 
 def libc(module: ir.Module, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
     """Return a function of C's library, declared once in the module."""
-    found = module.globals.get(name)
-    return found if found is not None else ir.Function(module, ir.FunctionType(result, arguments), name)
+    function = module.globals.get(name)
+    return function if function is not None else ir.Function(module, ir.FunctionType(result, arguments), name)

@@ -76,8 +76,8 @@ def refuse_version(version: tuple[int, int] | None) -> str | None:
     changes."""
     if version is not None and version[0] == VERSION[0] and version >= VERSION:
         return None
-    found = "none" if version is None else _text(version)
-    return f"the kernels know version {_text(VERSION)} of XLA's foreign function interface, and jaxlib has {found}"
+    known = "none" if version is None else _text(version)
+    return f"the kernels know version {_text(VERSION)} of XLA's foreign function interface, and jaxlib has {known}"
 
 
 @functools.cache

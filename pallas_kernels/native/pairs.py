@@ -15,10 +15,10 @@ AARCH64_DOT = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
 
 def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     """Add both products of each pair to a vector of float32."""
-    own = processor.current()
-    if own.has_bfloat16_dot:
+    present = processor.current()
+    if present.has_bfloat16_dot:
         x, y = (e.ir.bitcast(pairs, vector(BF16, 2 * pairs.type.count)) for pairs in (x, y))
-        return _add_by_four(e, total, x, y) if own.is_aarch64 else e.call_named(X86_DOT, total, x, y)
+        return _add_by_four(e, total, x, y) if present.is_aarch64 else e.call_named(X86_DOT, total, x, y)
     for half in (first, second):
         total = e.fma(half(e, x), half(e, y), total)
     return total
@@ -26,14 +26,14 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
 
 def narrow(e: Emitter, early: Any, late: Any) -> Any:
     """Round two vectors of float32 to one of bfloat16 with the processor's instruction; `early` comes first."""
-    found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
-    return e.ir.bitcast(found, PAIRS)
+    rounded = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
+    return e.ir.bitcast(rounded, PAIRS)
 
 
 def narrow_half(e: Emitter, numbers: Any) -> Any:
     """Round a vector of float32 to bfloat16 with the processor's instruction."""
-    found = e.call_named("llvm.x86.avx512bf16.cvtneps2bf16.512", numbers, result=vector(BF16, LANES))
-    return e.ir.bitcast(found, vector(I16, LANES))
+    rounded = e.call_named("llvm.x86.avx512bf16.cvtneps2bf16.512", numbers, result=vector(BF16, LANES))
+    return e.ir.bitcast(rounded, vector(I16, LANES))
 
 
 def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:

@@ -57,8 +57,8 @@ def xla_paged_attention(
 
     def read(blocks_sb: Array) -> tuple[Array, Array]:
         s = len(blocks_sb)
-        found = (widen(pool[first_block + blocks_sb], k_tkh.dtype, q_tnh.dtype) for pool in kv_pool)
-        keys, values = (x.swapaxes(1, 2) for x in found)
+        blocks = (widen(pool[first_block + blocks_sb], k_tkh.dtype, q_tnh.dtype) for pool in kv_pool)
+        keys, values = (x.swapaxes(1, 2) for x in blocks)
         return keys.swapaxes(2, 3).reshape(s, k, h, -1), values.reshape(s, k, -1, h)
 
     out_tnh = attend_step(
@@ -113,9 +113,9 @@ def attend_step(
     return out[:t].reshape(t, n, value_dim)
 
 
-def widen(found: Array, kv_dtype: Any, dtype: Any) -> Array:
+def widen(numbers: Array, kv_dtype: Any, dtype: Any) -> Array:
     """Return a pool's numbers as operands of a matmul: 8-bit floats, held as uint8, become the queries' dtype."""
-    return (found if found.dtype == kv_dtype else lax.bitcast_convert_type(found, kv_dtype)).astype(dtype)
+    return (numbers if numbers.dtype == kv_dtype else lax.bitcast_convert_type(numbers, kv_dtype)).astype(dtype)
 
 
 def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | int, slots_t: Array) -> SplitPool:

@@ -141,13 +141,13 @@ def take_tiles(
 
     def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         pool, out = carry
-        own = Tiles(*(lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in tiles))
-        rows_nc = own.starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
-        is_row_nc = rows_nc < own.ends_n[:, None]
+        taken = Tiles(*(lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in tiles))
+        rows_nc = taken.starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
+        is_row_nc = rows_nc < taken.ends_n[:, None]
         # Rows that a tile lacks are beyond the last one, each with another number.
         beyond_nc = len(out) + lax.iota(jnp.int32, rows_nc.size).reshape(rows_nc.shape)
         rows_nc = jnp.where(is_row_nc, rows_nc, beyond_nc)
-        pool, read = run(pool, own, tuple(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
+        pool, read = run(pool, taken, tuple(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
         return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
 
     pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))

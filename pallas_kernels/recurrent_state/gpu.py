@@ -100,13 +100,13 @@ def take_decodes(
 
 def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot, pool, *refs, state, read, barrier):
     part, head, seq = (lax.axis_index(name) for name in ("part", "head", "seq"))
-    place = Place(seq, head, pl.ds(pl.multiple_of(part * PART, PART), PART))
+    taken = Place(seq, head, pl.ds(pl.multiple_of(part * PART, PART), PART))
     *operands, out = refs
     layout = OF_COLUMNS if axis else OF_ROWS
 
     def in_pool(slot: Array) -> Any:
         matrix = pool.at[first_slot[0] + slot, head]
-        return matrix.at[:, place.part] if axis else matrix.at[place.part]
+        return matrix.at[:, taken.part] if axis else matrix.at[taken.part]
 
     @pl.when(seq >= num_decodes[0])
     def _():
@@ -128,7 +128,7 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
             def _():
                 state[...] = plgpu.layout_cast(jnp.zeros(state.shape, state.dtype), MATRIX)
 
-        read[...] = body(place, wait, state, *operands).astype(read.dtype)
+        read[...] = body(taken, wait, state, *operands).astype(read.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(state, in_pool(writes_s[seq]))
 
@@ -136,7 +136,7 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
         def _():
             plgpu.copy_smem_to_gmem(state, in_pool(saves_s[seq]))
 
-    plgpu.copy_smem_to_gmem(read, out.at[seq, head, place.part])
+    plgpu.copy_smem_to_gmem(read, out.at[seq, head, taken.part])
     plgpu.wait_smem_to_gmem(0)
 
 

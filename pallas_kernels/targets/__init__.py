@@ -20,8 +20,8 @@ def hopper_refusal(architecture: str | None) -> str | None:
     if architecture is not None and architecture.startswith("9."):
         return None
     is_nvidia = architecture is not None and architecture[0].isdigit()
-    found = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
-    return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
+    fact = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
+    return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {fact}"
 
 
 def gpu_targets() -> tuple[str, ...]:

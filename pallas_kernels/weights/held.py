@@ -112,11 +112,11 @@ def _unpack(packed: Array, bits: int) -> Array:
         plane = chunks[..., start:stop]
         shifts = jnp.arange(0, 8, width, dtype=jnp.uint8)
         if width == 1:  # all bits of a byte, then those of the next
-            found = (plane[..., :, None] >> shifts) & 1
+            bits_of_plane = (plane[..., :, None] >> shifts) & 1
         else:
-            found = (plane[..., None, :] >> shifts[:, None]) & ((1 << width) - 1)
-        found = found.reshape(*plane.shape[:-1], CHUNK) << low
-        codes = found if codes is None else codes | found
+            bits_of_plane = (plane[..., None, :] >> shifts[:, None]) & ((1 << width) - 1)
+        bits_of_plane = bits_of_plane.reshape(*plane.shape[:-1], CHUNK) << low
+        codes = bits_of_plane if codes is None else codes | bits_of_plane
         start, low = stop, low + width
     assert codes is not None
     return codes.reshape(*packed.shape[:-1], -1)

@@ -67,8 +67,8 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     for width in PLANES[bits]:
         stop = start + CHUNK * width // 8
         plane = chunks[..., start:stop]
-        found = np.unpackbits(plane, axis=-1, bitorder="little") if width == 1 else _cut(plane, width)
-        codes |= found << low
+        bits_of_plane = np.unpackbits(plane, axis=-1, bitorder="little") if width == 1 else _cut(plane, width)
+        codes |= bits_of_plane << low
         start, low = stop, low + width
     return codes.reshape(*packed.shape[:-1], -1)
 
@@ -78,8 +78,8 @@ def _join(plane: np.ndarray, width: int) -> np.ndarray:
     per_byte = 8 // width
     parts = plane.reshape(*plane.shape[:-1], per_byte, CHUNK // per_byte)
     joined = parts[..., 0, :].copy()
-    for place in range(1, per_byte):
-        joined |= parts[..., place, :] << (width * place)
+    for index in range(1, per_byte):
+        joined |= parts[..., index, :] << (width * index)
     return joined
 
 

@@ -1,4 +1,4 @@
-"""The tests of kernels share this."""
+"""Fixtures of the kernel tests."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from pallas_kernels.native import processor
 
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
-    """Compile without most of XLA's optimizing: for interpreters, whose large programs run once and are nobody's."""
+    """Compile without most of XLA's optimizations, for the interpreters: their programs are large and run once."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -20,7 +20,7 @@ def quick_compilation() -> Iterator[None]:
 
 @pytest.fixture
 def tpu_interpreter() -> Iterator[None]:
-    """Run a TPU's kernels in Pallas' interpreter, which looks for races."""
+    """Run the TPU's kernels in Pallas' interpreter, which detects races."""
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
         yield
     pltpu.reset_tpu_interpret_mode_state()
@@ -28,25 +28,25 @@ def tpu_interpreter() -> Iterator[None]:
 
 @pytest.fixture
 def few_tiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tiles of short steps be more than are taken at once, so that states pass through the pool between."""
+    """Take fewer tiles at once than short steps have, so that states pass through the pool in between."""
     monkeypatch.setattr("pallas_kernels.recurrent_state.chunks.MOST_TILES", 3)
 
 
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile the CPU's kernels for AVX2, on a processor that has more."""
+    """Compile the CPU's kernels for AVX2, also on a processor with a better set."""
     restrict("avx2", monkeypatch)
 
 
 @pytest.fixture(params=processor.LESSER.get(processor.host().name, ())[:-1])
 def lesser_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile the CPU's kernels for each set that is less than the processor's, but the plain one."""
+    """Compile the CPU's kernels for each lesser set than the processor's, except the plain one."""
     restrict(request.param, monkeypatch)
 
 
 def restrict(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processor have no more than an instruction set; skip where it has less."""
+    """Restrict the processor to an instruction set; skip the test where it is no lesser one."""
     if name not in (processor.host().name, *processor.LESSER.get(processor.host().name, ())):
         pytest.skip(f"the processor has no {name}")
-    own = processor.restricted(processor.host(), name)
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    restricted = processor.restricted(processor.host(), name)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: restricted)

@@ -1,4 +1,4 @@
-"""Tests run the GPU's kernels in their interpreter here."""
+"""Run the GPU's kernels in their interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ H100 = jax.sharding.AbstractMesh((), (), abstract_device=_DEVICE)
 
 
 def interpreted(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of kernels, and look for races."""
+    """Call a function of kernels, and fail on races."""
     reset_gpu_interpret_mode_state()
     with jax.sharding.use_abstract_mesh(H100):
         result = jax.block_until_ready(function(*args))
@@ -33,7 +33,7 @@ def traced(function: Any, *args: Any) -> str:
 
 
 def assert_pools_equal(pool: FusedPool, expected: SplitPool) -> None:
-    """Check that pools are equal but for the null block, where padding goes."""
+    """Check that pools are equal except for the null block, where padding goes."""
     null_block = LAYER * (pool.kv.shape[0] // NUM_LAYERS)
     got, want = (np.delete(np.asarray(x.kv, np.float32), null_block, axis=0) for x in (pool, fused(expected)))
     np.testing.assert_array_equal(got, want)

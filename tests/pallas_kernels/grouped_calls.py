@@ -1,4 +1,4 @@
-"""Tests of the grouped matmul's kernels share these calls."""
+"""Calls that the tests of the grouped matmul's kernels use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pallas_kernels.weights.held import Quantized
 
 NUM_LAYERS, LAYER = 2, 1
 ALIGNMENT = 16
-# Nobody's experts at both ends and inside, one of a row, one of a slab and a row, one of several spans.
+# Experts without rows at both ends and inside; experts with one row, with a slab and a row, and with several spans.
 COUNTS = (0, 3, 0, 16, 17, 83, 1, 0)
 
 

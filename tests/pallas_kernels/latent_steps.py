@@ -1,4 +1,4 @@
-"""Every implementation of attention over latents gets these ragged steps, and the reference's answer."""
+"""Ragged steps for all implementations of attention over latents, and the reference's answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     pool: LatentPool
     batch: AttentionBatch
     rows: np.ndarray
-    """Rows of t that are no padding."""
+    """The rows of t that are not padding."""
 
 
 def make(
@@ -75,7 +75,7 @@ def float32(x: Any) -> np.ndarray:
 
 
 def assert_pools_equal(pool: LatentPool, expected: LatentPool) -> None:
-    """Check that pools are equal but for the null block, where padding goes."""
+    """Check that pools are equal except for the null block, where padding goes."""
     first = LAYER * (len(expected.latents) // NUM_LAYERS)
     got, want = (np.delete(float32(x.latents), first, axis=0) for x in (pool, expected))
     np.testing.assert_array_equal(got, want)

@@ -43,35 +43,35 @@ FORMATS: Mapping[str, WeightFormat] = {
     "FP8 with bfloat16 scales": WeightFormat(8, None, "e5m2", scale_dtype="bfloat16"),
 }
 HALVES: Mapping[str, WeightFormat] = {values: WeightFormat(16, values=values) for values in ("bfloat16", "float16")}
-"""Numbers that are held as they are, and multiplied in float32."""
+"""Formats of 16-bit numbers, which are multiplied in float32."""
 
 
 def make_parts(
     form: WeightFormat, num_outputs: int, num_inputs: int, seed: int = 0, lead: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """Return parts [*lead, num_outputs, width] of every code, none of them packed: scales of both signs, small sums."""
+    """Return parts [*lead, num_outputs, width] with every code, not packed, scales of both signs, and small sums."""
     rng = np.random.default_rng(seed)
-    found = {}
+    parts = {}
     for part in form.parts:
         shape, dtype = (*lead, num_outputs, form.width(part, num_inputs)), form.dtype(part)
         if part == "codes" and form.is_packed:
-            found[part] = rng.integers(0, 2**form.bits, shape, np.uint8)
+            parts[part] = rng.integers(0, 2**form.bits, shape, np.uint8)
         elif part == "codes" and form.values == "integer":
-            found[part] = rng.integers(-128, 128, shape, np.int8)
+            parts[part] = rng.integers(-128, 128, shape, np.int8)
         elif part == "codes":
-            found[part] = np.clip(rng.standard_normal(shape), -4, 4).astype(dtype)
+            parts[part] = np.clip(rng.standard_normal(shape), -4, 4).astype(dtype)
         elif part == "zeros" and dtype != np.float16:
-            found[part] = rng.integers(0, 2 ** min(form.bits, 7), shape).astype(dtype)
+            parts[part] = rng.integers(0, 2 ** min(form.bits, 7), shape).astype(dtype)
         elif part == "zeros":
-            found[part] = rng.uniform(0, 2**form.bits, shape).astype(dtype)
+            parts[part] = rng.uniform(0, 2**form.bits, shape).astype(dtype)
         elif dtype.kind in "iu" and dtype.itemsize == 1:
             low, high = (0, 64) if dtype == np.uint8 else (-128, 128)
-            found[part] = rng.integers(low, high, shape).astype(dtype)
+            parts[part] = rng.integers(low, high, shape).astype(dtype)
         else:
-            found[part] = (
+            parts[part] = (
                 rng.choice([-1, 1], shape) * rng.uniform(0.5, 1, shape) * 2.0 ** (-2 if form.factor_group else -6)
             ).astype(dtype)
-    return found
+    return parts
 
 
 def packed(parts: Mapping[str, np.ndarray], form: WeightFormat) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ def make(form: WeightFormat, num_rows: int, num_outputs: int, num_inputs: int) -
 
 
 def random_weights(form: WeightFormat, shape: tuple[int, ...]) -> tuple[Quantized, np.ndarray]:
-    """Return weights as a device holds them, and the float32 numbers that they stand for."""
+    """Return weights as a device holds them, and the float32 numbers that they represent."""
     rng = np.random.default_rng(0)
     parts: dict[str, np.ndarray] = {}
     for name in form.parts:
@@ -56,7 +56,7 @@ def _codes(rng: np.random.Generator, form: WeightFormat, shape: tuple[int, ...])
 
 
 def exact(call: Call, *, rounded: bool = True) -> np.ndarray:
-    """Return the product in float64, of weights that are rounded to bfloat16 unless their sums are scaled."""
+    """Return the product in float64, with weights rounded to bfloat16 unless their sums are scaled."""
     form = call.weight.format
     layer = {name: np.asarray(part[LAYER]) for name, part in call.weight.parts.items()}
     numbers = dequantize(_plain(layer, form), form)
@@ -70,7 +70,7 @@ def _plain(parts: dict[str, np.ndarray], form: WeightFormat) -> dict[str, np.nda
 
 
 def sizes_of_sums(call: Call) -> np.ndarray:
-    """Return the sums of the products' sizes, to which errors of float32 sums are in proportion."""
+    """Return the sums of the products' magnitudes; errors of float32 sums are proportional to them."""
     form = call.weight.format
     layer = {name: np.asarray(part[LAYER]) for name, part in call.weight.parts.items()}
     numbers = np.abs(dequantize(_plain(layer, form), form).astype(np.float64))

@@ -1,4 +1,4 @@
-"""Ops of recurrent state get these ragged steps over a poisoned pool."""
+"""Ragged steps over a poisoned pool, for the ops of recurrent state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_LAYERS, LAYER, NUM_SLOTS = 2, 1, 24
 MIXED = [
     Chunk(1, 0, 0, 3),  # begins
     Chunk(1, 5, 7, 7),  # goes on in place
-    Chunk(1, 9, 2, 4),  # goes on elsewhere, and what it came from stays
+    Chunk(1, 9, 2, 4),  # goes on elsewhere, and the slot that it came from stays
     Chunk(1, 15, 9, 9, 1, 10),  # is saved
     Chunk(1, 1, 2, 12, 1, 13),
     Chunk(40, 0, 0, 1, 17, 5),  # begins, and is saved on the way
@@ -28,7 +28,7 @@ MIXED = [
     Chunk(33, 100, 2, 16, 1, 17),
     Chunk(3, 12, 15, 15, 2, 18),
 ]
-"""Several read slot 2; those from 19 on belong to nobody."""
+"""Several sequences read slot 2; slots from 19 on belong to none."""
 
 
 class Step(NamedTuple):
@@ -36,10 +36,10 @@ class Step(NamedTuple):
 
     inputs: tuple[np.ndarray, ...]
     pool: np.ndarray
-    """States as the reference has them; those that no sequence reads are NaN."""
+    """States in the reference's layout; states that no sequence reads are NaN."""
     batch: StateBatch
     rows: np.ndarray
-    """The rows that are no padding; what others bring is NaN."""
+    """The rows that are not padding; inputs of other rows are NaN."""
 
 
 LONG = [
@@ -55,7 +55,7 @@ LONG = [
 
 
 class Elsewhere(StateOp):
-    """Plain XLA's way on platforms that are no CPU, run here."""
+    """Runs an op as plain XLA runs it on other platforms than a CPU."""
 
     def _run(self, *arguments: Any, **settings: Any) -> tuple[jax.Array, jax.Array]:
         with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ class Elsewhere(StateOp):
 
 
 type Run = Callable[[Step], tuple[np.ndarray, np.ndarray]]
-"""Runs a step, and returns what rows read and the pool."""
+"""Runs a step, and returns the outputs of its rows, and the pool."""
 
 
 def make_step(
@@ -78,16 +78,16 @@ def make_step(
 ) -> Step:
     """Return a step with padding between its chunks and behind them, and states of a shape and dtype.
 
-    `make` returns an op's inputs of so many rows; those `of_layer` have no rows.
+    `make` returns an op's inputs of a number of rows; the inputs `of_layer` have no rows.
     """
     rng = np.random.default_rng(seed)
     batch, num_rows = state_batch(chunks, gap=2, padding=3)
     rows = live_rows(batch)
     inputs = make(rng, num_rows)
     is_padding = np.delete(np.arange(num_rows), rows)
-    for index, each in enumerate(inputs):
+    for index, values in enumerate(inputs):
         if index not in of_layer:
-            each[is_padding] = np.nan
+            values[is_padding] = np.nan
     pool = np.full((NUM_LAYERS * NUM_SLOTS, *state), np.nan, np.float32)
     for slot in {chunk.read for chunk in chunks if chunk.read}:
         pool[LAYER * NUM_SLOTS + slot] = rng.standard_normal(state)
@@ -95,14 +95,14 @@ def make_step(
 
 
 def alone(step: Step) -> Step:
-    """Return a step of decodes alone as the engine makes it where it knows that there are no chunks."""
+    """Return a step of decodes alone as the engine makes it when it knows that there are no chunks."""
     return step._replace(batch=step.batch.without_chunks())
 
 
 def run_op(
     op: Any, step: Step, to_pool: Callable[[Any], Any], from_pool: Callable[[Any], Any], **settings: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run a step as a program that is given its pool; return numpy arrays, the pool as the reference has it."""
+    """Run a step as a program with a pool; return numpy arrays, the pool in the reference's layout."""
     names = [name for name in ("num_layers", "activation") if name == "num_layers" or name in settings]
     # Calls of equal ops are one function, which is compiled once.
     jitted = jax.jit(op.__call__, static_argnames=names, donate_argnames="pool")
@@ -133,7 +133,7 @@ def matrix_run(op: Any, step: Step, *, is_transposed: bool) -> tuple[np.ndarray,
 
 
 def assert_pools_equal(pool: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float = 0.0) -> None:
-    """Check that pools are equal but for null slots, where padding may go."""
+    """Check that pools are equal except for null slots, where padding may go."""
     for got, want in zip(np.split(pool, NUM_LAYERS), np.split(expected, NUM_LAYERS), strict=True):
         np.testing.assert_allclose(got[1:].astype(np.float32), want[1:].astype(np.float32), rtol=rtol, atol=atol)
 
@@ -141,7 +141,7 @@ def assert_pools_equal(pool: np.ndarray, expected: np.ndarray, *, rtol: float, a
 def assert_rows_are_independent(
     run: Run, make: Callable[[list[Chunk]], Step], *, of_layer: Collection[int] = ()
 ) -> None:
-    """Check that rows have the same bits in any chunks, and beside any others. `of_layer` is `make_step`'s."""
+    """Check that rows have the same bits in any chunks, and beside any others. `of_layer` is as for `make_step`."""
     whole = make([Chunk(41, 0, 0, 1)])
     expected, filled = run(whole)
     start = int(whole.batch.query_starts_s[0])
@@ -149,9 +149,9 @@ def assert_rows_are_independent(
         pool, parts = whole.pool, []
         for first, last in pairwise([0, *ends]):
             size = last - first
-            own = Chunk(size, first, 1 if first else 0, 1)
+            chunk_alone = Chunk(size, first, 1 if first else 0, 1)
             others = [Chunk(1, 0, 0, 20), Chunk(17, 0, 0, 21)] if len(ends) < 5 else []
-            step = make(sorted([own, *others], key=lambda chunk: chunk.size > 1))
+            step = make(sorted([chunk_alone, *others], key=lambda chunk: chunk.size > 1))
             row = int(step.batch.query_starts_s[np.asarray(step.batch.write_slots_s).tolist().index(1)])
             inputs = tuple(
                 ours
@@ -183,7 +183,7 @@ def assert_saves_change_nothing(run: Run, step: Step) -> None:
 def scratch_bytes(
     op: Any, inputs: Sequence[Any], num_slots: int, *, of_layer: Collection[int] = ()
 ) -> tuple[int, int, int]:
-    """Return bytes of a pool, of what a compiled step of it aliases, and of its scratch memory."""
+    """Return the bytes of a pool, the bytes that a compiled step aliases, and the bytes of its scratch memory."""
     spec = op.pool_spec(NUM_LAYERS, num_slots)
     batch, num_rows = state_batch(MIXED)
     batch_spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.int32), batch)

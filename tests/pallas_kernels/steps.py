@@ -1,4 +1,4 @@
-"""Every implementation of paged attention gets these ragged steps over a poisoned pool, and the reference's answer."""
+"""Ragged steps over a poisoned pool, for all implementations of paged attention, and the reference's answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     rope: Rope
     """Tables of few bits: products are exact, and a sum has the same bits with and without fused multiply-add."""
     rows: np.ndarray
-    """Rows of t that are no padding."""
+    """The rows of t that are not padding."""
 
 
 def make_step(
@@ -87,11 +87,11 @@ ROW_ENDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
         position + 1,
     ),
 }
-"""Functions of positions and of a sequence's length, by the kind of attention, that say how far rows see."""
+"""Functions of positions and a sequence's length that return how far rows see, by the kind of attention."""
 
 
 def with_row_ends(step: Step, kind: str) -> Step:
-    """Return the step with row ends; those of rows of padding are beyond everything."""
+    """Return the step with row ends; rows of padding have ends beyond everything."""
     batch = step.batch
     row_ends_t = np.full(len(batch.slots_t), 10**6, np.int32)
     sequences = zip(*map(np.asarray, (batch.query_starts_s, batch.query_ends_s, batch.context_lens_s)), strict=True)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 IMPLEMENTATIONS = ["xla", "cpu"]
 OF_LAYER = (1,)
-"""Which inputs have no rows: the weights."""
+"""The inputs without rows: the weights."""
 
 
 def make_inputs(shape: ConvShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
@@ -112,7 +112,7 @@ def test_a_rows_bits_are_its_own(activation: Literal["silu"] | None) -> None:
 
 
 def test_a_state_may_be_saved_to_where_it_was_read() -> None:
-    """What is written to another slot still has what was read."""
+    """The state that is saved to another slot still has the inputs that were read."""
     shape = CASES["tiny"].shape(jnp.float32)
     step = make(3, shape, [Chunk(1, 9, 1, 2, 1, 1), Chunk(2, 9, 3, 4, 1, 3)])
     expected = reference_causal_conv(*step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS)

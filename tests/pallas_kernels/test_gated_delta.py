@@ -93,7 +93,7 @@ def test_steps_of_decodes_alone(implementation: str) -> None:
 
 @dataclass(frozen=True)
 class ElsewhereGatedDelta(Elsewhere, GatedDelta):
-    """The op as plain XLA has it on a TPU or GPU."""
+    """The op as plain XLA runs it on a TPU or GPU."""
 
 
 def ordinary(step: Step) -> Step:
@@ -101,14 +101,14 @@ def ordinary(step: Step) -> Step:
 
 
 def with_strong_decays(step: Step) -> Step:
-    """One token in five forgets everything, as heads do that look at a few tokens alone."""
+    """One token in five forgets everything, like heads that look at a few tokens only."""
     q, k, v, log_decay, beta = step.inputs
     is_strong = np.random.default_rng(1).uniform(size=log_decay.shape) < 0.2
     return step._replace(inputs=(q, k, v, np.where(is_strong, np.float32(-1000), log_decay * 0.01), beta))
 
 
 def with_alike_keys(step: Step) -> Step:
-    """Tokens correct the same place again and again, and forget next to nothing: powers of A would overflow."""
+    """Tokens correct the same value again and again, and forget next to nothing: powers of A would overflow."""
     q, k, v, log_decay, beta = step.inputs
     alike = np.where(np.isnan(k), k, k[step.rows[0]] + 1e-3 * k)
     return step._replace(inputs=(q, alike, v, log_decay * 1e-4, np.where(np.isnan(beta), beta, 1 - beta * 1e-3)))
@@ -128,7 +128,7 @@ def test_tiles_match_reference(case: str, chunks: list[Chunk], change: Any) -> N
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
     out, pool = run(ElsewhereGatedDelta(shape), step)
-    # States of alike keys are as large as the values times the tokens' number.
+    # States of similar keys are as large as the values times the number of tokens.
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
     assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
 
@@ -148,7 +148,7 @@ def test_only_a_cpu_goes_token_by_token() -> None:
 
 
 def test_more_decodes_than_units() -> None:
-    """Units of many decodes have several parts each, and fetch what follows."""
+    """Units of many decodes have several parts each, and fetch the next ones."""
     shape = CASES["tiny"].shape(jnp.float32)
     chunks = [Chunk(1, 5, slot, slot) for slot in range(1, 24)]
     for implementation in IMPLEMENTATIONS:

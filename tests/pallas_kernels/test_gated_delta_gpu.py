@@ -52,12 +52,12 @@ def test_tiles_of_heads_as_wide_as_those_of_real_models(has_key_decay: bool) -> 
 
 
 def test_only_chunks_take_loops() -> None:
-    """A loop whose bound the host must read would break a decode step's command buffer."""
+    """A loop with a bound that the host must read would break a decode step's command buffer."""
     shape = GatedDeltaShape(1, 2, 128, 128, False, jnp.dtype(jnp.bfloat16))
     op, step = GatedDelta(shape, "gpu"), make(3, shape, MIXED[:5])
     run = jax.jit(partial(op, layer=0, num_layers=NUM_LAYERS))
-    for each, has_loop in ((step, True), (alone(step), False)):
-        text = traced(run, *each.inputs, op.pool_spec(NUM_LAYERS, NUM_SLOTS), each.batch)
+    for tried, has_loop in ((step, True), (alone(step), False)):
+        text = traced(run, *tried.inputs, op.pool_spec(NUM_LAYERS, NUM_SLOTS), tried.batch)
         assert "gated_delta_decode" in text
         assert ("while" in text) == has_loop
 

@@ -1,4 +1,4 @@
-"""The GPU's decode kernel, and the whole op, equal the reference in their interpreter, which looks for races."""
+"""The GPU's decode kernel, and the whole op, equal the reference in their interpreter, which detects races."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
-# Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.
+# Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is not for decode.
 LENGTHS = [1, 17, 193]
 STEP = [(length, 1) for length in LENGTHS] + [(20, 4)]
 UNTOUCHED = 7.0
@@ -48,7 +48,7 @@ def compiled(config: DecodeConfig, soft_cap: float | None = None) -> Any:
         t, n, h = q.shape
         k = pool.kv.shape[1]
         padding = ((0, 0), (0, 0), (0, -(n // k) % 8), (0, 0))
-        # What pads the query heads may be anything.
+        # The padding of the query heads may be anything.
         q_rkgh = jnp.pad(q.reshape(t, k, n // k, h), padding, constant_values=jnp.nan)
         out_tc = jax.new_ref(jnp.full((t, n * h), UNTOUCHED, q.dtype))
         decode_attention(q_rkgh, pool, batch, out_tc, layer=layer, window=window, sinks_n=sinks_n, **fixed)
@@ -120,7 +120,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> N
 
 @pytest.mark.parametrize("chunks", [[(5, 1), (70, 1), (20, 17)], [(5, 1), (70, 1)]])
 def test_the_op_rotates_writes_decodes_and_prefills(chunks: list[tuple[int, int]]) -> None:
-    """Decodes alone come without room for tiles, and then there is no prefill."""
+    """Steps of decodes alone come without room for tiles, and then there is no prefill."""
     shape = shape_of(2, 1)
     step = make(4, shape, chunks)
     has_tiles = chunks[-1][1] > 1
@@ -151,6 +151,6 @@ def test_every_case_has_tiles_in_flight(kv_dtype: Any) -> None:
             continue
         config = decode_config(case.head_dim, jnp.dtype(kv_dtype), num_rows=64, num_kv_heads=case.num_kv_heads)
         in_flight = config.stages * config.tile * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize
-        # An SM's share of 3.35 TB/s, times 2 us: enough to hide the latency of HBM twice.
+        # A multiprocessor's share of 3.35 TB/s, times 2 us: enough to hide the latency of HBM twice.
         assert config.stages >= 2, name
         assert in_flight >= 50_000, name

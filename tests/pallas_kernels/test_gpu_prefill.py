@@ -1,4 +1,4 @@
-"""The GPU's prefill kernel equals the float32 reference in its interpreter, which also looks for races."""
+"""The GPU's prefill kernel equals the float32 reference in its interpreter, which also detects races."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.pallas_kernels.steps import (
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 TILES = Tiles(decode=64, query=128, kv=64)
-# Two tiles of rows, the second of one row; a chunk at an odd position; chunks that the tile of the one before overlaps.
+# Two tiles of rows, the second with one row; a chunk at an odd position; chunks that the tile before overlaps.
 RAGGED = [(5, 1), (129, 129), (150, 47), (33, 33), (97, 3)]
 # The last one goes through more KV tiles than there are stages.
 SHORT = [(7, 1), (49, 20), (330, 70)]
-# A first row that misses only the last key of a KV tile; with window 65, a last row that misses only the first.
+# A first row that misses only the last key of a KV tile; with window 65, a last row that misses only the first key.
 EDGES = [(65, 3), (130, 3), (192, 64)]
 
 
@@ -167,7 +167,7 @@ def test_ends_at_the_rows_own_positions_change_no_bit() -> None:
 
 @pytest.mark.parametrize("window", [65, NO_WINDOW])
 def test_every_key_counts_and_no_other(window: int) -> None:
-    """All keys weigh about the same, so that one too many or too few shows."""
+    """All keys weigh about the same, so that one key too many or too few shows."""
     step = make(5, EDGES, shape_of((1, 1), block_size=32))
     step = step._replace(q=step.q * 0.05)
     pool, expected = filled(step, window=window)

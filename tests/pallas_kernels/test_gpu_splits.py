@@ -16,7 +16,7 @@ from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work, sp
 
 pytestmark = pytest.mark.kernels
 TILE = 128
-# What an item takes besides its tiles, in tiles.
+# The cost of an item besides its tiles, in tiles.
 CHANGEOVER = 0.5
 
 
@@ -44,10 +44,10 @@ def test_splits_are_each_rows_window_in_order_and_once(rule: SplitRule, window: 
     np.testing.assert_array_equal(firsts[num_decodes:], lasts[num_decodes:], "other rows have no splits")
     for row in range(num_decodes):
         assert lows[row] == max(lengths[row] - window, 0)
-        own = slice(firsts[row], lasts[row])
-        assert set(seqs[own]) == {row}
-        bounds = [*starts[own].tolist(), int(ends[own][-1])]
-        np.testing.assert_array_equal(bounds[1:], ends[own])
+        entries = slice(firsts[row], lasts[row])
+        assert set(seqs[entries]) == {row}
+        bounds = [*starts[entries].tolist(), int(ends[entries][-1])]
+        np.testing.assert_array_equal(bounds[1:], ends[entries])
         assert bounds[0] == lows[row] // TILE * TILE
         assert bounds[-1] == lengths[row]
         sizes = {b - a for a, b in pairwise(bounds[:-1])}
@@ -60,9 +60,9 @@ def test_a_row_is_cut_the_same_in_every_batch() -> None:
     rule = SplitRule(16, 2)
     _, starts, ends, *_, lasts = decode_work(batch_of([5000, 37, 3111], 3), rule, TILE, NO_WINDOW, 8192)
     alone = decode_work(batch_of([3111], 1), rule, TILE, NO_WINDOW, 8192)
-    own, count = slice(int(lasts[1]), int(lasts[2])), int(alone.lasts_s[0])
-    np.testing.assert_array_equal(starts[own], alone.starts_i[:count])
-    np.testing.assert_array_equal(ends[own], alone.ends_i[:count])
+    entries, count = slice(int(lasts[1]), int(lasts[2])), int(alone.lasts_s[0])
+    np.testing.assert_array_equal(starts[entries], alone.starts_i[:count])
+    np.testing.assert_array_equal(ends[entries], alone.ends_i[:count])
 
 
 MAX_ROWS, MAX_TILES = 100, 256
@@ -70,7 +70,7 @@ padded_work = jax.jit(decode_work, static_argnums=(1, 2, 3, 4))
 
 
 def by_rule(rows: Sequence[int], rule: SplitRule) -> np.ndarray:
-    """Return the tiles of each split in the kernel's work list, for rows of so many tiles."""
+    """Return the tiles of each split in the kernel's work list, for rows of these numbers of tiles."""
     lengths = np.zeros(MAX_ROWS, int)
     lengths[: len(rows)] = np.multiply(rows, TILE)
     work = padded_work(batch_of(lengths.tolist(), len(rows)), rule, TILE, NO_WINDOW, MAX_TILES * TILE)
@@ -83,13 +83,13 @@ def uniform(rows: Sequence[int], length: int) -> np.ndarray:
 
 
 def longest_share(splits: np.ndarray, num_kv_heads: int) -> float:
-    """Return what the thread block with most work takes, in tiles."""
+    """Return the cost of the thread block with the most work, in tiles."""
     times = np.repeat(splits + CHANGEOVER, num_kv_heads)
     return np.pad(times, (0, -len(times) % WORKERS)).reshape(-1, WORKERS).sum(0).max()
 
 
 def shapes() -> Iterator[tuple[int, int, list[int]]]:
-    """Yield steps: the bucket's rows, kv heads, and the rows' tiles; equal ones and ragged ones."""
+    """Yield steps: the bucket's rows, kv heads, and the rows' tiles; equal rows and ragged ones."""
     rng = np.random.default_rng(0)
     for live, num_rows in [(1, 16), (2, 16), (5, 16), (16, 16), (17, 32), (40, 64), (64, 64), (100, 128)]:
         for num_kv_heads in (1, 2, 3, 4, 8, 16, 32):

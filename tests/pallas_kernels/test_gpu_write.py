@@ -1,4 +1,4 @@
-"""The kernel that rotates q and k and writes k and v is right in its interpreter, which looks for races."""
+"""The kernel that rotates q and k and writes k and v is right in its interpreter, which detects races."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(step: Step, rope: Rope | None) -> tuple[np.ndarray, FusedPool]:
     [
         shape_of(1, 1),
         shape_of(9, 3, block_size=64),
-        shape_of(8, 1, 128),  # the query heads are dealt out to two thread blocks
+        shape_of(8, 1, 128),  # the query heads are divided among two thread blocks
         shape_of(5, 1, kv_dtype=jnp.float8_e4m3fn),  # to five
         shape_of(4, 2, 128, 64, jnp.float8_e5m2),
         shape_of(2, 2, 256),

@@ -1,4 +1,4 @@
-"""A grouped matmul equals the reference in float64: ragged groups, every dtype, rows that nobody wrote full of NaN."""
+"""A grouped matmul equals the reference in float64: ragged groups, every dtype, unwritten rows full of NaN."""
 
 import re
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ RAGGED = {
 
 
 class Work(NamedTuple):
-    """The arguments of a call, and what it should give."""
+    """The arguments of a call, and the expected result."""
 
     x: jax.Array
     w: jax.Array | Quantized
@@ -39,11 +39,11 @@ class Work(NamedTuple):
     """The rows that belong to a group."""
     expected: np.ndarray
     bound: np.ndarray
-    """How far sums of rounded products may be from it."""
+    """The bound of the error of sums of rounded products."""
 
 
 def place(counts: list[int], alignment: int) -> tuple[Groups, np.ndarray, int]:
-    """Return groups, their rows, and how many rows there are."""
+    """Return groups, their rows, and the number of rows."""
     padded = [-(-count // alignment) * alignment for count in counts]
     starts = np.cumsum([0, *padded[:-1]])
     live = np.concatenate([np.arange(count) + start for start, count in zip(starts, counts, strict=True)])
@@ -61,7 +61,7 @@ def make(
     is_int8: bool = False,
     activation: str | None = None,
 ) -> Work:
-    """Make fresh numbers for the middle one of three layers; all else is NaN."""
+    """Make random numbers for the middle one of three layers; everything else is NaN."""
     seed = np.random.SeedSequence().entropy
     print(f"seed {seed}")  # shown where a test fails
     rng = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def make(
 
 
 def run(op: GroupedMatmul, work: Work, out_dtype: Any = None, activation: str | None = None) -> np.ndarray:
-    """Multiply, by a layer that is traced."""
+    """Multiply by a traced layer."""
 
     def multiply(work: Work, layer: jax.Array) -> jax.Array:
         options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
@@ -102,7 +102,7 @@ def check(op: GroupedMatmul, work: Work, out_dtype: Any = None, activation: str 
     got = run(op, work, out_dtype, activation)
     assert got.dtype == (out_dtype or work.x.dtype)
     rounding = 2.0**-8 if got.dtype == jnp.bfloat16 else 0
-    # What is in other rows may be no number even to a cast.
+    # The contents of other rows may not even be cast.
     got, expected = got[work.live].astype(np.float64), work.expected[work.live]
     assert (abs(got - expected) <= work.bound[work.live] + rounding * abs(expected) + 1e-6).all()
 
@@ -131,7 +131,7 @@ def test_bfloat16_to_float32(op: GroupedMatmul) -> None:
 
 @pytest.mark.parametrize(("is_int8", "activation"), [(False, None), (True, "silu")])
 def test_ragged_dot_of_other_platforms(is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain XLA's way on a TPU or GPU, run here."""
+    """Run plain XLA as on a TPU or GPU."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, cpu, default: default(*arguments))
     op = GroupedMatmul("xla")
     for counts in (RAGGED["many and few"], RAGGED["one has all"]):

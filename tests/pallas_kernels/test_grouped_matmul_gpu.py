@@ -1,4 +1,4 @@
-"""The GPU's grouped matmul equals the float64 reference in its interpreter, which looks for races."""
+"""The GPU's grouped matmul equals the float64 reference in its interpreter, which detects races."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, NUM_LAYERS, Call, 
 from tests.pallas_kernels.quantized_linear import random_weights
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
-# A ring shorter than a tile is deep, and groups of several tiles; the last columns are not a whole tile.
+# A ring shorter than the depth of a tile, and groups of several tiles; the last columns are not a whole tile.
 SMALL = Sizes(rows=16, columns=32, stages=2)
 TALL = Sizes(rows=128, columns=64, stages=3)
 
@@ -53,7 +53,7 @@ def run(call: Call, sizes: Sizes, activation: str | None = None, out_dtype: Any 
     ],
 )
 def test_matches_reference(num_out: int, activation: str | None, sizes: Sizes) -> None:
-    """The products of bfloat16 are exact, and added up in float32."""
+    """Products of bfloat16 are exact, and added up in float32."""
     call = make(COUNTS, 192, num_out, jnp.bfloat16)
     expected, got = reference(call, activation), run(call, sizes, activation, jnp.float32)
     np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=1e-5, atol=1e-5)
@@ -98,7 +98,7 @@ def test_real_models_run_and_keep_all_processors_busy(case: str) -> None:
     [("mxfp4", 320, None), ("awq", 384, "silu"), ("q4_k", 256, None), ("fp8", 288, None)],
 )
 def test_quantized_weights(name: str, num_in: int, activation: str | None) -> None:
-    """The last piece of inputs, the last tile of outputs and those of rows are not whole."""
+    """The last piece of inputs, the last tile of outputs and the last tile of rows are not whole."""
     form = FORMATS[name]
     num_out = 192
     call = make(COUNTS, num_in, num_out, jnp.bfloat16)
@@ -113,7 +113,7 @@ def test_quantized_weights(name: str, num_in: int, activation: str | None) -> No
         return finish(product.astype(jnp.float32), None, activation, jnp.float32)
 
     got = np.asarray(interpreted(jax.jit(function), call, weight, jnp.int32(LAYER)), np.float64)
-    # Products are bfloat16; those that are activated are two, and rounded before.
+    # Products are bfloat16; before an activation two of them are rounded.
     tolerance: dict[str, Any] = {"rtol": 2**-6 if activation else 2**-8, "atol": 1e-4 * abs(expected[call.rows]).max()}
     np.testing.assert_allclose(got[call.rows], expected[call.rows], **tolerance)
 

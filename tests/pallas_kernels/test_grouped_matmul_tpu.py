@@ -1,4 +1,4 @@
-"""The TPU's grouped matmul equals the float64 reference in the TPU interpreter, which also looks for races."""
+"""The TPU's grouped matmul equals the float64 reference in the TPU interpreter, which also detects races."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_bfloat16_is_rounded_once(
 def test_quantized_weights_are_not_rounded(
     form: WeightFormat, num_in: int, num_out: int, activation: str | None, sizes: Sizes | None
 ) -> None:
-    """Sums of exact products are scaled; scales of layers and experts that are not wanted are NaN."""
+    """Sums of exact products are scaled; scales of other layers and experts are NaN."""
     call = make(COUNTS, num_in, num_out, jnp.bfloat16)
     weight, numbers = random_weights(form, call.w.shape)
     is_wanted = np.zeros((*call.w.shape[:2], 1, 1), bool)
@@ -142,7 +142,7 @@ def test_a_group_alone_is_bitwise_the_same() -> None:
 
 
 def test_weights_that_would_be_copied_are_refused() -> None:
-    """XLA lays them out with their outputs in the lanes, of which a tile takes whole ones, or all."""
+    """XLA lays them out with their outputs in the lanes; a tile then takes whole lanes, or all outputs."""
     assert pick([MatmulShape(8, 5800, 1440, jnp.bfloat16, None, jnp.bfloat16)], "tpu") == (
         GroupedMatmul("xla"),
         "the result must have a multiple of 128 columns, since weights with 1440 inputs lie transposed, not 5800",
@@ -154,7 +154,7 @@ def test_weights_that_would_be_copied_are_refused() -> None:
 def test_a_share_of_narrow_experts_is_a_tile(num_devices: int, form: WeightFormat | None) -> None:
     """gpt-oss' 2880 columns are no multiple of 128, and its experts' width on several devices lets them lie transposed.
 
-    Two tiles, the rows of a span and what they become fit into VMEM.
+    Two tiles, the rows of a span and their results fit into VMEM.
     """
     shape = MatmulShape(32, 2880, 2880 // num_devices, jnp.bfloat16, form, jnp.float32)
     assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
@@ -173,7 +173,7 @@ def test_dtypes_may_be_names() -> None:
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
 def test_sizes_of_float8_blocks_fit(num_devices: int, tokens: int) -> None:
-    """Tiles are whole, and VMEM holds them with their scales, the rows of two spans and what becomes of them."""
+    """Tiles are whole, and VMEM holds them with their scales, the rows of two spans and their results."""
     case = CASES["deepseek-v3"]
     shapes = case._replace(intermediate_size=case.intermediate_size // num_devices).shapes(form=FP8_BLOCKS)
     assert pick(shapes, "tpu") == (GroupedMatmul("tpu"), None)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
 DTYPES = (jnp.float32, jnp.bfloat16)
-# Heads, and the numbers of a latent and of its rotated part.
+# The number of heads, and the sizes of a latent and of its rotated part.
 SIZES = [(1, 16, 16), (2, 16, 16), (5, 32, 16), (16, 64, 32), (20, 32, 32)]
 
 IMPLEMENTATION = "xla"
@@ -64,7 +64,7 @@ def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) ->
 
 
 def assert_same(got: Any, expected: Any, dtype: Any) -> None:
-    """Check equality to the bit, but for XLA:CPU: its matmuls with latents of 512 depend on the number of rows."""
+    """Check equality to the bit, except for XLA:CPU: its matmuls with latents of 512 depend on the number of rows."""
     tolerance = 0 if IMPLEMENTATION == "cpu" else 2e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(float32(got), float32(expected), rtol=tolerance, atol=tolerance)
 
@@ -78,7 +78,7 @@ def test_matches_reference(dtype: Any, sizes: tuple[int, int, int], block_size: 
 
 
 def assert_matches(op: LatentAttention, step: Step) -> None:
-    """Check a step against the reference, which knows nothing of other instruction sets, groups, or units of work."""
+    """Check a step against the reference, which does not depend on instruction sets, groups, or units of work."""
     expected, expected_pool = reference(step, op)
     out, pool = run(op, step)
     tolerance = 1e-5 if op.shape.dtype == jnp.float32 else 2e-2
@@ -188,7 +188,7 @@ def test_bits_with_a_lesser_instruction_set(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_heads", [8, 40])
 def test_decodes_for_all_cores(num_heads: int, dtype: Any) -> None:
-    """The heads of a row are one unit of work when there are many rows, else several."""
+    """The heads of a row are one unit of work when there are many rows, otherwise several."""
     op = attention((num_heads, 32, 32), dtype)
     rng = np.random.default_rng(11)
     step = make(11, [(int(length), 1) for length in rng.integers(1, 300, ROWS_PER_CORE * num_cores() + 1)], op)
@@ -214,10 +214,10 @@ def needs_kernel() -> None:
 def test_amx_is_compiled_anywhere_on_x86(kv_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_kernel()
     features: dict[str, bool] = dict.fromkeys((*processor.AVX2, *processor.AVX512, *processor.AMX, "avx512bf16"), True)
-    own = processor.x86("x86_64-unknown-linux-gnu", "sapphirerapids", features)
-    monkeypatch.setattr(processor, "current", lambda: own)
+    with_amx = processor.x86("x86_64-unknown-linux-gnu", "sapphirerapids", features)
+    monkeypatch.setattr(processor, "current", lambda: with_amx)
     shape = CASES["deepseek-v2-lite"].shape(kv_dtype=kv_dtype)
-    assembly = compiling.make_machine(own).emit_assembly(llvm.parse_assembly(str(Kernel(shape, 8).build("some"))))
+    assembly = compiling.make_machine(with_amx).emit_assembly(llvm.parse_assembly(str(Kernel(shape, 8).build("some"))))
     assert assembly.count("tdpbf16ps") == 8
     assert "tilerelease" in assembly
 

@@ -1,4 +1,4 @@
-"""The GPU's attention over latents equals the reference in its interpreter, which looks for races."""
+"""The GPU's attention over latents equals the reference in its interpreter, which detects races."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_step(seed: int, chunks: list[tuple[int, int]], op: LatentAttention) -> 
     ids=["16 heads", "20 heads", "2 heads of 256", "two groups of 36 heads", "decodes alone", "e4m3", "e5m2 decodes"],
 )
 def test_matches_reference(op: LatentAttention, chunks: list[tuple[int, int]]) -> None:
-    """Decodes alone come without room for tiles, and then nothing is attended but these."""
+    """Steps of decodes alone come without room for tiles, and then only decodes are attended."""
     step = make_step(len(chunks), chunks, op)
     has_tiles = chunks[-1][1] > 1
     if not has_tiles:
@@ -108,9 +108,8 @@ def test_a_decode_has_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 def test_a_row_of_a_chunk_has_the_same_bits_wherever_the_chunk_begins() -> None:
-    """The interpreter multiplies by XLA:CPU, whose sums without AVX-512 depend a little on a matrix's other rows: there
-    a few numbers may be rounded to the next bfloat16.
-    """
+    """The interpreter multiplies with XLA:CPU. Without AVX-512 its sums depend a little on a matrix's other rows: there
+    a few numbers may be rounded to the next bfloat16."""
     op = attention(4, 256)
     whole = make_step(3, [(80, 40)], op)
     pool, expected = filled(whole, op)
@@ -131,7 +130,7 @@ def test_a_row_of_a_chunk_has_the_same_bits_wherever_the_chunk_begins() -> None:
 
 
 def test_heads_fill_the_rows_of_a_matmul() -> None:
-    """Rows that are attended together are of one chunk, and all that is stored is whole groups of 8 vectors."""
+    """Rows that are attended together belong to one chunk, and only whole groups of 8 vectors are stored."""
     divided = {count: divide_heads(count) for count in (1, 8, 16, 20, 32, 64, 72, 128)}
     assert divided == {
         1: Heads(1, 1, 16),

@@ -72,14 +72,14 @@ def run(op: LatentAttention, step: Step, tiles: Tiles = TILES, architecture: str
 
 
 def widened(op: LatentAttention, pool: LatentPool) -> LatentPool:
-    """Return a pool whose rows have whole lanes: zeros behind a token, NaN where there is none."""
+    """Return a pool with rows of whole lanes: zeros behind a token's numbers, NaN in unused slots."""
     width = row_columns(op.shape) - op.shape.key_dim
     rest = jnp.where(jnp.isnan(pool.latents[..., :1]), jnp.nan, 0).astype(pool.latents.dtype)
     return LatentPool(jnp.concatenate([pool.latents, jnp.repeat(rest, width, axis=-1)], axis=-1))
 
 
 def check_pool(op: LatentAttention, expected: LatentPool, result: Result) -> None:
-    """Check that the pool is the reference's to the bit, but for the null blocks, where padding need not be written."""
+    """Check that the pool is the reference's to the bit, except the null blocks, where padding need not be written."""
     want, got = np.array(widened(op, expected).latents), result.pool.copy()
     num_blocks = len(want) // NUM_LAYERS
     for x in (want, got):
@@ -102,7 +102,7 @@ def test_matches_reference(num_heads: int) -> None:
 
 
 def test_decodes_alone_chunks_alone_and_nothing() -> None:
-    """What is not in the step is neither written nor attended."""
+    """Sequences that are not in the step are neither written nor attended."""
     op = op_of(3)
     step = make_step(op, SHORT)
     whole, rows = run(op, step), np.arange(len(step.q))
@@ -122,7 +122,7 @@ def test_decodes_alone_chunks_alone_and_nothing() -> None:
 
 
 def test_blocks_of_rows() -> None:
-    """Blocks see all of a tile, some of it, or only of its first half; of short ends of chunks parts are attended."""
+    """Blocks see all of a tile, some of it, or only its first half; short ends of chunks are attended in parts."""
     tiles = Tiles(decode=3, query=128, kv=256)
     assert Cut.of(tiles.query, group=20, k=1).parts_per_block == 4
     op = op_of(20, latent_dim=256, block_size=64)
@@ -166,7 +166,7 @@ def test_unpacked_float8_is_the_same() -> None:
 
 
 def test_the_op_runs_its_kernels_in_place() -> None:
-    """An engine's way: a pool of its spec and its own tiles, latents as the model makes them."""
+    """As in an engine: a pool of its spec and its own tiles, and latents as the model makes them."""
     op, reason = pick(op_of(2).shape, "cpu", "tpu")
     assert (op.implementation, op.interpret, reason) == ("tpu", True, None)
     step = make_step(op, [(20, 1), (18, 18)], op.tiles)

@@ -52,7 +52,7 @@ def exact(x: jax.Array, w: jax.Array) -> np.ndarray:
 def test_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     got, expected = multiply(x, w, out_dtype), exact(x, w)
-    # A sum of k products, each rounded once, is within k / 2 units in the last place of the sum of their sizes.
+    # A sum of k products, each rounded once, is within k / 2 units in the last place of the sum of their magnitudes.
     bound = k * 2.0**-24 * exact(abs(x), abs(w))
     if out_dtype == jnp.bfloat16:
         bound += 2.0**-8 * abs(expected)
@@ -114,7 +114,7 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
 def test_adds_before_it_gates(
     t: int, n: int, k: int, dtype: Any, out_dtype: Any, lesser: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is added changes no bit where it is -0, and a row's sum is the same beside any others."""
+    """Adding -0 changes no bit, and a row's sum is the same beside any others."""
     if lesser:
         restrict(lesser, monkeypatch)
     x, w = make(t, n, k, dtype)
@@ -165,7 +165,7 @@ def test_gelu_keeps_what_is_far_out() -> None:
 
 
 def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
-    """Return weights of every int8 value, and scales."""
+    """Return weights with every int8 value, and scales."""
     rng = np.random.default_rng(1)
     values = rng.integers(-127, 128, (n, k)).astype(np.int8)
     return jnp.asarray(values), jnp.asarray(rng.uniform(0.5, 2, n) / k, jnp.float32)
@@ -196,7 +196,7 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
 def test_int8_gates(activation: str, dtype: Any) -> None:
-    """Gates in int8 equal those of a weight of x's dtype that needs no scales, but for the order of rounding."""
+    """Gates in int8 equal those of a weight of x's dtype that needs no scales, except for the order of rounding."""
     # The last is too long to be converted for all rows at once.
     for t, n, k in ((1, 16, 32), (5, 18, 64), (100, 36, 64), (8, 16, 4160)):
         x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
@@ -222,8 +222,8 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
 @pytest.mark.skipif(not processor.host().has_avx512, reason="the processor has no AVX-512")
 @pytest.mark.parametrize("k", [576, 4160])
 def test_avx512_without_instructions_for_bfloat16(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(processor.restricted(processor.host(), "avx512"), has_bfloat16_dot=False)
-    monkeypatch.setattr(processor, "current", lambda: own)
+    without_bfloat16 = dataclasses.replace(processor.restricted(processor.host(), "avx512"), has_bfloat16_dot=False)
+    monkeypatch.setattr(processor, "current", lambda: without_bfloat16)
     name = compiling.register("linear_without", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
     x, w = make(17, 40, k, jnp.bfloat16)
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((17, 40), jnp.float32))
@@ -241,12 +241,12 @@ def test_int8_with_a_lesser_instruction_set(t: int) -> None:
 
 @pytest.mark.parametrize("form", [None, INT8, FORMATS["Q4_K"]], ids=["plain", "int8", "Q4_K"])
 def test_amx_is_compiled_anywhere_on_x86(form: WeightFormat | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = processor.x86(
+    with_amx = processor.x86(
         "x86_64-unknown-linux-gnu", "sapphirerapids", dict.fromkeys((*AVX2, *AVX512, *AMX, "avx512bf16"), True)
     )
-    monkeypatch.setattr(processor, "current", lambda: own)
+    monkeypatch.setattr(processor, "current", lambda: with_amx)
     kind = Kind(jnp.bfloat16, form, jnp.bfloat16, "silu")
-    assembly = compiling.make_machine(own).emit_assembly(llvm.parse_assembly(str(Kernel(kind).build("some"))))
+    assembly = compiling.make_machine(with_amx).emit_assembly(llvm.parse_assembly(str(Kernel(kind).build("some"))))
     assert assembly.count("tdpbf16ps") >= 6
     assert "ldtilecfg" in assembly
     assert "tilerelease" in assembly
@@ -255,7 +255,7 @@ def test_amx_is_compiled_anywhere_on_x86(form: WeightFormat | None, monkeypatch:
 @pytest.mark.parametrize(("t", "n", "k"), [(1, 300, 4160), (17, 70, 4160), (33, 9, 2080), (97, 530, 2112)])
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_long_rows_and_many_columns(t: int, n: int, k: int, is_gated: bool) -> None:
-    """What goes beyond a piece, a matrix and a unit of every way of multiplying, with all that is added."""
+    """Sizes beyond a piece, a matrix and a unit of every way to multiply, with all addends."""
     rng = np.random.default_rng(3)
     n = 2 * n if is_gated else n
     x, w = make(t, n, k, jnp.bfloat16)

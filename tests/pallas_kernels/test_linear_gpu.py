@@ -1,4 +1,4 @@
-"""The GPU's matmul by quantized weights equals float64's in its interpreter, which looks for races."""
+"""The GPU's matmul by quantized weights equals float64's in its interpreter, which detects races."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(call: Call, sizes: Sizes | None, out_dtype: Any = jnp.float32, **options
 
 @pytest.mark.parametrize(("name", "sizes"), [*((name, FEW) for name in FORMATS), ("q4_k", MANY), ("fp8", MANY)])
 def test_matches_float64(name: str, sizes: Sizes) -> None:
-    """Every number is the bfloat16 of its float32, and products of bfloat16 are exact, and added up in float32."""
+    """Every number is the bfloat16 of its float32; products of bfloat16 are exact, and added up in float32."""
     call = make(FORMATS[name], 5 if sizes is FEW else 19, OUTPUTS, INPUTS)
     assert (abs(run(call, sizes) - exact(call)) <= 2e-6 * sizes_of_sums(call)).all()
 
@@ -58,10 +58,10 @@ def test_bfloat16_is_rounded_once() -> None:
 
 @pytest.mark.parametrize("name", ["gptq", "int8"])
 def test_a_row_does_not_depend_on_the_others(name: str) -> None:
-    """Few rows, whose sums XLA puts together, are bitwise those of many."""
+    """Few rows, with sums that XLA adds up, have the same bits as many rows."""
     call = make(FORMATS[name], 19, OUTPUTS, INPUTS)
     whole = run(call, MANY)
-    few = FEW._replace(rows=MANY.rows)  # the interpreter's own matmul rounds by the shape
+    few = FEW._replace(rows=MANY.rows)  # the interpreter's own matmul rounds depending on the shape
     np.testing.assert_array_equal(run(call._replace(x=call.x[3:8]), few), whole[3:8])
 
 

@@ -28,14 +28,14 @@ def run(call: Call, sizes: Sizes | None, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_many_rows_match_float64(name: str) -> None:
-    """Every number is the bfloat16 of its float32, and products of bfloat16 are exact, and added up in float32."""
+    """Every number is the bfloat16 of its float32; products of bfloat16 are exact, and added up in float32."""
     call = make(FORMATS[name], 19, OUTPUTS, INPUTS)
     assert (abs(run(call, SIZES) - exact(call)) <= 2e-6 * sizes_of_sums(call)).all()
 
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_few_rows_match_float64(name: str) -> None:
-    """Few rows are multiplied by weights that are not rounded."""
+    """Few rows are multiplied by weights without rounding."""
     call = make(FORMATS[name], 5, OUTPUTS, INPUTS)
     assert (abs(run(call, None) - exact(call, rounded=False)) <= 2e-6 * sizes_of_sums(call)).all()
 
@@ -54,7 +54,7 @@ def test_what_is_added() -> None:
 
 
 def test_what_plain_xla_runs() -> None:
-    """It widens weights without groups in the matmul itself."""
+    """Plain XLA widens weights without groups in the matmul itself."""
     op, reason = pick("tpu")
     assert (op, reason) == (Linear("tpu"), None)
     shape = LinearShape(256, 512, jnp.bfloat16, jnp.bfloat16, FORMATS["awq"])

@@ -1,4 +1,4 @@
-"""What adapters add equals float64's: ragged sizes, every dtype, rows that do not depend on the others."""
+"""LoRA equals float64's: ragged sizes, every dtype, rows that do not depend on the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 def make(
     t: int, k: int, parts: tuple[int, ...], dtypes: tuple[Any, Any], *, rank: int = 8, num_slots: int = 3, seed: int = 0
 ) -> Step:
-    """Make a step of random slots; other layers are NaN, B is zero beside each part's own outputs."""
+    """Make a step of random slots; other layers are NaN, and B is zero beside each part's own outputs."""
     rng = np.random.default_rng(seed)
     dtype, out_dtype = dtypes
     n, stops, num_columns = sum(parts), np.cumsum(parts), num_slots * len(parts) * rank
@@ -73,7 +73,7 @@ def check(step: Step, out_dtype: Any, implementation: str = "cpu", *, adds: bool
     plus = np.asarray(step.plus) if adds else None
     expected = reference_lora(x, down, up, step.slots, step.parts, step.num_slots, plus_to=plus)
     got = run(step, out_dtype, implementation, adds=adds).astype(np.float64)
-    # What is rounded to bfloat16 in between may fall to either side.
+    # Numbers that are rounded to bfloat16 in between may fall to either side.
     tolerance = 2.0**-6 if jnp.bfloat16 in (step.x.dtype, out_dtype) else 1e-5
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=8 * tolerance)
     if out_dtype == jnp.float32 and step.x.dtype == jnp.bfloat16:
@@ -129,8 +129,8 @@ def check_company(step: Step, out_dtype: Any) -> None:
             np.testing.assert_array_equal(run(step.take(rows), out_dtype, adds=adds), whole[rows])
         same = step._replace(slots=np.full_like(step.slots, 2))
         of_one = run(same, out_dtype, adds=adds)
-        own = step.slots == 2
-        np.testing.assert_array_equal(of_one[own], whole[own])
+        is_of_slot = step.slots == 2
+        np.testing.assert_array_equal(of_one[is_of_slot], whole[is_of_slot])
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
@@ -175,11 +175,11 @@ def test_nothing_of_other_slots_is_read() -> None:
     rank = 8
     slots = np.array([0, 2, 2, 0, 2, 2, 2, 2, 0], np.int32)
     expected = run(step._replace(slots=slots), jnp.bfloat16)
-    own = jnp.arange(step.down.shape[1]) // (2 * rank) == 1
+    is_of_slot = jnp.arange(step.down.shape[1]) // (2 * rank) == 1
     poisoned = step._replace(
         slots=slots,
-        down=jnp.where(own[:, None], step.down, jnp.nan),
-        up=jnp.where(own[:, None], step.up, jnp.nan),
+        down=jnp.where(is_of_slot[:, None], step.down, jnp.nan),
+        up=jnp.where(is_of_slot[:, None], step.up, jnp.nan),
         x=step.x.at[slots == 0].set(jnp.nan),
     )
     np.testing.assert_array_equal(run(poisoned, jnp.bfloat16), expected)

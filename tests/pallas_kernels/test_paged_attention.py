@@ -71,12 +71,12 @@ def make(seed: int, chunks: list[tuple[int, int]], op: PagedAttention, **kwargs)
 
 
 def split(pool: PairedPool) -> SplitPool:
-    """Return the same keys and values with no pairs."""
+    """Return the same keys and values without pairs."""
     return SplitPool(*(x.swapaxes(-1, -2).reshape(*x.shape[:2], -1, x.shape[3]) for x in pool))
 
 
 def run(op: PagedAttention, step: Step, batch: AttentionBatch | None = None, window: int = NO_WINDOW, **kwargs):
-    """Run a step, or another batch over its arrays; layer and window are traced."""
+    """Run the op on a step, or on another batch over its arrays; layer and window are traced."""
 
     def function(q, k, v, pool, batch, layer, window):
         return op(q, k, v, pool, batch, layer=layer, num_layers=NUM_LAYERS, window=window, scale=SCALE, **kwargs)
@@ -107,7 +107,7 @@ def test_matches_reference(
     block_size: int, heads: tuple[int, int], window: int, soft_cap: float | None, has_sinks: bool
 ) -> None:
     op = attention(*heads, 16, block_size)
-    # Rows of chunks may start anywhere, or where the kernels of other platforms want them.
+    # Rows of chunks may start anywhere, or at the alignment of other platforms' kernels.
     step = make(hash((block_size, heads, window)) % 2**32, RAGGED, op, row_alignment=16 if has_sinks else 1)
     sinks = np.random.default_rng(0).standard_normal(heads[0]).astype(np.float32) if has_sinks else None
     settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
@@ -169,7 +169,7 @@ def test_ends_at_the_rows_own_positions_change_no_bit(dtype) -> None:
     [(jnp.float32, 128, NO_WINDOW, 1e-5), (jnp.float32, 128, 24, 1e-5), (jnp.bfloat16, 48, NO_WINDOW, 1e-2)],
 )
 def test_decodes_for_all_cores_match_reference(dtype, block_size: int, window: int, tolerance: float) -> None:
-    """The CPU's kernel divides its work otherwise when there are many, and part-filled blocks into cache lines."""
+    """The CPU's kernel divides its work differently with many rows, and part-filled blocks into cache lines."""
     op = attention(6, 3, 16, block_size, dtype)
     rng = np.random.default_rng(11)
     step = make(11, [(int(length), 1) for length in rng.integers(1, 300, ROWS_PER_CORE * num_cores() + 1)], op)
@@ -182,7 +182,7 @@ def test_decodes_for_all_cores_match_reference(dtype, block_size: int, window: i
 
 
 def assert_pools_equal(pool: SplitPool, expected: SplitPool) -> None:
-    """Check that pools are equal but for the null block, where padding goes."""
+    """Check that pools are equal except for the null block, where padding goes."""
     num_blocks = expected.k.shape[0] // NUM_LAYERS
     for got, want in zip(pool, expected, strict=True):
         got, want = (np.delete(np.asarray(x, np.float32), LAYER * num_blocks, axis=0) for x in (got, want))
@@ -256,7 +256,7 @@ def test_values_beyond_a_narrower_range_are_clipped(kv_dtype, most: float) -> No
 
 
 def assert_same(got, expected, dtype) -> None:
-    """Check equality to the bit, but for XLA:CPU's float32 matmuls: their last bit may differ between row counts."""
+    """Check equality to the bit, except for XLA:CPU's float32 matmuls: their last bit may differ between row counts."""
     tolerance = 0 if dtype == jnp.bfloat16 or IMPLEMENTATION == "cpu" else 1e-6
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance
@@ -266,9 +266,9 @@ def assert_same(got, expected, dtype) -> None:
 @pytest.mark.parametrize(("window", "has_sinks"), [(NO_WINDOW, False), (400, True)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_row_does_not_depend_on_its_batch(dtype, window: int, has_sinks: bool) -> None:
-    """A row is decoded alone or among others, and as decode or as the last row of a chunk.
+    """A row is decoded alone or among others, and as a decode or as the last row of a chunk.
 
-    The CPU's kernel attends spans of a long context apart, where rows are few.
+    The CPU's kernel attends spans of a long context separately where rows are few.
     """
     op = attention(6, 3, 16, dtype=dtype)
     lengths = [5, 40, 129, 2 * SPAN + 190, 31, SPAN + 1]
@@ -456,7 +456,7 @@ def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("architecture", "found"),
+    ("architecture", "fact"),
     [
         ("9.0", None),
         ("7.5", "has compute capability 7.5"),
@@ -468,16 +468,16 @@ def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pyte
         (None, "is not NVIDIA's (ROCm)"),
     ],
 )
-def test_the_kernels_of_a_gpu_are_hoppers(architecture: str | None, found: str | None) -> None:
+def test_the_kernels_of_a_gpu_are_hoppers(architecture: str | None, fact: str | None) -> None:
     shape = CASES["llama-3-8b"].shape()
     op, reason = pick(shape, "gpu", architecture=architecture)
-    if found is None:
+    if fact is None:
         assert (op.implementation, reason) == ("gpu", None)
         assert pick(shape, "gpu", "gpu", architecture=architecture)[0] == op
         return
-    missing = f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
+    missing = f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {fact}"
     assert (op.implementation, reason) == ("xla", missing)
-    # It is named before what another model could have: of another head size it is no less true.
+    # This reason comes before one that another model may have: it holds for another head size too.
     assert pick(shape._replace(head_dim=80), "gpu", architecture=architecture)[1] == missing
     with pytest.raises(ValueError, match=re.escape(f"'gpu' cannot run this model here: {missing}")):
         pick(shape, "gpu", "gpu", architecture=architecture)

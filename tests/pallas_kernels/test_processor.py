@@ -1,4 +1,4 @@
-"""The processor is what its flags say, a lesser set is what was asked for, and groups' quotas count."""
+"""The processor's features match its flags, a lesser set is the requested one, and quotas of control groups count."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def test_x86(
     has_bfloat16: bool,
     has_int8: bool,
 ) -> None:
-    own = made(*features)
-    assert (own.name, own.has_bfloat16_dot, own.has_int8_dot) == (name, has_bfloat16, has_int8)
-    assert own.is_x86
-    assert not own.is_aarch64
-    monkeypatch.setattr(processor, "current", lambda: own)
+    made_up = made(*features)
+    assert (made_up.name, made_up.has_bfloat16_dot, made_up.has_int8_dot) == (name, has_bfloat16, has_int8)
+    assert made_up.is_x86
+    assert not made_up.is_aarch64
+    monkeypatch.setattr(processor, "current", lambda: made_up)
     assert compiling.num_registers() == vectors
 
 
 def test_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = aarch64("aarch64-linux-gnu", "", {"bf16": True, "i8mm": False})
-    assert (own.name, own.has_bfloat16_dot, own.has_int8_dot) == ("neon", True, False)
-    assert own.features == "+neon,+bf16"
-    monkeypatch.setattr(processor, "current", lambda: own)
+    made_up = aarch64("aarch64-linux-gnu", "", {"bf16": True, "i8mm": False})
+    assert (made_up.name, made_up.has_bfloat16_dot, made_up.has_int8_dot) == ("neon", True, False)
+    assert made_up.features == "+neon,+bf16"
+    monkeypatch.setattr(processor, "current", lambda: made_up)
     assert compiling.num_registers() == 8
 
 
@@ -86,13 +86,13 @@ def test_amx_is_used_where_the_system_lets_it(answer: int, has: bool, monkeypatc
     monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(processor.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: dict.fromkeys(MOST, True))
-    own = processor.host.__wrapped__()
-    assert (own.has_matrix_unit, "+amx-bf16" in own.features) == (has, has)
+    detected = processor.host.__wrapped__()
+    assert (detected.has_matrix_unit, "+amx-bf16" in detected.features) == (has, has)
     assert calls == [(processor.ARCH_PRCTL, processor.REQUEST_PERMISSION, processor.TILE_DATA)]
 
 
 @pytest.mark.parametrize(
-    ("own", "name", "problem"),
+    ("present", "name", "problem"),
     [
         (made(*ALL), "sse", "JAXLLM_CPU=sse is no instruction set: choose one of avx512, avx2, plain"),
         (made(*ALL), "neon", "JAXLLM_CPU=neon: the processor lacks it; it has avx512, avx2, plain"),
@@ -102,17 +102,17 @@ def test_amx_is_used_where_the_system_lets_it(answer: int, has: bool, monkeypatc
         (made(), "avx2", "it has plain"),
     ],
 )
-def test_a_set_that_is_not_there_is_refused(own: processor.Processor, name: str, problem: str) -> None:
+def test_a_set_that_is_not_there_is_refused(present: processor.Processor, name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
-        restricted(own, name)
+        restricted(present, name)
 
 
 def test_kernels_of_two_sets_have_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = processor.host()
+    host = processor.host()
     first = compiling.register("named", Kernel(), None)
     assert first == f"named_{processor.current().name}"
     before = compiling._digest(first, Kernel())
-    other = dataclasses.replace(own, has_int8_dot=not own.has_int8_dot)
+    other = dataclasses.replace(host, has_int8_dot=not host.has_int8_dot)
     monkeypatch.setattr(processor, "current", lambda: other)
     assert compiling._digest(first, Kernel()) != before
 
@@ -120,10 +120,10 @@ def test_kernels_of_two_sets_have_two_names(monkeypatch: pytest.MonkeyPatch) -> 
 def test_code_for_aarch64_has_its_own_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build(features: dict[str, bool]) -> tuple[str, bytes]:
-        own = aarch64("aarch64-linux-gnu", "", features)
-        monkeypatch.setattr(processor, "current", lambda: own)
+        arm = aarch64("aarch64-linux-gnu", "", features)
+        monkeypatch.setattr(processor, "current", lambda: arm)
         module = Linear(Kind("bfloat16", None, "bfloat16")).build("linear")
-        return str(module), compiling.compile_for(own, module)
+        return str(module), compiling.compile_for(arm, module)
 
     text, code = build({"bf16": True})
     assert "llvm.aarch64.neon.bfdot" in text
@@ -149,7 +149,7 @@ GROUPS: list[tuple[dict[str, str], float | None]] = [
         2,
     ),
     (
-        {  # a container sees its own group as the root, under a path that is the host's
+        {  # a container sees its own group as the root, while the path is the host's
             "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/docker/abc\n",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
@@ -238,8 +238,8 @@ class Header:
     def __init__(self) -> None:
         text = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
         self.text = re.sub(r"//.*", "", text)
-        found = re.findall(r"struct (\w+) \{(.*?)\n\}", self.text, re.DOTALL)
-        self.structs = {name: [self.field(line) for line in body.split(";") if line.strip()] for name, body in found}
+        matches = re.findall(r"struct (\w+) \{(.*?)\n\}", self.text, re.DOTALL)
+        self.structs = {name: [self.field(line) for line in body.split(";") if line.strip()] for name, body in matches}
 
     def define(self, name: str) -> str:
         return re.findall(rf"#define {name} (\d+)", self.text)[0]

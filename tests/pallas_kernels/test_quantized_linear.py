@@ -1,4 +1,4 @@
-"""A CPU's matmul by packed weights equals, to the bit, that by the numbers that they stand for."""
+"""A CPU's matmul by packed weights equals, to the bit, the matmul by the numbers that they represent."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ LAYER = 1
 
 
 def inputs_of(form: WeightFormat, least: int) -> int:
-    """Return a row's numbers: at least so many, whole groups."""
+    """Return a row's number of inputs: at least `least`, in whole groups."""
     per = np.lcm.reduce([64, form.group or 1, form.factor_group or 1])
     return int(-(-least // per) * per)
 
@@ -35,8 +35,8 @@ def rounded(parts: dict[str, np.ndarray], form: WeightFormat, dtype: Any) -> jax
 
 
 def stacked(parts: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Return the parts as the middle one of three layers, of which the others are of ones' bits."""
-    found = {}
+    """Return the parts as the middle one of three layers; the bits of the others are all ones."""
+    arrays = {}
     for name, part in parts.items():
         stack = np.full((3, *part.shape), 0xFF, np.uint8) if part.dtype.itemsize == 1 else None
         if stack is None:
@@ -45,8 +45,8 @@ def stacked(parts: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         else:
             stack = stack.view(part.dtype)
         stack[LAYER] = part
-        found[name] = jnp.asarray(stack)
-    return found
+        arrays[name] = jnp.asarray(stack)
+    return arrays
 
 
 def multiply(x: jax.Array, weight: Any, form: WeightFormat | None, layer: int, out_dtype: Any, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def test_gates_and_sums_equal_those_of_plain_weights(name: str, dtype: Any) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", [FORMATS["Q4_1"], FORMATS["Q6_K"], FORMATS["AWQ"]], ids=["Q4_1", "Q6_K", "AWQ"])
 def test_long_rows(form: WeightFormat, dtype: Any) -> None:
-    """Rows of more groups than the stack takes, and more numbers than are unpacked for many rows."""
+    """Rows with more groups than the stack takes, and with more numbers than are unpacked for many rows."""
     for t in (1, 9):
         check(form, t, 8, 256 * 130, dtype)
 
@@ -136,8 +136,8 @@ def test_halves_equal_float32(form: WeightFormat) -> None:
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 @pytest.mark.parametrize("form", HALVES.values(), ids=HALVES)
 def test_halves_of_other_processors(form: WeightFormat, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = replace(processor.current(), name=name)
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    restricted = replace(processor.current(), name=name)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: restricted)
     monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
     for t in (1, 9):
         check(form, t, 9, 80, jnp.float32)
@@ -161,10 +161,10 @@ def test_with_avx2_alone(form: WeightFormat, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q6_K", "Q3_K", "NVFP4", "nf4", "AWQ", "FP8 in blocks"])
 def test_without_instructions_for_tables(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on other processors, whose code is of LLVM's own instructions alone."""
+    """As on other processors, for which the code is LLVM's own instructions alone."""
     form = FORMATS[name]
-    own = replace(processor.current(), name="plain")
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    restricted = replace(processor.current(), name="plain")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: restricted)
     monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
     for t in (1, 9):
         check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)

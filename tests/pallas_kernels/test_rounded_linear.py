@@ -1,4 +1,4 @@
-"""A CPU's matmul by quantized weights of rows that are rounded to 8 bits."""
+"""A CPU's matmul by quantized weights with rows that are rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_x(t: int, k: int, seed: int = 0) -> np.ndarray:
 
 
 def check_close(got: np.ndarray, x: np.ndarray, w: np.ndarray, plus: Any = 0.0) -> None:
-    """Compare with float64, to within some of float32's last places of the sum of sizes."""
+    """Compare with float64, to within some of float32's last places of the sum of magnitudes."""
     expected, sizes = rounded(x) @ w.T + plus, abs(rounded(x)) @ abs(w).T
     assert (abs(got - expected) <= 1e-6 * sizes + 1e-30).all()
 
@@ -92,23 +92,23 @@ def test_bits_are_those_of_other_instructions(name: str, monkeypatch: pytest.Mon
     k = inputs_of(form, 576)
     parts, x = make_parts(form, 33, k), make_x(13, k)
     expected = {t: multiply(x[:t], form, parts) for t in (1, 13)}
-    own, kernel_name = processor.current(), Kind.name.fget
+    present, kernel_name = processor.current(), Kind.name.fget
     assert kernel_name is not None
-    others = [processor.restricted(own, lesser) for lesser in processor.LESSER.get(own.name, ())[:-1]]
-    if own.is_x86 and own.has_int8_dot:
-        others.append(replace(own, has_int8_dot=False))
-        if own.has_avx512:
-            others.append(replace(own, name="avx2", num_registers=16, register_bytes=32))
+    others = [processor.restricted(present, lesser) for lesser in processor.LESSER.get(present.name, ())[:-1]]
+    if present.is_x86 and present.has_int8_dot:
+        others.append(replace(present, has_int8_dot=False))
+        if present.has_avx512:
+            others.append(replace(present, name="avx2", num_registers=16, register_bytes=32))
     num_compared = 0
     for number, other in enumerate(others):
         monkeypatch.setattr("pallas_kernels.native.processor.current", lambda other=other: other)
-        # The kernels of a name stay what they are.
+        # A kernel keeps the name that it was first registered with.
         renamed = property(lambda self, number=number, name=kernel_name: f"{name(self)}_{number}")
         monkeypatch.setattr(Kind, "name", renamed)
         if rounding_refusal(LinearShape(33, k, jnp.float32, jnp.float32, form)) is None:
             num_compared += 1
-            for t, found in expected.items():
-                np.testing.assert_array_equal(multiply(x[:t], form, parts), found)
+            for t, rows in expected.items():
+                np.testing.assert_array_equal(multiply(x[:t], form, parts), rows)
     if not num_compared:
         pytest.skip("the processor has one way of multiplying these")
 
@@ -169,7 +169,7 @@ def test_rows_that_do_not_count_become_zeros() -> None:
 def test_units_of_several_vectors_of_columns(name: str) -> None:
     form = FORMATS[name]
     skip_unless_rounded(form)
-    # A unit has two vectors, and the last of all begins earlier than it would.
+    # A unit has two vectors, and the last of all begins earlier than the others would have it.
     n, k = 16 * UNITS_PER_CORE * num_cores() + 18, 256
     parts = make_parts(form, n, k)
     w = dequantize(parts, form).astype(np.float64)
@@ -237,7 +237,7 @@ NEON_ALONE, I8MM = (processor.aarch64("a", "a", features) for features in ({}, {
 
 
 @pytest.mark.parametrize(
-    ("own", "bits", "reason"),
+    ("present", "bits", "reason"),
     [
         (AVX2_ALONE, 6, None),
         (AVX2_ALONE, 8, "without VNNI, codes of 8 bits"),
@@ -248,8 +248,8 @@ NEON_ALONE, I8MM = (processor.aarch64("a", "a", features) for features in ({}, {
     ],
 )
 def test_says_which_processors_round(
-    own: processor.Processor, bits: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    present: processor.Processor, bits: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
-    found = refusal(WeightFormat(bits, 32))
-    assert found is None if reason is None else reason in str(found)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: present)
+    refused = refusal(WeightFormat(bits, 32))
+    assert refused is None if reason is None else reason in str(refused)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 IMPLEMENTATIONS = ["xla", "cpu"]
 OF_LAYER = (2, 5)
-"""Which inputs have no rows: a and d."""
+"""The inputs without rows: a and d."""
 
 
 def make_inputs(shape: StateSpaceShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
@@ -73,14 +73,14 @@ def test_matches_reference(implementation: str, dtype: Any, tolerance: float) ->
 
 @dataclass(frozen=True)
 class ElsewhereStateSpace(Elsewhere, StateSpace):
-    """The op as plain XLA has it on a TPU or GPU."""
+    """The op as plain XLA runs it on a TPU or GPU."""
 
 
 def with_strong_decays(step: Step) -> Step:
     """One token in five forgets everything, others next to nothing."""
     x, dt, a, b, c, d = step.inputs
     is_strong = np.random.default_rng(1).uniform(size=dt.shape) < 0.2
-    # What such a token adds is no larger than others' additions.
+    # Such a token adds no more than other tokens.
     dt = np.where(is_strong, np.float32(1000), dt * 0.01)
     return step._replace(inputs=(np.where(is_strong[..., None], x * 1e-3, x), dt, a, b, c, d))
 
@@ -96,7 +96,7 @@ def test_tiles_match_reference(chunks: list[Chunk], strong: bool) -> None:
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
     out, pool = run(ElsewhereStateSpace(shape), step)
-    # What cancels out was as large as the largest.
+    # The terms that cancel out are as large as the largest.
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=5e-5)
     assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
 

@@ -25,7 +25,7 @@ def test_matches_reference(dtype: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 64, 1, 128), (2, 128, 2, 128), (3, 16, 1, 128)])
 def test_chunks_of_several_tiles(sizes: tuple[int, int, int, int], strong: bool) -> None:
-    """The last one's heads do not fill a register, and plain XLA takes its chunks."""
+    """The last shape's heads do not fill a register, and plain XLA takes its chunks."""
     shape = StateSpaceShape(*sizes, jnp.dtype(jnp.float32))
     step = make(3, shape, LONG)
     assert_matches_reference(shape, "tpu", with_strong_decays(step) if strong else step, 2e-5)

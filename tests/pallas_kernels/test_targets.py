@@ -1,4 +1,4 @@
-"""Programs are compiled without a device for these GPU descriptions, which must be right."""
+"""The GPU descriptions, for which programs are compiled without a device, are right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FIGURES = {
     "rtx4090": ("major: 8 minor: 9", 128, 24, 1.008, 72),
     "rtx5090": ("major: 12", 170, 32, 1.792, 96),
 }
-"""Compute capability, SMs, GB of memory, TB/s and MiB of second level cache, of the vendor's data sheets."""
+"""Compute capability, multiprocessors, GB of memory, TB/s and MiB of second level cache, from the vendor's data sheets.
+"""
 OF_AN_SM = {
     "major: 8": (164, 163, 2048, 64),
     "major: 8 minor: 9": (100, 99, 1536, 128),
@@ -29,8 +30,8 @@ OF_AN_SM = {
     "major: 10 minor: 3": (228, 227, 2048, 128),
     "major: 12": (100, 99, 1536, 128),
 }
-"""KiB of shared memory, how many of them a block can have, threads, and float32 units: the CUDA programming guide's
-table of compute capabilities."""
+"""KiB of shared memory, the part that a block can have, threads, and float32 units of a multiprocessor, from the CUDA
+programming guide's table of compute capabilities."""
 
 
 def fields(text: str) -> set[str]:

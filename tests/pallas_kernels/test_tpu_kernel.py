@@ -1,4 +1,4 @@
-"""The TPU kernels equal the float32 reference in the TPU interpreter, which also looks for races."""
+"""The TPU kernels equal the float32 reference in the TPU interpreter, which also detects races."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run(
 
 
 def check_pool(step: Step, result: Result, **settings: Any) -> None:
-    """Check that the pool is the reference's to the bit, but for the null blocks, where padding need not be written."""
+    """Check that the pool is the reference's to the bit, except the null blocks, where padding need not be written."""
     _, pool = reference(step, **settings)
     expected, got = np.array(fused(pool).kv), result.pool.copy()
     num_blocks = len(expected) // NUM_LAYERS
@@ -132,7 +132,7 @@ def test_matches_reference(ragged: Step, window: int) -> None:
 
 @pytest.mark.parametrize("kind", ["decode", "prefill", "nothing"])
 def test_steps_of_one_kind(ragged: Step, kind: str) -> None:
-    """What is not in the step is neither written nor attended."""
+    """Sequences that are not in the step are neither written nor attended."""
     whole = run(ragged)
     num_decodes = int(ragged.batch.num_decodes)
     is_decode = np.isin(np.arange(len(whole.out)), np.arange(num_decodes))
@@ -196,7 +196,7 @@ def test_matches_reference_in_other_shapes(
 
 @pytest.mark.parametrize("window", [NO_WINDOW, 100])
 def test_blocks_of_rows(window: int) -> None:
-    """Blocks see all of a tile, some of it, or only of its first half; of short ends of chunks parts are attended."""
+    """Blocks see all of a tile, some of it, or only its first half; short ends of chunks are attended in parts."""
     tiles = Tiles(decode=3, query=64, kv=256)
     assert Cut.of(tiles.query, group=8, k=2).parts_per_block == 2
     step = make([(90, 90), (197, 70), (400, 130)], shape_of(16, 2, 64, 64), tiles=tiles)
@@ -212,7 +212,7 @@ def test_rows_see_up_to_their_ends(ragged: Step, kind: str, window: int) -> None
 
 @pytest.mark.parametrize("kind", ["bidirectional", "falling", "images"])
 def test_blocks_of_rows_see_up_to_their_ends(kind: str) -> None:
-    """Blocks see all of a tile, some of it, or only of its first half, with sinks and a soft cap."""
+    """Blocks see all of a tile, some of it, or only its first half, with sinks and a soft cap."""
     tiles = Tiles(decode=3, query=64, kv=256)
     step = make([(90, 90), (197, 70), (400, 130)], shape_of(16, 2, 64, 64), tiles=tiles)
     check(with_row_ends(step, kind), 1e-5, tiles, soft_cap=5.0, sinks_n=sinks_of(16))
@@ -248,7 +248,7 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(
 
 
 def test_unpacked_float8_is_the_same() -> None:
-    """TPUs that unpack another 8-bit float get the same bits, from all numbers of the pool's."""
+    """TPUs that unpack another 8-bit float get the same bits, for all numbers of the pool's format."""
     step = make(SHORT, shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn))
     every = np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype(np.float32)
     random = np.random.default_rng(1)
@@ -268,7 +268,7 @@ def test_nan_stays_nan_where_float8_is_unpacked() -> None:
 
 
 def test_a_race_would_be_reported() -> None:
-    """The race is a copy that is read before it is waited for."""
+    """The race is a copy that is read before it is complete."""
 
     def kernel(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
         copy = pltpu.make_async_copy(x, buffer, semaphore)

@@ -82,15 +82,15 @@ class Kernel(ExactMultiplier):
 
     def _find(self, e: Emitter, of: Call, stretch: Any) -> tuple[Any, Any]:
         """Return the expert of a stretch, counted over all experts, and the stretch's index among the expert's."""
-        found, left = e.variable(I64, I64(0)), e.variable(I64, stretch)
+        owner, left = e.variable(I64, I64(0)), e.variable(I64, stretch)
         before = e.variable(I64, I64(0))
         with e.range(0, of.num_experts) as expert:
             after = e.sum(before.value, e.ceil_div(e.load_int(of.counts, expert), UNIT_ROWS))
             is_here = e.ir.and_(e.ir.icmp_signed("<=", before.value, stretch), e.ir.icmp_signed("<", stretch, after))
-            found.value = e.ir.select(is_here, expert, found.value)
+            owner.value = e.ir.select(is_here, expert, owner.value)
             left.value = e.ir.select(is_here, e.ir.sub(stretch, before.value), left.value)
             before.value = after
-        return found.value, left.value
+        return owner.value, left.value
 
     def _operands(self, e: Emitter, of: Call, expert: Any, count: Any) -> Operands:
         """Return the operands of one expert; its number of rows is rounded up to whole tiles."""

@@ -64,8 +64,8 @@ def multiply_tiles(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    place = jnp.stack([jnp.asarray(layer, jnp.int32), tiles.total])
-    return kernel(x_ri, w_leoi, place, *tiles[1:])
+    layer_and_total = jnp.stack([jnp.asarray(layer, jnp.int32), tiles.total])
+    return kernel(x_ri, w_leoi, layer_and_total, *tiles[1:])
 
 
 class _Refs(NamedTuple):
@@ -73,7 +73,7 @@ class _Refs(NamedTuple):
 
     x: Any
     w: Any
-    place: Any
+    layer_and_total: Any
     """The layer, and the number of tiles of rows."""
     experts_n: Any
     rows_n: Any
@@ -100,23 +100,23 @@ class _Item(NamedTuple):
 
 
 def _kernel(*refs: Any, activation: str | None, sizes: Sizes, x: Any, w: Any, **scratch: Any) -> None:
-    own = _Refs(*refs, x_smem=x, w_smem=w, **scratch)
+    kernel_refs = _Refs(*refs, x_smem=x, w_smem=w, **scratch)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < sizes.consumers)
     def _():
         plgpu.set_max_registers(232, action="increase")
-        _for_each_item(own, sizes, activation, partial(_consume, own, sizes, activation, warpgroup))
+        _for_each_item(kernel_refs, sizes, activation, partial(_consume, kernel_refs, sizes, activation, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == sizes.consumers)
     def _():
         plgpu.set_max_registers(40, action="decrease")
-        num_pieces = _for_each_item(own, sizes, activation, partial(_produce, own, sizes, activation))
+        num_pieces = _for_each_item(kernel_refs, sizes, activation, partial(_produce, kernel_refs, sizes, activation))
 
         # No barrier may end with a phase that nobody waited for.
         def drain(piece, _):
-            plgpu.barrier_wait(own.free.at[lax.rem(piece, sizes.stages)])
+            plgpu.barrier_wait(kernel_refs.free.at[lax.rem(piece, sizes.stages)])
 
         lax.fori_loop(lax.max(num_pieces - sizes.stages, 0), num_pieces, drain, None)
 
@@ -130,7 +130,7 @@ def _for_each_item(refs: _Refs, sizes: Sizes, activation: str | None, body: Call
     width = sizes.columns * (HALVES if activation is None else 1)
     column_tiles = -(-refs.y.shape[1] // width)
     num_pieces = refs.x.shape[1] // DEPTH
-    worker, total = lax.axis_index("worker"), refs.place[1] * column_tiles
+    worker, total = lax.axis_index("worker"), refs.layer_and_total[1] * column_tiles
 
     def step(i, piece):
         number = worker + i * sizes.workers
@@ -147,7 +147,7 @@ def _for_each_item(refs: _Refs, sizes: Sizes, activation: str | None, body: Call
 
 def _produce(refs: _Refs, sizes: Sizes, activation: str | None, item: _Item, first_piece: Array) -> None:
     """Bring a tile's rows and weights."""
-    layer = refs.place[0]
+    layer = refs.layer_and_total[0]
     distance = sizes.columns if activation is None else refs.y.shape[1]
     # Where the tile is not full, these include rows of other experts, or rows beyond the last.
     rows = pl.ds(pl.multiple_of(item.row, ROW_SLAB), sizes.rows)

@@ -35,16 +35,16 @@ def multiply_quantized(
     column_tiles = -(-num_outputs // COLUMNS)
 
     def locate(refs: tuple[Any, ...], number: Array) -> Item:
-        place, experts_n, rows_n, counts_n, places_n, siblings_n = refs
+        layer_and_total, experts_n, rows_n, counts_n, places_n, siblings_n = refs
         entry = lax.div(number, jnp.int32(column_tiles))  # some span of the expert
         first = entry - places_n[entry]
         column_tile, sibling = divide(number - first * column_tiles, siblings_n[entry])
         span = first + sibling
-        matrix = place[0] * num_experts + experts_n[span]
+        matrix = layer_and_total[0] * num_experts + experts_n[span]
         return Item(matrix, column_tile * COLUMNS, rows_n[span], jnp.int32(0), counts_n[span])
 
-    place = jnp.stack([jnp.asarray(layer, jnp.int32), spans.total])
-    items = Items((place, *spans[1:]), lambda refs: refs[0][1] * column_tiles, locate)
+    layer_and_total = jnp.stack([jnp.asarray(layer, jnp.int32), spans.total])
+    items = Items((layer_and_total, *spans[1:]), lambda refs: refs[0][1] * column_tiles, locate)
     grouped = {name: weight.parts[name].reshape(-1, *weight.parts[name].shape[2:]) for name in form.parts[1:]}
     options = {"out_dtype": jnp.dtype(jnp.bfloat16), "sizes": sizes, "interpret": interpret}
     return multiply_tiles(in_planes(x_ri, form), as_words(weight), grouped, items, form, **options)[0]

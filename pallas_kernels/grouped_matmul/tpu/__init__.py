@@ -60,8 +60,8 @@ def tpu_grouped_matmul(
     operands = [operand for operand in (x, w, scales) if operand is not None]
 
     def kernel(*refs: Any) -> None:
-        *given, y, scratch = refs
-        own_spans, own_operands = SpanRefs(*given[: len(spans)]), Operands(*given[len(spans) :])
+        *inputs, y, scratch = refs
+        own_spans, own_operands = SpanRefs(*inputs[: len(spans)]), Operands(*inputs[len(spans) :])
         activate = None if activation is None else ACTIVATIONS[activation]
         Kernel(own_spans, own_operands, y, scratch, sizes, form, activate).run()
 
@@ -85,7 +85,7 @@ def _spans(groups: Groups, layer: Array | int, num_rows: int, most: int) -> Span
     """Return the spans as the kernel reads them."""
     spans = cut(groups, num_rows, ROW_SLAB, most)
     return SpanRefs(
-        place=jnp.stack([jnp.asarray(layer, jnp.int32), spans.total]),
+        layer_and_total=jnp.stack([jnp.asarray(layer, jnp.int32), spans.total]),
         experts_n=spans.experts_n,
         first_slabs_n=spans.rows_n // ROW_SLAB,
         num_slabs_n=-(-spans.counts_n // ROW_SLAB),

@@ -28,7 +28,7 @@ CHUNKS_AT_ONCE = 2
 class SpanRefs(NamedTuple):
     """The spans, as refs in SMEM; outside the kernel their arrays."""
 
-    place: Any
+    layer_and_total: Any
     """The layer, and the number of spans."""
     experts_n: Any
     first_slabs_n: Any
@@ -108,7 +108,7 @@ class Kernel:
     def run(self) -> None:
         """Multiply all spans by all tiles."""
         ahead = self.sizes.num_buffers - 1
-        num_items = self.spans.place[1] * self.sizes.num_tiles
+        num_items = self.spans.layer_and_total[1] * self.sizes.num_tiles
 
         def start(item: Array) -> None:
             @pl.when(item < num_items)
@@ -122,7 +122,7 @@ class Kernel:
 
             @pl.when(tile == 0)
             def _() -> None:
-                pl.when(span + 1 < self.spans.place[1])(lambda: self._row_copy(span + 1).start())
+                pl.when(span + 1 < self.spans.layer_and_total[1])(lambda: self._row_copy(span + 1).start())
                 self._row_copy(span).wait()
 
             for copy in self._tile_copies(item):
@@ -152,7 +152,7 @@ class Kernel:
         """Return the copies of an item's weights. The last tile may have fewer columns."""
         expert, tile = self.spans.experts_n[self._span(item)], lax.rem(item, self.sizes.num_tiles)
         buffer = lax.rem(item, self.sizes.num_buffers)
-        weights = self.operands.w.at[self.spans.place[0], expert]
+        weights = self.operands.w.at[self.spans.layer_and_total[0], expert]
         copies = [
             pltpu.make_async_copy(
                 source, self.scratch.weights.at[buffer, part, *target], self.scratch.weight_semaphores.at[buffer]
@@ -173,7 +173,7 @@ class Kernel:
             return [pltpu.make_async_copy(source, target, semaphore)]
         firsts = [part * (scales.shape[3] // self.sizes.parts) + tile * columns for part in range(self.sizes.parts)]
         lanes = [pl.ds(pl.multiple_of(first, LANES), columns) for first in firsts]
-        sources = [scales.at[self.spans.place[0], expert, :, each] for each in lanes]
+        sources = [scales.at[self.spans.layer_and_total[0], expert, :, each] for each in lanes]
         return [pltpu.make_async_copy(source, target.at[i], semaphore) for i, source in enumerate(sources)]
 
     def _tile_of(self, weights: Any, part: int, tile: Array) -> tuple[Any, tuple[Any, ...]]:
@@ -193,10 +193,10 @@ class Kernel:
         count = self.spans.num_slabs_n[span]
         first = pl.multiple_of(lax.rem(item, self.sizes.num_tiles) * columns, columns)
         # A single tile may have any number of columns.
-        place = slice(None) if self.sizes.num_tiles == 1 else pl.ds(first, columns)
+        target_columns = slice(None) if self.sizes.num_tiles == 1 else pl.ds(first, columns)
         return pltpu.make_async_copy(
             self.scratch.out.at[buffer, pl.ds(0, count)],
-            self.y.at[pl.ds(self.spans.first_slabs_n[span], count), :, place],
+            self.y.at[pl.ds(self.spans.first_slabs_n[span], count), :, target_columns],
             self.scratch.out_semaphores.at[buffer],
         )
 
@@ -250,12 +250,12 @@ class Kernel:
                 lanes = pl.ds(pl.multiple_of(chunk * LANES, LANES), LANES)
                 x = scratch.rows[lax.rem(self._span(item), 2), slabs, :, lanes].reshape(count * ROW_SLAB, LANES)
                 scales = pl.ds(lax.div(chunk, group // LANES), 1)
-                found = []
+                totals = []
                 for part, total in enumerate(sums):
                     w = scratch.weights[buffer, part, pl.ds(number * weight_slabs, weight_slabs), :, lanes]
                     product = self._dot(x, values(w.reshape(block, LANES), form, x.dtype))
-                    found.append(total + product * scratch.scales[buffer, part, scales, columns])
-                return found
+                    totals.append(total + product * scratch.scales[buffer, part, scales, columns])
+                return totals
 
             zeros = [jnp.zeros((count * ROW_SLAB, block), jnp.float32)] * self.sizes.parts
             sums = lax.fori_loop(0, depth // LANES, add, zeros, unroll=min(CHUNKS_AT_ONCE, depth // LANES))

@@ -193,9 +193,9 @@ class Kernel:
         assert self.format.narrow is not None
         with e.range(0, self.way.lanes) as r:
             index = e.sum(e.product(group, self.way.lanes), r)
-            place = e.product(e.least(e.sum(first, index), last), rank)
+            target = e.product(e.least(e.sum(first, index), last), rank)
             factor = e.splat(e.ir.fdiv(F32(1.0), e.larger(e.load(unit.sums, F32, index), F32(1e-30))))
             with e.range(0, rank, self.way.acc_step) as i:
                 for j, numbers in enumerate(self.way.numbers(e, unit, group, r, i)):
                     numbers = self.format.narrow(e, e.ir.fmul(numbers, factor))
-                    e.store_vector(numbers, of["out"], place, i, j * LANES)
+                    e.store_vector(numbers, of["out"], target, i, j * LANES)

@@ -140,16 +140,16 @@ class Matrices:
             for j in range(self.at_once // 2):
                 even, odd = (e.load_vector(row, I16, j * STEP, lanes=STEP) for row in rows)
                 for which, columns in enumerate((LOW, HIGH)):
-                    found = e.shuffle(even, odd, [lane for each in columns for lane in (each, each + STEP)])
-                    e.store_vector(found, target, (2 * j + which) * SIDE * STEP)
+                    interleaved = e.shuffle(even, odd, [lane for each in columns for lane in (each, each + STEP)])
+                    e.store_vector(interleaved, target, (2 * j + which) * SIDE * STEP)
 
     def _shrink(self, e: Emitter, acc: Any, decays: Any) -> None:
         """Multiply the sums of each lane by its decay."""
         factors = [e.splat(e.ir.extract_element(decays, I32(r))) for r in range(SIDE)]
         with e.range(0, self.columns) as column:
             for r, factor in enumerate(factors):
-                place = e.at(acc, I8, e.product(column, MATRIX_BYTES), r * CACHE_LINE)
-                e.store_vector(e.ir.fmul(e.load_vector(place, F32), factor), place)
+                address = e.at(acc, I8, e.product(column, MATRIX_BYTES), r * CACHE_LINE)
+                e.store_vector(e.ir.fmul(e.load_vector(address, F32), factor), address)
 
     def _score(self, e: Emitter, queries: Any, tile: Tile, live: Any, fetches: Any) -> None:
         """Multiply latents and queries; scores of tokens beyond the live ones may be anything."""
@@ -165,14 +165,14 @@ class Matrices:
             with e.range(0, self.steps) as step:
                 amx.load(e, SHARED, e.at(queries, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
                 for register, row in enumerate(rows):
-                    own = OWN[register % len(OWN)]
-                    amx.load(e, own, e.at(row, I8, e.product(step, CACHE_LINE)), stride)
-                    amx.multiply(e, register, own, SHARED)
+                    register_of_latents = OWN[register % len(OWN)]
+                    amx.load(e, register_of_latents, e.at(row, I8, e.product(step, CACHE_LINE)), stride)
+                    amx.multiply(e, register, register_of_latents, SHARED)
                 with e.ir.if_then(fetches):
                     self._fetch(e, ahead, step)
             for register in range(AT_ONCE):
-                place = e.at(self._scores, F32, e.product(e.sum(start, register * PIECE), SIDE))
-                amx.store(e, register, place, CACHE_LINE)
+                address = e.at(self._scores, F32, e.product(e.sum(start, register * PIECE), SIDE))
+                amx.store(e, register, address, CACHE_LINE)
 
     def _fetch(self, e: Emitter, pieces: Sequence[Any], step: Any) -> None:
         """Begin to read a step's share of the next tile; each piece is read in order."""
@@ -189,17 +189,17 @@ class Matrices:
         first, whole, probs = e.product(group, SIDE), e.product(e.ceil_div(live, STEP), STEP), self._probs_of(e, group)
         seen = e.ir.sub(e.load_vector(unit.seen, I32, first), e.splat(e.ir.trunc(start, I32)))
         before = e.load_vector(unit.largest, F32, first)
-        found = [e.variable(vector(F32), before) for _ in range(CHAINS)]
+        largest = [e.variable(vector(F32), before) for _ in range(CHAINS)]
         with e.range(0, whole, CHAINS) as token:
-            for i, most in enumerate(found):
-                place = e.at(self._scores, F32, e.product(token, SIDE), i * SIDE)
+            for i, most in enumerate(largest):
+                address = e.at(self._scores, F32, e.product(token, SIDE), i * SIDE)
                 is_seen = e.ir.icmp_signed("<", e.splat(e.ir.trunc(e.sum(token, i), I32)), seen)
-                score = e.ir.fmul(e.load_vector(place, F32), unit.scale)
+                score = e.ir.fmul(e.load_vector(address, F32), unit.scale)
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
-                e.store_vector(score, place)
+                e.store_vector(score, address)
                 most.value = e.larger(most.value, score)
-        after = found[0].value
-        for most in found[1:]:
+        after = largest[0].value
+        for most in largest[1:]:
             after = e.larger(after, most.value)
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(CHAINS)]
         with e.range(0, whole, PIECE) as token:
@@ -212,8 +212,8 @@ class Matrices:
             # A matrix has the probabilities of 32 tokens; these are one half of each of its rows.
             matrix = e.product(e.ir.udiv(token, I64(STEP)), SIDE * STEP)
             for r, row in enumerate(e.transpose(rows)):
-                place = e.sum(matrix, e.ir.urem(token, I64(STEP)), r * STEP)
-                e.store_vector(pairs.narrow_half(e, row), probs, place)
+                address = e.sum(matrix, e.ir.urem(token, I64(STEP)), r * STEP)
+                e.store_vector(pairs.narrow_half(e, row), probs, address)
         total = added[0].value
         for some in added[1:]:
             total = e.ir.fadd(total, some.value)
@@ -225,21 +225,21 @@ class Matrices:
     def _add_values(self, e: Emitter, acc: Any, probs: Any, live: Any) -> None:
         """Add some columns of the latents of a tile times their probabilities."""
         places = [e.at(acc, I8, i * MATRIX_BYTES) for i in range(self.at_once)]
-        for register, place in enumerate(places):
-            amx.load(e, register, place, CACHE_LINE)
+        for register, address in enumerate(places):
+            amx.load(e, register, address, CACHE_LINE)
         with e.range(0, e.ceil_div(live, STEP)) as step:
             amx.load(e, SHARED, e.at(probs, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
             first = e.at(self._pairs, I8, e.product(step, self.at_once * MATRIX_BYTES))
             for register in range(self.at_once):
-                own = OWN[register % len(OWN)]
-                amx.load(e, own, e.at(first, I8, register * MATRIX_BYTES), CACHE_LINE)
-                amx.multiply(e, register, SHARED, own)
-        for register, place in enumerate(places):
-            amx.store(e, register, place, CACHE_LINE)
+                register_of_latents = OWN[register % len(OWN)]
+                amx.load(e, register_of_latents, e.at(first, I8, register * MATRIX_BYTES), CACHE_LINE)
+                amx.multiply(e, register, SHARED, register_of_latents)
+        for register, address in enumerate(places):
+            amx.store(e, register, address, CACHE_LINE)
 
     def numbers(self, e: Emitter, unit: Unit, group: Any, lane: Any, start: Any) -> list[Any]:
         """Return two vectors of a lane's sums, with the columns that were interleaved."""
-        place = e.at(self._acc(e, unit, group), I8, e.product(e.ir.udiv(start, I64(SIDE)), MATRIX_BYTES))
-        low, high = (e.load_vector(place, F32, i * SIDE * LANES, e.product(lane, LANES)) for i in (0, 1))
+        address = e.at(self._acc(e, unit, group), I8, e.product(e.ir.udiv(start, I64(SIDE)), MATRIX_BYTES))
+        low, high = (e.load_vector(address, F32, i * SIDE * LANES, e.product(lane, LANES)) for i in (0, 1))
         order = [(LOW + HIGH).index(column) for column in range(2 * LANES)]
         return [e.shuffle(low, high, order[:LANES]), e.shuffle(low, high, order[LANES:])]

@@ -43,10 +43,10 @@ class Vectors:
         self.has_pairs = is_bfloat16 and shape.key_dim % (2 * LANES) == 0
         """True if scores are sums of pairs of products."""
         n = shape.num_heads
-        self.lanes = n if n < LEAST_LANES else min(range(MOST_LANES, LEAST_LANES - 1, -1), key=lambda each: -n % each)
+        self.lanes = n if n < LEAST_LANES else min(range(MOST_LANES, LEAST_LANES - 1, -1), key=lambda count: -n % count)
         most_sums = max(1, num_registers() * 3 // 4 // self.lanes)
         self.num_tokens = 1 << (min(MAX_TOKENS, most_sums).bit_length() - 1)
-        self.vectors = next(each for each in range(most_sums, 0, -1) if shape.latent_dim // LANES % each == 0)
+        self.vectors = next(count for count in range(most_sums, 0, -1) if shape.latent_dim // LANES % count == 0)
         """The number of vectors of sums of each lane at a time: of tokens' scores, and of its latents."""
 
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
@@ -116,11 +116,11 @@ class Vectors:
             for r, row in enumerate(sums):
                 e.store_vector(_add_up(e, [each.value for each in row]), self._scores, r * TILE, start, token)
 
-    def _operand(self, e: Emitter, base: Any, place: int, i: Any) -> Any:
+    def _operand(self, e: Emitter, base: Any, offset: int, i: Any) -> Any:
         """Return a vector of the pool's numbers, or of pairs."""
         if self.has_pairs:
-            return e.load_vector(base, I32, place // 2, i)
-        return self.kv_format.widen(e, e.load_vector(base, self.kv_format.storage, place, i))
+            return e.load_vector(base, I32, offset // 2, i)
+        return self.kv_format.widen(e, e.load_vector(base, self.kv_format.storage, offset, i))
 
     def _softmax(self, e: Emitter, unit: Unit, first: Any, start: Any, live: Any) -> list[Any]:
         """Turn a tile's scores into probabilities, not divided by their sums.
@@ -130,16 +130,16 @@ class Vectors:
         rows = [e.at(self._scores, F32, r * TILE) for r in range(self.lanes)]
         seen = [e.ir.sub(e.load(unit.seen, I32, first, r), e.ir.trunc(start, I32)) for r in range(self.lanes)]
         lanes = ir.Constant(vector(I32), list(range(LANES)))
-        found = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in rows]
+        maxima = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in rows]
         with e.range(0, live, LANES) as i:
-            for row, end, most in zip(rows, seen, found, strict=True):
+            for row, end, most in zip(rows, seen, maxima, strict=True):
                 is_seen = e.ir.icmp_signed("<", lanes, e.splat(e.ir.sub(end, e.ir.trunc(i, I32))))
                 score = e.ir.fmul(e.load_vector(row, F32, i), unit.scale)
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
         before = [e.load(unit.largest, F32, first, r) for r in range(self.lanes)]
-        after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, found, strict=True)]
+        after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, maxima, strict=True)]
         shifts = [e.splat(largest) for largest in after]
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in rows]
         with e.range(0, live, LANES) as i:

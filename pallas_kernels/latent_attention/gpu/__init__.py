@@ -43,10 +43,10 @@ def gpu_latent_attention(
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
     del tiles
-    place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     rows = jax.ShapeDtypeStruct((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
-    out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **place)
-    settings: dict[str, Any] = place | {"scale": scale}
+    out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **common)
+    settings: dict[str, Any] = common | {"scale": scale}
     if batch.tile_seqs_i.shape[0]:
         out_tnl = prefill_attention(q_tnh, kv_pool, batch, out_tnl, **settings)
     return decode_attention(q_tnh, kv_pool, batch, out_tnl, **settings), kv_pool

@@ -257,22 +257,22 @@ def _attend_kernel(*refs, config: Config, latents, raw, queries_or_results, weig
     work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
     queries, results = queries_or_results
     buffers = _Buffers(latents, raw, queries, results, weights)
-    given = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
+    kernel_refs = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < CONSUMERS)
     def _():
         plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
         plgpu.barrier_arrive(barriers.q_free)
-        _for_each_item(given, partial(_consume, given, warpgroup))
+        _for_each_item(kernel_refs, partial(_consume, kernel_refs, warpgroup))
         pl.when(warpgroup == 0)(partial(plgpu.barrier_wait, barriers.q_free))
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == CONSUMERS)
     def _():
         plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-        num_tiles = _for_each_item(given, partial(_produce, given))
-        _drain(given, num_tiles)
+        num_tiles = _for_each_item(kernel_refs, partial(_produce, kernel_refs))
+        _drain(kernel_refs, num_tiles)
 
 
 def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:

@@ -175,14 +175,14 @@ class MatrixUnit:
         is_first = e.ir.icmp_signed("==", piece.start, I64(0))
         with e.ir.if_else(e.ir.icmp_signed("==", rows.matrices, I64(1))) as (by_one, by_many):
             with by_one:
-                for part, place in enumerate(places):
+                for part, first_row in enumerate(places):
                     target = e.at(sums, I8, part * MATRIX_BYTES)
-                    arguments = [rows.x, rows.is_one, of.w, place, lanes, of.k, *piece, ahead, target, is_first]
+                    arguments = [rows.x, rows.is_one, of.w, first_row, lanes, of.k, *piece, ahead, target, is_first]
                     e.ir.call(multiply_one, [*arguments, *of.parts])
             with by_many:
                 w = [e.at(unpacked, self.storage, part * SIDE * self.piece) for part in (0, 1)]
-                for place, target in zip(places, w, strict=True):
-                    some = Range(place, e.sum(place, lanes))
+                for first_row, target in zip(places, w, strict=True):
+                    some = Range(first_row, e.sum(first_row, lanes))
                     self.packed.write(e, of.w, of.parts, some, of.k, target, piece, ahead)
                 stride = e.product(e.ir.sub(piece.stop, piece.start), self.dtype.itemsize)
                 e.ir.call(multiply, [*rows, *w, stride, self._steps(e, piece), *w, I64(0), sums, is_first])
@@ -212,8 +212,8 @@ class MatrixUnit:
             with e.range(0, steps) as step:
                 number = e.product(step, STEP)
                 rows = [e.load_vector(e.at(x, self.storage, start, number), I32, 0) for start in starts]
-                for place, pairs in enumerate(e.transpose(rows)):
-                    e.store_vector(pairs, e.at(base, I8, e.product(step, MATRIX_BYTES)), place * LANES)
+                for index, pairs in enumerate(e.transpose(rows)):
+                    e.store_vector(pairs, e.at(base, I8, e.product(step, MATRIX_BYTES)), index * LANES)
 
     def _add_multiply(self) -> ir.Function:
         """Multiply two matrices' rows of w by all rows of x of a unit, and leave the sums in memory."""
@@ -242,8 +242,8 @@ class MatrixUnit:
                 if not self.packed:
                     done = e.sum(e.product(matrix, steps), e.product(step, count))
                     self._fetch(e, following, distance, e.ir.udiv(e.product(done, CACHE_LINE), matrices))
-            for register, place in enumerate(places):
-                amx.store(e, register, place, x_stride)
+            for register, address in enumerate(places):
+                amx.store(e, register, address, x_stride)
 
         with e.range(0, matrices, 2) as matrix:
             has_two = e.ir.icmp_signed("<", e.sum(matrix, 1), matrices)
@@ -261,7 +261,7 @@ class MatrixUnit:
         """
         assert self.packed is not None
         packed, group, step = self.packed, self.packed.form.group, self.packed.step
-        e, (x, is_one, w, place, lanes, k, start, stop, ahead, sums, is_first, *parts) = add_function(
+        e, (x, is_one, w, first_row, lanes, k, start, stop, ahead, sums, is_first, *parts) = add_function(
             self.module,
             "multiply_one",
             VOID,
@@ -276,21 +276,21 @@ class MatrixUnit:
         def row(lane: Any, before: Any = 0) -> Row:
             index = e.sum(e.product(lane, groups), before)
             bases = (None if base is None else e.at(base, F32, index) for base in (scales, mins))
-            return Row(packed.at(e, w, e.sum(place, lane), k), *bases)
+            return Row(packed.at(e, w, e.sum(first_row, lane), k), *bases)
 
         if groups:
             with e.range(0, lanes) as lane:
-                packed.prepare(e, row(lane), parts, e.sum(place, lane), k, (start, stop))
+                packed.prepare(e, row(lane), parts, e.sum(first_row, lane), k, (start, stop))
         before = e.product(e.ir.udiv(start, I64(group)), -1) if groups else 0
         buffers = e.array(self.storage, 2 * SIDE * step)
         self._begin(e, [sums], x_stride, is_first)
 
         def multiply(turn: Any) -> None:
             buffer = e.at(buffers, self.storage, e.product(e.ir.and_(turn, I64(1)), SIDE * step))
-            for each in range(step // STEP):
-                base = e.at(x, I8, e.product(e.sum(e.product(turn, step // STEP), each), x_bytes))
+            for part in range(step // STEP):
+                base = e.at(x, I8, e.product(e.sum(e.product(turn, step // STEP), part), x_bytes))
                 amx.load(e, ROWS[0], base, x_stride)
-                some = e.at(buffer, self.storage, each * STEP)
+                some = e.at(buffer, self.storage, part * STEP)
                 amx.load(e, WEIGHTS[0], some, I64(step * self.dtype.itemsize))
                 amx.multiply(e, SUMS[0], WEIGHTS[0], ROWS[0])
 
@@ -301,8 +301,8 @@ class MatrixUnit:
             with e.range(0, lanes) as lane:
                 held = row(lane, before)
                 packed.fetch(e, held, e.sum(first, turn), ahead)
-                for number, each in enumerate(packed.load(e, held, e.sum(first, turn))):
-                    e.store_vector(each, e.at(buffer, self.storage, e.product(lane, step)), number * LANES)
+                for number, values in enumerate(packed.load(e, held, e.sum(first, turn))):
+                    e.store_vector(values, e.at(buffer, self.storage, e.product(lane, step)), number * LANES)
             with e.ir.if_then(e.ir.icmp_signed(">", turn, I64(0))):
                 multiply(e.ir.sub(turn, I64(1)))
         multiply(e.ir.sub(turns, I64(1)))
@@ -322,8 +322,8 @@ class MatrixUnit:
                 for register in range(len(places)):
                     amx.clear(e, register)
             with later:
-                for register, place in enumerate(places):
-                    amx.load(e, register, place, stride)
+                for register, address in enumerate(places):
+                    amx.load(e, register, address, stride)
 
     def _fetch(self, e: Emitter, bases: Sequence[Any], distance: Any, offset: Any) -> None:
         """Begin to read a line of each row of the next two matrices."""
@@ -344,61 +344,61 @@ class MatrixUnit:
         biases = [self._load_added(e, bias, place, mask) for place in places]
         with e.range(0, num_rows, SIDE) as first:
             for part, target in enumerate(rows):
-                place = e.at(sums, I8, e.product(e.sum(e.ir.sdiv(first, I64(SIDE // 2)), part), MATRIX_BYTES))
+                address = e.at(sums, I8, e.product(e.sum(e.ir.sdiv(first, I64(SIDE // 2)), part), MATRIX_BYTES))
                 with e.ir.if_else(is_one) as (by_one, by_all):
                     with by_one:
-                        e.store_vector(e.load_vector(place, F32, 0), target, 0)
+                        e.store_vector(e.load_vector(address, F32, 0), target, 0)
                     with by_all:
-                        columns = [e.load_vector(place, F32, column * LANES) for column in range(SIDE)]
-                        for row, found in enumerate(e.transpose(columns)):
-                            e.store_vector(found, target, row * LANES)
+                        columns = [e.load_vector(address, F32, column * LANES) for column in range(SIDE)]
+                        for row, results in enumerate(e.transpose(columns)):
+                            e.store_vector(results, target, row * LANES)
             with e.range(0, e.least(e.ir.sub(num_rows, first), SIDE)) as row:
-                found = [e.load_vector(target, F32, e.product(row, LANES)) for target in rows]
-                found = [x if f is None else e.ir.fmul(x, f) for x, f in zip(found, factors, strict=True)]
+                results = [e.load_vector(target, F32, e.product(row, LANES)) for target in rows]
+                results = [x if f is None else e.ir.fmul(x, f) for x, f in zip(results, factors, strict=True)]
                 index = e.product(e.sum(first, row), n)
                 if self.is_gated:
                     assert self.activate is not None
                     # The addend lies as w's rows do: both halves of a row, one behind the other.
                     row_of_plus = e.product(index, 2)
-                    found = [
+                    results = [
                         e.ir.fadd(self._load_added(e, plus, e.sum(row_of_plus, place), mask), x)
-                        for x, place in zip(found, places, strict=True)
+                        for x, place in zip(results, places, strict=True)
                     ]
-                    gated = e.ir.fmul(self.activate(e, found[0]), found[1])
+                    gated = e.ir.fmul(self.activate(e, results[0]), results[1])
                     self._store(e, gated, y, e.sum(index, early), mask)
                 else:
-                    for x, place, added in zip(found, places, biases, strict=True):
-                        total = e.ir.fadd(self._load_added(e, plus, e.sum(index, place), mask), x)
+                    for x, row_of_w, added in zip(results, places, biases, strict=True):
+                        total = e.ir.fadd(self._load_added(e, plus, e.sum(index, row_of_w), mask), x)
                         total = e.ir.fadd(added, total)
                         total = self.activate(e, total) if self.activate else total
-                        self._store(e, total, y, e.sum(index, place), mask)
+                        self._store(e, total, y, e.sum(index, row_of_w), mask)
         e.ir.ret_void()
         return e.function
 
-    def _load_scales(self, e: Emitter, scales: Any, place: Any, lanes: Any) -> Any:
+    def _load_scales(self, e: Emitter, scales: Any, row: Any, lanes: Any) -> Any:
         """Return the scales of 16 rows of w, or of fewer."""
         assert self.packed is not None
         held = e.array(F32, LANES)
         e.clear(held, 4 * LANES)
         with e.range(0, lanes) as lane:
-            one = self.packed.load_part(e, "scales", scales, e.sum(place, lane), 1)
+            one = self.packed.load_part(e, "scales", scales, e.sum(row, lane), 1)
             e.store_vector(one, held, lane)
         return e.load_vector(held, F32, 0)
 
-    def _load_added(self, e: Emitter, base: Any, place: Any, mask: Any) -> Any:
+    def _load_added(self, e: Emitter, base: Any, index: Any, mask: Any) -> Any:
         """Return 16 numbers of the addend, or fewer, and zeros if there is none."""
         kind = vector(self.out_format.storage)
         is_there = e.ir.icmp_unsigned("!=", base, NULL)
         some = e.ir.and_(mask, e.splat(is_there))
         name = f"llvm.masked.load.v{LANES}{_suffix(self.out_format.storage)}.p0"
         # A masked load of nothing is slow where there is no memory.
-        address = e.ir.select(is_there, e.at(base, self.out_format.storage, place), e.array(I8, CACHE_LINE))
+        address = e.ir.select(is_there, e.at(base, self.out_format.storage, index), e.array(I8, CACHE_LINE))
         nothing = ir.Constant(kind, None)
         return self.out_format.widen(e, e.call_named(name, address, I32(1), some, nothing, result=kind))
 
-    def _store(self, e: Emitter, numbers: Any, base: Any, place: Any, mask: Any) -> None:
+    def _store(self, e: Emitter, numbers: Any, base: Any, index: Any, mask: Any) -> None:
         name = f"llvm.masked.store.v{LANES}{_suffix(self.out_format.storage)}.p0"
-        address = e.at(base, self.out_format.storage, place)
+        address = e.at(base, self.out_format.storage, index)
         e.call_named(
             name,
             pairs.narrow_half(e, numbers) if self.out_format.num_bytes == 2 else numbers,

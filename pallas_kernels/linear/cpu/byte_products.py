@@ -51,8 +51,8 @@ class Sum:
         if self._adds_words:
             self._add_words()
         first, *others = self._sums
-        for each in others:
-            first = self._e.ir.add(first, each)
+        for other in others:
+            first = self._e.ir.add(first, other)
         return first
 
     def _add_words(self) -> None:
@@ -63,10 +63,10 @@ class Sum:
 
 def _add_products(e: Emitter, sums: Any, codes: Any, numbers: Any) -> Any:
     """Add four products of each column to its sum, by one instruction for each register."""
-    own, numbers = processor.current(), e.ir.bitcast(numbers, codes.type)
-    if own.has_avx512:
+    present, numbers = processor.current(), e.ir.bitcast(numbers, codes.type)
+    if present.has_avx512:
         return e.call_named("llvm.x86.avx512.vpdpbusd.512", sums, codes, numbers)
-    name = "llvm.aarch64.neon.usdot.v4i32.v16i8" if own.is_aarch64 else "llvm.x86.avx512.vpdpbusd.256"
+    name = "llvm.aarch64.neon.usdot.v4i32.v16i8" if present.is_aarch64 else "llvm.x86.avx512.vpdpbusd.256"
     return in_registers(e, name, (sums, codes, numbers))
 
 
@@ -89,11 +89,11 @@ def _add_pairs(e: Emitter, words: Any) -> Any:
 def in_registers(e: Emitter, name: str, vectors: Sequence[Any], result: ir.Type | None = None) -> Any:
     """Call an instruction for each register of vectors of 64 bytes; it returns the first's type, or `result`."""
     num_parts = BYTES // processor.current().register_bytes
-    found = []
+    results = []
     for part in range(num_parts):
         some = []
-        for each in vectors:
-            count = each.type.count // num_parts
-            some.append(e.shuffle(each, each, range(part * count, (part + 1) * count)))
-        found.append(e.call_named(name, *some, result=result))
-    return e.join(found)
+        for value in vectors:
+            count = value.type.count // num_parts
+            some.append(e.shuffle(value, value, range(part * count, (part + 1) * count)))
+        results.append(e.call_named(name, *some, result=result))
+    return e.join(results)

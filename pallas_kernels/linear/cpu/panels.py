@@ -107,9 +107,9 @@ class Panels(Unpacker):
         """Write the vectors of `num_blocks` times 64 inputs."""
         with e.range(0, num_blocks) as block:
             vector_of = self.vectors(e, codes, block)
-            place = e.at(target, I8, e.product(block, STEPS * BYTES))
+            address = e.at(target, I8, e.product(block, STEPS * BYTES))
             for step in range(STEPS):
-                e.store_vector(vector_of(step), place, step * BYTES)
+                e.store_vector(vector_of(step), address, step * BYTES)
 
     def share(self, e: Emitter, codes: Codes, num_blocks: Any, index: Any, count: Any) -> Codes:
         """Return codes that fetch one of `count` shares of the memory to fetch with `num_blocks` blocks."""
@@ -135,15 +135,15 @@ class Panels(Unpacker):
 
     def _vector(self, e: Emitter, planes: Sequence[Sequence[Any]], step: int) -> Any:
         """Return four codes of each row."""
-        found, low = None, 0
+        codes, low = None, 0
         for words, width in zip(planes, PLANES[self.form.bits], strict=True):
             bits = _bits(e, words, width, step)
-            found = bits if found is None else e.ir.or_(found, e.ir.shl(bits, _bytes(low)))
+            codes = bits if codes is None else e.ir.or_(codes, e.ir.shl(bits, _bytes(low)))
             low += width
         if self.form.values in CODEBOOKS:
             _, offset, unit = self.integers
-            return _look_up(e, [round(value / unit) + offset for value in self.form.table()], found)
-        return e.ir.xor(found, _bytes(SIGN)) if self.form.bits == 8 else found
+            return _look_up(e, [round(value / unit) + offset for value in self.form.table()], codes)
+        return e.ir.xor(codes, _bytes(SIGN)) if self.form.bits == 8 else codes
 
 
 def _bits(e: Emitter, words: Sequence[Any], width: int, step: int) -> Any:
@@ -152,26 +152,26 @@ def _bits(e: Emitter, words: Sequence[Any], width: int, step: int) -> Any:
         return e.ir.bitcast(words[step], vector(I8, BYTES))
     if width == 1:
         return _single_bits(e, words[step // 8], step % 8)
-    later, place = divmod(step, len(words))
-    word = e.ir.lshr(words[place], e.splat(I32(later * width)))
+    later, index = divmod(step, len(words))
+    word = e.ir.lshr(words[index], e.splat(I32(later * width)))
     return e.ir.and_(e.ir.bitcast(word, vector(I8, BYTES)), _bytes(2**width - 1))
 
 
-def _single_bits(e: Emitter, words: Any, place: int) -> Any:
+def _single_bits(e: Emitter, words: Any, index: int) -> Any:
     """Return four bits of each word, from bit `place` times four on, in a byte each."""
     some = e.ir.bitcast(words, vector(I8, BYTES))
-    spread = e.shuffle(some, some, [lane // 4 * 4 + place // 2 for lane in range(BYTES)])
-    masks = [1 << (place % 2 * 4 + lane % 4) for lane in range(BYTES)]
+    spread = e.shuffle(some, some, [lane // 4 * 4 + index // 2 for lane in range(BYTES)])
+    masks = [1 << (index % 2 * 4 + lane % 4) for lane in range(BYTES)]
     is_set = e.ir.icmp_unsigned("!=", e.ir.and_(spread, _bytes(*masks)), _bytes(0))
     return e.ir.zext(is_set, some.type)
 
 
 def _look_up(e: Emitter, table: Sequence[int], index: Any) -> Any:
     """Return the entries of a table of 16 bytes."""
-    own, tables = processor.current(), _bytes(*list(table) * (BYTES // len(table)))
-    if own.has_avx512:
+    present, tables = processor.current(), _bytes(*list(table) * (BYTES // len(table)))
+    if present.has_avx512:
         return e.call_named("llvm.x86.avx512.pshuf.b.512", tables, index)
-    name = "llvm.aarch64.neon.tbl1.v16i8" if own.is_aarch64 else "llvm.x86.avx2.pshuf.b"
+    name = "llvm.aarch64.neon.tbl1.v16i8" if present.is_aarch64 else "llvm.x86.avx2.pshuf.b"
     return in_registers(e, name, (tables, index))
 
 

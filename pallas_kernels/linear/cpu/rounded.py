@@ -104,18 +104,18 @@ class RoundedMultiplier(Multiplier[ir.Function]):
             # A vector that would reach beyond the end begins earlier: two units may store the same numbers, to the bit.
             column = e.least(column, e.ir.sub(n, I64(LANES)))
             for part in range(self.parts):
-                place, own = e.sum(column, e.product(n, part)), e.at(sums, F32, part * UNIT_ROWS * LANES)
+                part_column, own_sums = e.sum(column, e.product(n, part)), e.at(sums, F32, part * UNIT_ROWS * LANES)
                 with e.range(0, k, panels.piece) as begin:
                     piece = Range(begin, e.least(e.sum(begin, panels.piece), k))
-                    panels.write_scales(e, of, place, piece, scales)
-                    codes = panels.codes(e, of, place, begin)
+                    panels.write_scales(e, of, part_column, piece, scales)
+                    codes = panels.codes(e, of, part_column, begin)
                     with e.ir.if_else(is_few) as (by_few, by_many):
                         with by_few:
-                            self._multiply_piece(e, few, of, rows, piece, codes, scales, own)
+                            self._multiply_piece(e, few, of, rows, piece, codes, scales, own_sums)
                         with by_many:
                             panels.write_codes(e, codes, self._blocks(e, piece), written)
                             codes = codes._replace(base=written)
-                            self._multiply_piece(e, many, of, rows, piece, codes, scales, own)
+                            self._multiply_piece(e, many, of, rows, piece, codes, scales, own_sums)
             scale = parts[:1] if panels.scales_sums else [NULL]
             e.ir.call(finish, [sums, first, last, column, n, y, plus, bias, *scale])
         e.ir.ret_void()
@@ -148,9 +148,9 @@ class RoundedMultiplier(Multiplier[ir.Function]):
             for count in reversed(fewer):
                 function = e.ir.select(e.ir.icmp_signed("<=", left, I64(count)), functions[count], function)
             x = self.inputs.at(e, of, e.ir.udiv(row, I64(tile)), e.ir.udiv(piece.start, I64(CHUNK)))
-            own = e.at(sums, F32, e.product(index, tile * LANES))
+            tile_sums = e.at(sums, F32, e.product(index, tile * LANES))
             share = self.weights.share(e, codes, num_blocks, index, num_tiles)
-            e.ir.call(function, [*x, *share, *_addresses(scales), num_blocks, own, is_first])
+            e.ir.call(function, [*x, *share, *_addresses(scales), num_blocks, tile_sums, is_first])
 
     def _add_multiply(self, num_rows: int, *, is_few: bool) -> ir.Function:
         """Multiply the first rows of a tile by a piece of 16 rows of w, and add the products to their sums."""
@@ -169,8 +169,8 @@ class RoundedMultiplier(Multiplier[ir.Function]):
             if is_few:
                 codes_of = panels.vectors(e, codes, block)
             else:
-                place = e.at(codes.base, I8, e.product(block, STEPS * BYTES))
-                codes_of = partial(_load_codes, e, place)
+                address = e.at(codes.base, I8, e.product(block, STEPS * BYTES))
+                codes_of = partial(_load_codes, e, address)
             self._multiply_block(e, x, codes_of, scales.scales, block, totals)
             for group in range(panels.num_groups if panels.has_mins else 0):
                 mins = e.load_vector(scales.mins, F32, self._place_of_scales(e, block, group))
@@ -189,28 +189,28 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         panels, tile = self.weights, self.inputs.tile
         num_groups = panels.num_groups // NUM_SCALES
         for part in range(NUM_SCALES):
-            found: list[Any] = [None] * len(totals)
+            numbers: list[Any] = [None] * len(totals)
             for group in range(part * num_groups, (part + 1) * num_groups):
                 sums = self._multiply_group(e, x, codes_of, block, group, len(totals))
                 scale = None
                 if not panels.scales_sums:
                     scale = e.load_vector(scales, F32, self._place_of_scales(e, block, group))
-                for row, (total, before) in enumerate(zip(sums, found, strict=True)):
+                for row, (total, before) in enumerate(zip(sums, numbers, strict=True)):
                     number = e.ir.sitofp(total.total(), vector(F32))
                     if scale is not None:
                         number = e.ir.fmul(number, scale) if before is None else e.fma(number, scale, before)
-                    found[row] = number
+                    numbers[row] = number
             for row, total in enumerate(totals):
-                place = e.product(e.sum(e.product(block, NUM_SCALES), part), tile)
-                scale = e.splat(e.load(x.scales, F32, place, row))
-                total.value = e.fma(found[row], scale, total.value)
+                index = e.product(e.sum(e.product(block, NUM_SCALES), part), tile)
+                scale = e.splat(e.load(x.scales, F32, index, row))
+                total.value = e.fma(numbers[row], scale, total.value)
 
     def _multiply_group(
         self, e: Emitter, x: Inputs, codes_of: Callable[[int], Any], block: Any, group: int, num_rows: int
     ) -> list[Sum]:
         """Return the sums of products of a group of the 64 inputs."""
-        integers, place = self.weights.integers, self._place_of_group(e, block, group)
-        starts = [e.splat(e.load(x.offsets, I32, place, row)) if integers.offset else None for row in range(num_rows)]
+        integers, index = self.weights.integers, self._place_of_group(e, block, group)
+        starts = [e.splat(e.load(x.offsets, I32, index, row)) if integers.offset else None for row in range(num_rows)]
         sums = [Sum(e, integers.pairs_in_words, CHAINS[num_rows], start) for start in starts]
         numbers = e.at(x.numbers, I8, e.product(block, CHUNK * self.inputs.tile))
         per_group = STEPS // self.weights.num_groups
@@ -241,29 +241,29 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         )
         places = [e.sum(column, e.product(n, part)) for part in range(self.parts)]
         factors = [
-            self.weights.load_part(e, "scales", scales, place, LANES) if self.weights.scales_sums else None
-            for place in places
+            self.weights.load_part(e, "scales", scales, part_column, LANES) if self.weights.scales_sums else None
+            for part_column in places
         ]
         with e.range(first, last) as row:
-            found = []
-            for part, (place, factor) in enumerate(zip(places, factors, strict=True)):
+            results = []
+            for part, (part_column, factor) in enumerate(zip(places, factors, strict=True)):
                 at = e.product(e.ir.sub(row, first), LANES)
                 number = e.load_vector(sums, F32, at, part * UNIT_ROWS * LANES)
                 number = number if factor is None else e.ir.fmul(number, factor)
-                number = self._plus(e, number, plus, e.sum(e.product(row, n, self.parts), place))
-                found.append(self._plus(e, number, bias, place))
-            result = self.activate(e, found[0]) if self.activate else found[0]
+                number = self._plus(e, number, plus, e.sum(e.product(row, n, self.parts), part_column))
+                results.append(self._plus(e, number, bias, part_column))
+            result = self.activate(e, results[0]) if self.activate else results[0]
             if self.is_gated:
-                result = e.ir.fmul(result, found[1])
+                result = e.ir.fmul(result, results[1])
             e.store_vector(self.out_format.narrow(e, result), y, e.product(row, n), column)
         e.ir.ret_void()
         return e.function
 
-    def _plus(self, e: Emitter, number: Any, base: Any, place: Any) -> Any:
+    def _plus(self, e: Emitter, number: Any, base: Any, index: Any) -> Any:
         """Add the number at an index, if there is an addend."""
         total = e.variable(number.type, number)
         with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
-            added = e.load_vector(base, self.out_format.storage, place)
+            added = e.load_vector(base, self.out_format.storage, index)
             total.value = e.ir.fadd(self.out_format.widen(e, added), total.value)
         return total.value
 

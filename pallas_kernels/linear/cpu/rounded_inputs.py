@@ -69,12 +69,12 @@ class RoundedInputs:
         """Return the addresses of a tile's rows, from a stretch of 64 numbers on."""
         blocks = e.ir.udiv(of.k, I64(CHUNK))
         count = e.product(e.ceil_div(of.t, self.tile), blocks, self.tile)
-        place = e.product(e.sum(e.product(tile, blocks), block), self.tile)
-        found, start = [], e.at(of.scratch, I8, HEADER_BYTES)
+        index = e.product(e.sum(e.product(tile, blocks), block), self.tile)
+        addresses, start = [], e.at(of.scratch, I8, HEADER_BYTES)
         for size in self._sizes:
-            found.append(e.at(start, I8, e.product(place, size)))
+            addresses.append(e.at(start, I8, e.product(index, size)))
             start = e.at(start, I8, e.product(count, size))
-        return Inputs(*found)
+        return Inputs(*addresses)
 
     def begin(self, e: Emitter, scratch: Any) -> None:
         """Record that nothing is rounded yet."""
@@ -111,24 +111,24 @@ class RoundedInputs:
         """Round numbers that share a scale, and store them as a part of a tile's row."""
         scale, grow = self._scale(e, numbers)
         e.store(e.ir.fmul(scale, F32(self.unit)), to.scales, row, part * self.tile)
-        bits = [e.ir.bitcast(e.fma(each, grow, e.constant(SHIFT, each)), vector(I32)) for each in numbers]
-        for index, each in enumerate(bits):
-            place = e.sum(e.product(row, CHUNK), part * INPUT_GROUP + index * LANES)
-            e.store_vector(e.ir.trunc(each, vector(I8)), to.numbers, place)
+        bits = [e.ir.bitcast(e.fma(value, grow, e.constant(SHIFT, value)), vector(I32)) for value in numbers]
+        for index, value in enumerate(bits):
+            target = e.sum(e.product(row, CHUNK), part * INPUT_GROUP + index * LANES)
+            e.store_vector(e.ir.trunc(value, vector(I8)), to.numbers, target)
         if not (self.offset or self.has_sums):
             return
-        signed = [e.ir.ashr(e.ir.shl(each, e.constant(24, each)), e.constant(24, each)) for each in bits]
+        signed = [e.ir.ashr(e.ir.shl(value, e.constant(24, value)), e.constant(24, value)) for value in bits]
         num_groups = self.num_groups // NUM_SCALES
         per_group = len(signed) // num_groups
         for group in range(num_groups):
             first, *others = signed[group * per_group : (group + 1) * per_group]
-            for each in others:
-                first = e.ir.add(first, each)
-            total, place = e.reduce(e.ir.add, first), e.sum(row, (part * num_groups + group) * self.tile)
+            for value in others:
+                first = e.ir.add(first, value)
+            total, target = e.reduce(e.ir.add, first), e.sum(row, (part * num_groups + group) * self.tile)
             if self.offset:
-                e.store(e.ir.mul(total, I32(-self.offset)), to.offsets, place)
+                e.store(e.ir.mul(total, I32(-self.offset)), to.offsets, target)
             if self.has_sums:
-                e.store(e.ir.fmul(e.ir.sitofp(total, F32), scale), to.sums, place)
+                e.store(e.ir.fmul(e.ir.sitofp(total, F32), scale), to.sums, target)
 
     def _scale(self, e: Emitter, numbers: Sequence[Any]) -> tuple[Any, Any]:
         """Return the scale of some numbers, and a vector of the factor that they are multiplied by before they are
@@ -138,10 +138,10 @@ class RoundedInputs:
             return e.ir.select(e.ir.icmp_unsigned(">", a, b), a, b)
 
         # Magnitudes have the same order as integers. A NaN is the largest, and makes the scale a NaN.
-        sizes = [e.ir.and_(e.ir.bitcast(each, vector(I32)), e.splat(I32(ALL_BUT_SIGN))) for each in numbers]
+        sizes = [e.ir.and_(e.ir.bitcast(other, vector(I32)), e.splat(I32(ALL_BUT_SIGN))) for other in numbers]
         first, *others = sizes
-        for each in others:
-            first = larger(first, each)
+        for other in others:
+            first = larger(first, other)
         largest = e.ir.bitcast(e.reduce(larger, first), F32)
         is_tiny = e.ir.fcmp_ordered("<", largest, F32(LEAST))
         grow = e.ir.select(is_tiny, F32(0.0), e.ir.fdiv(F32(MAX_NUMBER), largest))

@@ -63,11 +63,11 @@ def rounding_refusal(shape: LinearShape) -> str | None:
         return f"it must have at least {MIN_OUTPUTS} outputs and a multiple of {CHUNK} inputs"
     if (form.group or 0) > MAX_GROUP:
         return f"more than {MAX_GROUP} of its inputs share a scale"
-    own = processor.current()
-    if own.name == "plain":
+    present = processor.current()
+    if present.name == "plain":
         return "there are no kernels for the processor"
-    if own.has_int8_dot or (own.is_x86 and integers_of(form).pairs_in_words >= MIN_PAIRS):
+    if present.has_int8_dot or (present.is_x86 and integers_of(form).pairs_in_words >= MIN_PAIRS):
         return None
-    if own.is_x86:
+    if present.is_x86:
         return f"without VNNI, codes of {form.bits} bits are multiplied no faster than floats"
     return "the processor has no instruction for products of 8-bit integers (i8mm)"

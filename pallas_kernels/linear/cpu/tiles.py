@@ -131,10 +131,10 @@ class ExactMultiplier(Multiplier[Functions]):
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.width = COLUMNS // self.parts
         """The number of columns of y that `COLUMNS` rows of w give: half of them if the others are gates."""
-        own = processor.current()
-        self.lanes = LANES if own.has_avx512 else LANES // 2
+        present = processor.current()
+        self.lanes = LANES if present.has_avx512 else LANES // 2
         """The number of sums of each number of y: a register, or on AArch64 two."""
-        self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
+        self.takes = [_as_is] if self.dtype == jnp.float32 or present.has_bfloat16_dot else [pairs.first, pairs.second]
         """The parts of a step's numbers that are multiplied, one after the other."""
         # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; 3 by 4 take all of 16
         # registers, or of 32 that hold half of the sums each. The halves of pairs take a few more.
@@ -142,8 +142,8 @@ class ExactMultiplier(Multiplier[Functions]):
         """The number of rows of x that are multiplied at a time where there are many."""
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """The numbers of a longer row that are multiplied at a time where there are many rows."""
-        self.max_chunk = 2 * MAX_CHUNK if own.has_matrix_unit else MAX_CHUNK
-        self.has_matrix_unit = self.dtype == jnp.bfloat16 and own.has_matrix_unit
+        self.max_chunk = 2 * MAX_CHUNK if present.has_matrix_unit else MAX_CHUNK
+        self.has_matrix_unit = self.dtype == jnp.bfloat16 and present.has_matrix_unit
 
     def add_tiles(self, *, has_one: bool = False) -> Functions:
         """Define the functions that `multiply` calls."""
@@ -232,8 +232,8 @@ class ExactMultiplier(Multiplier[Functions]):
         with e.range(*rows, self.many_rows) as row:
             tile = e.ir.sdiv(e.ir.sub(row, rows.start), I64(self.many_rows))
             here_ahead = ahead._replace(base=e.at(ahead.base, I8, e.product(tile, steps, ahead.stride)))
-            place = e.least(row, e.ir.sub(of.t, I64(self.many_rows)))
-            e.ir.call(many, [place, start, stop, apart, *_flat(here, here_ahead)])
+            tile_row = e.least(row, e.ir.sub(of.t, I64(self.many_rows)))
+            e.ir.call(many, [tile_row, start, stop, apart, *_flat(here, here_ahead)])
 
     def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> Ahead:
         """Return the next group, which is fetched while a group of w's is multiplied by `num_rows` rows of x."""
@@ -280,13 +280,14 @@ class ExactMultiplier(Multiplier[Functions]):
         if not _is_few(rows):
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
 
-        def part(first: Any, place: Any) -> list[Any]:
+        def part(first: Any, kept_index: Any) -> list[Any]:
             """Return a piece's range, the address of a block's sums until the next piece, and the weights to fetch."""
             end = e.least(e.sum(first, piece), k)
-            done = e.sum(e.product(first, columns), e.product(place, e.ir.sub(end, first)))
+            done = e.sum(e.product(first, columns), e.product(kept_index, e.ir.sub(end, first)))
             fetched = e.at(ahead[0], I8, e.product(e.ir.udiv(done, I64(self.plain.step)), ahead[1]))
-            place = e.ir.select(e.ir.icmp_signed("<", piece, k), place, I64(0))  # whole rows take one place in turns
-            return [first, end, e.at(kept, F32, e.product(place, size)), fetched, *ahead[1:]]
+            # Whole rows take one place in turns.
+            kept_index = e.ir.select(e.ir.icmp_signed("<", piece, k), kept_index, I64(0))
+            return [first, end, e.at(kept, F32, e.product(kept_index, size)), fetched, *ahead[1:]]
 
         if self.is_gated:
             sums = e.array(F32, rows * LANES)
@@ -304,8 +305,8 @@ class ExactMultiplier(Multiplier[Functions]):
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                 target = e.at(y, self.out_format.storage, column)
                 added = [
-                    e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, place))
-                    for base, place in ((plus, e.sum(e.product(row, n), column)), (bias, column))
+                    e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, index))
+                    for base, index in ((plus, e.sum(e.product(row, n), column)), (bias, column))
                 ]
                 e.ir.call(block, [x, w, column, apart, n, k, *added, target, n, *numbers, *parts])
         e.ir.ret_void()
@@ -330,9 +331,9 @@ class ExactMultiplier(Multiplier[Functions]):
                     places = [e.product(n, GATED * min(row, num_rows - 1) + part) for row in (first, first + 1)]
                     total.value = e.ir.fadd(self._load_rows(e, plus, places, GATES), total.value)
             gate, gated = (total.value for total in parts)
-            found = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
+            result = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
             for row in range(min(2, num_rows - first)):
-                some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
+                some = e.shuffle(result, result, range(row * GATES, (row + 1) * GATES))
                 e.store_vector(some, y, e.product(n, first + row))
 
     @property
@@ -353,33 +354,33 @@ class ExactMultiplier(Multiplier[Functions]):
             e.function.attributes.add("alwaysinline")  # otherwise the arguments would be passed in memory
         ahead, parts = Ahead(*others[: len(AHEAD_TYPES)]), others[len(AHEAD_TYPES) :]
 
-        def place(each: int) -> Any:
-            """Return the row of w that is a block's `each`-th column."""
-            return e.sum(column, e.product(apart, each // self.width), each % self.width)
+        def row_of(index: int) -> Any:
+            """Return the row of w of a column of the block."""
+            return e.sum(column, e.product(apart, index // self.width), index % self.width)
 
         steps = Range(start, stop)
         if _is_few(rows):
-            sums = self._multiply_few(e, rows, (x, k), (w, place, parts), steps, weights)
+            sums = self._multiply_few(e, rows, (x, k), (w, row_of, parts), steps, weights)
         else:
-            sums = self._multiply_piece(e, rows, (x, k), (w, place, weights), steps, kept, ahead)
+            sums = self._multiply_piece(e, rows, (x, k), (w, row_of, weights), steps, kept, ahead)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
-            found = add_up(e, some + [e.splat(F32(0.0), self.lanes)] * (LANES - len(some)))
+            result = add_up(e, some + [e.splat(F32(0.0), self.lanes)] * (LANES - len(some)))
             last = min(rows, first + per_vector)
             if isinstance(self.weights, Unpacker) and self.weights.scales_sums:
-                found = e.ir.fmul(found, self._load_scales(e, self.weights, parts[0], column, n))
+                result = e.ir.fmul(result, self._load_scales(e, self.weights, parts[0], column, n))
             if not self.is_gated:
                 assert self.out_format.narrow is not None
-                total = e.variable(vector(F32), found)
+                total = e.variable(vector(F32), result)
                 for base, stride in ((plus, y_row), (bias, I64(0))):
                     with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
                         added = self._load_rows(e, base, [e.product(stride, row) for row in range(first, last)])
                         total.value = e.ir.fadd(added, total.value)
-                found = self.out_format.narrow(e, self.activate(e, total.value) if self.activate else total.value)
+                result = self.out_format.narrow(e, self.activate(e, total.value) if self.activate else total.value)
             for row in range(first, last):
                 lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
-                e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
+                e.store_vector(e.shuffle(result, result, lanes), y, e.product(y_row, row))
         e.ir.ret_void()
         return e.function
 
@@ -393,7 +394,7 @@ class ExactMultiplier(Multiplier[Functions]):
         weights: Plain,
     ) -> list[list[Any]]:
         """Return the sums of a block of few rows."""
-        (_, k), (w, place, parts) = of_x, of_w
+        (_, k), (w, row_of, parts) = of_x, of_w
         sums = self._no_sums(e, rows)
         # Reading w takes the time: it is read as one stream, which the processor prefetches. Packed weights take longer
         # to unpack than to read, and x is loaded once for several rows of w; the next of each is `rows` ahead.
@@ -401,7 +402,7 @@ class ExactMultiplier(Multiplier[Functions]):
         together = COLUMNS if has_all else 1
         ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):
-            places = [place(column) for column in range(first, first + together)]
+            places = [row_of(column) for column in range(first, first + together)]
             held = [weights.open(e, w, each, k) for each in places]
             with weights.pieces(e, *steps) as piece:
                 w_rows = [
@@ -422,8 +423,8 @@ class ExactMultiplier(Multiplier[Functions]):
         ahead: Ahead,
     ) -> list[list[Any]]:
         """Return the sums of a block after its last piece; before that, keep them in memory and return."""
-        (x, k), (w, place, weights) = of_x, of_w
-        w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
+        (x, k), (w, row_of, weights) = of_x, of_w
+        w_starts = [e.product(row_of(column), k) for column in range(COLUMNS)]
         sums = self._no_sums(e, rows)
         kept_at = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
         with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
@@ -556,8 +557,8 @@ def _is_few(rows: int) -> bool:
 def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
     """Return a vector of the sums of 16 vectors of 16 or 8 numbers, each summed up as halves of halves."""
     lanes = vectors[0].type.count
-    found = [_add_up(e, vectors[first : first + lanes]) for first in range(0, LANES, lanes)]
-    return found[0] if lanes == LANES else e.shuffle(found[0], found[1], range(LANES))
+    sums = [_add_up(e, vectors[first : first + lanes]) for first in range(0, LANES, lanes)]
+    return sums[0] if lanes == LANES else e.shuffle(sums[0], sums[1], range(LANES))
 
 
 def _add_up(e: Emitter, vectors: Sequence[Any]) -> Any:

@@ -122,11 +122,11 @@ class Plain:
             out = e.at(target, storage, row_of_target, e.product(start, -1))
             with self.pieces(e, start, stop) as piece:
                 row = self.prepare(e, held, parts, index, k, piece)
-                with e.range(*(e.ir.udiv(each, I64(self.step)) for each in piece)) as step:
+                with e.range(*(e.ir.udiv(values, I64(self.step)) for values in piece)) as step:
                     if ahead is not None:
                         self.fetch(e, row, step, ahead)
-                    for number, each in enumerate(self.load(e, row, step)):
-                        e.store_vector(each, e.at(out, storage, e.product(step, self.step)), number * LANES)
+                    for number, values in enumerate(self.load(e, row, step)):
+                        e.store_vector(values, e.at(out, storage, e.product(step, self.step)), number * LANES)
 
 
 class Halves(Plain):
@@ -159,14 +159,14 @@ class Unpacker(Plain):
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
         """True if the product of a value and a scale may have more bits than float32 has."""
-        own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
-        self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
+        present, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
+        self.has_words = is_bfloat16 and present.has_bfloat16_dot and present.is_x86
         """True if there are instructions for 32 numbers in bfloat16."""
-        has_bytes = (own.has_avx512 or own.name == "avx2") and form.bits == 4
+        has_bytes = (present.has_avx512 or present.name == "avx2") and form.bits == 4
         self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
         """True if the bytes of 32 numbers in bfloat16 are looked up."""
         most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
-        can_look_up = self.has_words or (not is_bfloat16 and own.has_avx512)
+        can_look_up = self.has_words or (not is_bfloat16 and present.has_avx512)
         self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
         """True if the numbers of all of a group's codes are made first."""
         self.has_offset = not self.has_table and form.values == "integer" and form.offset != 0
@@ -187,12 +187,12 @@ class Unpacker(Plain):
             yield first, e.least(e.sum(first, size), stop)
 
     def parts_at(self, e: Emitter, parts: Sequence[Any], row: Any, k: Any) -> list[Any]:
-        found = []
+        addresses = []
         for name, part in zip(self.parts, parts, strict=True):
             per = self.form.factor_group if name.endswith("factors") else self.form.group
             size = e.product(row, e.ir.udiv(k, I64(per))) if per else row
-            found.append(e.at(part, I8, e.product(size, self.form.dtype(name).itemsize)))
-        return found
+            addresses.append(e.at(part, I8, e.product(size, self.form.dtype(name).itemsize)))
+        return addresses
 
     def open(self, e: Emitter, codes: Any, row: Any, k: Any) -> Row:
         scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (not self.scales_sums, self.has_mins))
@@ -206,38 +206,38 @@ class Unpacker(Plain):
         first, count = e.ir.udiv(start, I64(group)), e.ir.udiv(e.ir.sub(stop, start), I64(group))
         of_row = e.sum(e.product(index, e.ir.udiv(k, I64(group))), first)
 
-        def write(place: Any, lanes: int) -> None:
+        def write(entry: Any, lanes: int) -> None:
             loaded = {
-                name: self.load_part(e, name, named[name], e.sum(of_row, place), lanes)
+                name: self.load_part(e, name, named[name], e.sum(of_row, entry), lanes)
                 for name in ("scales", "mins", "zeros")
                 if name in named
             }
             if factor_group:
-                of_factors = e.ir.udiv(e.sum(first, place), I64(factor_group // group))
+                of_factors = e.ir.udiv(e.sum(first, entry), I64(factor_group // group))
                 of_factors = e.sum(e.product(index, e.ir.udiv(k, I64(factor_group))), of_factors)
                 for name, factors in (("scales", "scale_factors"), ("mins", "min_factors")):
                     if name in loaded:
                         factor = self.load_part(e, factors, named[factors], of_factors, 1)
                         loaded[name] = e.ir.fmul(loaded[name], e.shuffle(factor, factor, [0] * lanes))
             scales = loaded["scales"]
-            e.store_vector(scales, row.scales, place)
+            e.store_vector(scales, row.scales, entry)
             if self.has_mins:
                 if self.folds_offset:
                     mins = e.ir.fmul(scales, e.constant(float(self.form.offset), scales))
                 else:
                     mins = loaded["mins"] if "mins" in loaded else e.ir.fmul(loaded["zeros"], scales)
-                e.store_vector(e.ir.fneg(mins), row.mins, place)
+                e.store_vector(e.ir.fneg(mins), row.mins, entry)
 
         if factor_group:
             lanes = math.gcd(factor_group // group, LANES)
-            with e.range(0, count, lanes) as place:
-                write(place, lanes)
+            with e.range(0, count, lanes) as entry:
+                write(entry, lanes)
         else:
             with e.ir.if_else(e.ir.icmp_signed(">=", count, I64(LANES))) as (by_vectors, by_ones):
-                with by_vectors, e.range(0, count, LANES) as place:
-                    write(e.least(place, e.ir.sub(count, I64(LANES))), LANES)
-                with by_ones, e.range(0, count) as place:
-                    write(place, 1)
+                with by_vectors, e.range(0, count, LANES) as entry:
+                    write(e.least(entry, e.ir.sub(count, I64(LANES))), LANES)
+                with by_ones, e.range(0, count) as entry:
+                    write(entry, 1)
         before = e.product(first, -1)
         return Row(row.codes, *(None if base is None else e.at(base, F32, before) for base in (row.scales, row.mins)))
 
@@ -317,32 +317,32 @@ class Unpacker(Plain):
 
     def _bytes(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
         """Return the values of 16 codes of 8 bits."""
-        place = 8 * (first % stride)
+        low = 8 * (first % stride)
         if stride == 1:
-            found = e.load_vector(codes, I8, first)
+            raw = e.load_vector(codes, I8, first)
         else:
-            found = e.load_vector(e.at(codes, I8, first // stride * stride), I16, 0)
+            raw = e.load_vector(e.at(codes, I8, first // stride * stride), I16, 0)
         if self.form.values == "integer":
-            found = e.ir.sext(found, vector(I32))
+            raw = e.ir.sext(raw, vector(I32))
             if stride > 1:
-                found = e.ir.ashr(e.ir.shl(found, e.constant(24 - place, found)), e.constant(24, found))
-            return e.ir.sitofp(found, vector(F32))
+                raw = e.ir.ashr(e.ir.shl(raw, e.constant(24 - low, raw)), e.constant(24, raw))
+            return e.ir.sitofp(raw, vector(F32))
         if stride > 1:
-            found = e.ir.trunc(e.ir.lshr(found, e.constant(place, found)), vector(I8))
-        return FORMATS[self.form.code_dtype].widen(e, found)
+            raw = e.ir.trunc(e.ir.lshr(raw, e.constant(low, raw)), vector(I8))
+        return FORMATS[self.form.code_dtype].widen(e, raw)
 
     def _index(self, e: Emitter, codes: Any, first: int, stride: int) -> Any:
         """Return 16 codes as integers; in a table's index the higher bits may be anything."""
-        found, start, low = None, 0, 0
+        index, start, low = None, 0, 0
         for width in PLANES[self.form.bits]:
             plane = self._plane(e, e.at(codes, I8, start), width, first, stride)
             is_last = low + width == self.form.bits
             if not (self.has_table and is_last and low == 0):
                 plane = e.ir.and_(plane, e.constant(2**width - 1, plane))
             if low:
-                plane = e.ir.or_(found, e.ir.shl(plane, e.constant(low, plane)))
-            found, start, low = plane, start + CHUNK * width // 8, low + width
-        return found
+                plane = e.ir.or_(index, e.ir.shl(plane, e.constant(low, plane)))
+            index, start, low = plane, start + CHUNK * width // 8, low + width
+        return index
 
     def _plane(self, e: Emitter, plane: Any, width: int, first: int, stride: int) -> Any:
         """Return integers with a plane's bits of 16 codes as their lowest bits."""
@@ -355,12 +355,12 @@ class Unpacker(Plain):
         start = first % in_plane // stride * stride
         count = min(LANES, in_plane // stride)
         element = I8 if stride == 1 else I16
-        found = e.load_vector(e.at(plane, I8, start), element, 0, lanes=count)
+        integers = e.load_vector(e.at(plane, I8, start), element, 0, lanes=count)
         if count < LANES:
-            found = e.shuffle(found, found, [lane % count for lane in range(LANES)])
-        found = e.ir.zext(found, vector(I32))
+            integers = e.shuffle(integers, integers, [lane % count for lane in range(LANES)])
+        integers = e.ir.zext(integers, vector(I32))
         shifts = [number // in_plane * width + 8 * (number % stride) for number in numbers]
-        return e.ir.lshr(found, ir.Constant(vector(I32), shifts)) if any(shifts) else found
+        return e.ir.lshr(integers, ir.Constant(vector(I32), shifts)) if any(shifts) else integers
 
     def _look_up(self, e: Emitter, index: Any) -> Any:
         """Return the numbers of a codebook."""
@@ -369,11 +369,11 @@ class Unpacker(Plain):
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
         if processor.current().name == "avx2":
             return _look_up_halves(e, table, index)
-        found = e.constant(float(table[0]), e.splat(F32(0.0)))
+        result = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):
             is_here = e.ir.icmp_signed("==", index, e.constant(code, index))
-            found = e.ir.select(is_here, e.constant(float(table[code]), found), found)
-        return found
+            result = e.ir.select(is_here, e.constant(float(table[code]), result), result)
+        return result
 
     def _table(self, e: Emitter, row: Row, step: Any, first: int, part: int) -> Any:
         """Return the numbers of 16 codes in the group of a step's code."""
@@ -415,20 +415,20 @@ class Unpacker(Plain):
         kind = vector(I16, 2 * LANES)
         planes = PLANES[self.form.bits]
         if planes[0] == 4:
-            found = e.ir.zext(e.load_vector(codes, I8, 0, lanes=2 * LANES), kind)
+            words = e.ir.zext(e.load_vector(codes, I8, 0, lanes=2 * LANES), kind)
             shifts = [4 * (first // 32)] * 32
         else:
             some = e.load_vector(codes, I8, 0)
-            found = e.ir.zext(e.shuffle(some, some, [*range(LANES)] * 2), kind)
+            words = e.ir.zext(e.shuffle(some, some, [*range(LANES)] * 2), kind)
             shifts = [2 * ((first + lane) // LANES) for lane in range(32)]
         if any(shifts):
-            found = e.ir.lshr(found, ir.Constant(kind, shifts))
+            words = e.ir.lshr(words, ir.Constant(kind, shifts))
         if len(planes) > 1:
-            found = e.ir.and_(found, e.constant(2 ** planes[0] - 1, found))
+            words = e.ir.and_(words, e.constant(2 ** planes[0] - 1, words))
             high = _load_bits(e, e.at(codes, I8, CHUNK * planes[0] // 8), first)
             is_high = e.ir.bitcast(high, vector(I1, 2 * LANES))
-            found = e.ir.select(is_high, e.ir.add(found, e.constant(2 ** planes[0], found)), found)
-        return found
+            words = e.ir.select(is_high, e.ir.add(words, e.constant(2 ** planes[0], words)), words)
+        return words
 
     def _join(self, e: Emitter, even: Any, odd: Any) -> Any:
         """Round to bfloat16, and return pairs."""
@@ -452,9 +452,9 @@ def _look_up_halves(e: Emitter, table: np.ndarray, index: Any) -> Any:
     return e.ir.select(is_high, look_up(table[8:]), look_up(table[:8]))
 
 
-def _bytes_of_tables(place: int, num_tables: int) -> list[int]:
+def _bytes_of_tables(byte: int, num_tables: int) -> list[int]:
     """Return the indices of one byte of each of 16 float32, in the first of two tables and in the last."""
-    return [table * 4 * LANES + 4 * number + place for table in (0, num_tables - 1) for number in range(LANES)]
+    return [table * 4 * LANES + 4 * number + byte for table in (0, num_tables - 1) for number in range(LANES)]
 
 
 def _load_bits(e: Emitter, plane: Any, first: int) -> Any:

@@ -66,8 +66,8 @@ def _multiply(
         column_tile, part = divide(rest, parts)
         return Item(refs[0][0], column_tile * COLUMNS, row_tile * sizes.rows, part)
 
-    place = jnp.asarray(layer, jnp.int32).reshape(1)
-    items = Items((place,), lambda _: row_tiles * column_tiles * parts, locate)
+    layer_of = jnp.asarray(layer, jnp.int32).reshape(1)
+    items = Items((layer_of,), lambda _: row_tiles * column_tiles * parts, locate)
     grouped = {name: weight.parts[name] for name in form.parts[1:]}
     options = {"out_dtype": dtype, "sizes": sizes, "interpret": interpret}
     y = multiply_tiles(in_planes(padded, form), as_words(weight), grouped, items, form, **options)

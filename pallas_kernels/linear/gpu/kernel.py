@@ -69,8 +69,8 @@ def multiply_tiles(
     )
 
     def body(x: Any, words: Any, *refs: Any, smem: _Smem) -> None:
-        *given, y = refs
-        held, operands = dict(zip(grouped, given, strict=False)), tuple(given[len(grouped) :])
+        *inputs, y = refs
+        held, operands = dict(zip(grouped, inputs, strict=False)), tuple(inputs[len(grouped) :])
         own_items = items._replace(operands=operands)
         _Program(x, words, held, own_items, y, smem, form, sizes).run()
 
@@ -219,11 +219,11 @@ class _Program:
 
     def _consume(self, warpgroup: Array, item: Item, index: Array) -> None:
         """Multiply a consumer's 64 outputs of a tile, and store them."""
-        own = pl.ds(pl.multiple_of(warpgroup * MMA_ROWS, MMA_ROWS), MMA_ROWS)
+        rows = pl.ds(pl.multiple_of(warpgroup * MMA_ROWS, MMA_ROWS), MMA_ROWS)
         first_output, num_outputs = item.output + warpgroup * MMA_ROWS, self.words.shape[1]
         # In the last tile a consumer may have no outputs; it computes the last ones again.
         outputs = pl.ds(pl.multiple_of(lax.min(first_output, num_outputs - MMA_ROWS), MMA_ROWS), MMA_ROWS)
-        add_part = partial(self._add_part, own, item.matrix, outputs, warpgroup, index)
+        add_part = partial(self._add_part, rows, item.matrix, outputs, warpgroup, index)
         sums = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), LAYOUT)
         if self.sizes.is_whole and self.sizes.parts > 1:
             sums = lax.fori_loop(0, self.sizes.parts, add_part, sums)
@@ -252,7 +252,7 @@ class _Program:
                 plgpu.copy_smem_to_gmem(out.at[pl.ds(first, ROW_SLAB)], self.y.at[item.part, rows, outputs])
 
     def _add_part(
-        self, own: Any, matrix: Array, outputs: Any, warpgroup: Array, index: Array, part: Array, before: Array
+        self, rows: Any, matrix: Array, outputs: Any, warpgroup: Array, index: Array, part: Array, before: Array
     ) -> Array:
         """Return `before` plus the sums of 64 outputs over a part of the inputs; `index` counts pieces before it."""
         first, end = self._range(part)
@@ -266,7 +266,7 @@ class _Program:
                 # Meanwhile the numbers with which the next piece is widened are loaded.
                 ahead = self._load_grouped(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
                 plgpu.barrier_wait(self.smem.full.at[stage])
-                words = plgpu.load(self.smem.words.at[stage, own], layout=LAYOUT)
+                words = plgpu.load(self.smem.words.at[stage, rows], layout=LAYOUT)
                 for plane, weights in enumerate(widen(words, held, self.form, self._spread, zero)):
                     self._multiply(sums, weights, stage, plane, warpgroup)
                 plgpu.wgmma_wait(0)
@@ -298,14 +298,14 @@ class _Program:
         for name in self.form.parts[1:]:
             per_entry = (self.form.factor_group or 0) if name.endswith("factors") else group
             count = max(1, depth // per_entry)
-            place = i * count if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
-            held[name] = [self._load(name, matrix, outputs, place + k) for k in range(count)]
+            first = i * count if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
+            held[name] = [self._load(name, matrix, outputs, first + k) for k in range(count)]
         return held
 
-    def _load(self, name: str, matrix: Array, outputs: Any, place: Array | int) -> Array:
+    def _load(self, name: str, matrix: Array, outputs: Any, index: Array | int) -> Array:
         # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
         ref = self.grouped[name]
-        ref = ref.at[matrix, outputs, lax.min(place, ref.shape[2] - 1)]
+        ref = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
         return plgpu.load(ref, layout=BY_OUTPUT, optimized=False).astype(jnp.float32)
 
     @staticmethod
@@ -315,10 +315,10 @@ class _Program:
         spread = [lax.broadcast_in_dim(x, shape, (0,)) for x in numbers]
         words_of_group = DEPTH // len(numbers)
         word = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
-        found = spread[-1]
+        result = spread[-1]
         for k in range(len(numbers) - 2, -1, -1):
-            found = jnp.where(word < (k + 1) * words_of_group, spread[k], found)
-        return found
+            result = jnp.where(word < (k + 1) * words_of_group, spread[k], result)
+        return result
 
 
 def is_by_row(dtype: DTypeLike) -> bool:

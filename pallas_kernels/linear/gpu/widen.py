@@ -103,11 +103,11 @@ def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Value
         return _small_floats(words, plane, *SMALL_FLOATS[form.values], zero)
     bits, offset = (4, form.offset) if form.bits == 4 else (8, 128 if form.bits == 8 else form.offset)
     byte, nibble = divmod(plane * bits, 8)
-    distance, place = FIRST_BIT - 8 * byte, FIRST_BIT + nibble
+    distance, bit = FIRST_BIT - 8 * byte, FIRST_BIT + nibble
     moved = words << distance if distance > 0 else lax.shift_right_logical(words, jnp.int32(-distance))
-    power = 23 - place
-    found = (moved & (zero + (((1 << bits) - 1) << place))) | ((127 + power) << 23)
-    return _Values(lax.bitcast_convert_type(found, jnp.float32), 2**power + offset, 1)
+    power = 23 - bit
+    bit_pattern = (moved & (zero + (((1 << bits) - 1) << bit))) | ((127 + power) << 23)
+    return _Values(lax.bitcast_convert_type(bit_pattern, jnp.float32), 2**power + offset, 1)
 
 
 def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: Array) -> _Values:
@@ -120,8 +120,8 @@ def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: 
     at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words
     moved = at_top >> (8 - exponent)  # copies of the sign in between
     base = 128 - (1 << exponent)
-    found = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
-    large = lax.bitcast_convert_type(found, jnp.float32)
+    bit_pattern = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
+    large = lax.bitcast_convert_type(bit_pattern, jnp.float32)
     magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
     signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & SIGN)
     return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))

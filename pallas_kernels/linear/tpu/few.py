@@ -63,7 +63,7 @@ def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpre
             grid=(pl.cdiv(o, outputs),),
             in_specs=[
                 pl.BlockSpec(x_cjtv.shape, lambda _column, _: (0, 0, 0)),
-                pl.BlockSpec((None, outputs, i), lambda column, place: (place[0], column, 0)),
+                pl.BlockSpec((None, outputs, i), lambda column, layer_ref: (layer_ref[0], column, 0)),
                 pl.BlockSpec((scales_og.shape[1], outputs), lambda column, _: (0, column)),
             ],
             out_specs=pl.BlockSpec((len(padded), outputs), lambda column, _: (0, column)),

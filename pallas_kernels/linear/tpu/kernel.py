@@ -49,7 +49,7 @@ def multiply_many(
             grid=(pl.cdiv(o, sizes.outputs), pl.cdiv(t, sizes.rows)),
             in_specs=[
                 pl.BlockSpec((sizes.rows, i), lambda _column, row, _: (row, 0)),
-                pl.BlockSpec((None, sizes.outputs, i), lambda column, _, place: (place[0], column, 0)),
+                pl.BlockSpec((None, sizes.outputs, i), lambda column, _, layer_ref: (layer_ref[0], column, 0)),
                 *(pl.BlockSpec((sizes.outputs, x.shape[1]), lambda column, _row, _: (column, 0)) for x in grouped),
             ],
             out_specs=pl.BlockSpec((sizes.rows, sizes.outputs), lambda column, row, _: (row, column)),

@@ -77,15 +77,15 @@ class Kernel:
         self.dtype, self.adds = jnp.dtype(kind.dtype), kind.adds
         self.format, self.out_format = FORMATS[self.dtype], FORMATS[jnp.dtype(kind.out_dtype)]
         self.plain, self.step = Plain(self.dtype), STEP_BYTES // self.dtype.itemsize
-        own = processor.current()
+        present = processor.current()
         has_many_registers = num_registers() == 32
         self.together = COLUMNS if has_many_registers else 1
         """The number of rows of A that are multiplied at a time, where not all sums fit in registers."""
-        self.by_pairs = self.dtype == jnp.bfloat16 and own.has_bfloat16_dot
+        self.by_pairs = self.dtype == jnp.bfloat16 and present.has_bfloat16_dot
         """True if two of B's rows are multiplied by one instruction."""
         self.vectors = 2 if has_many_registers else 1
         """The number of vectors of outputs that are summed up at a time."""
-        self.narrows_at_once = own.is_x86 and own.has_bfloat16_dot and self.out_format.num_bytes == 2
+        self.narrows_at_once = present.is_x86 and present.has_bfloat16_dot and self.out_format.num_bytes == 2
         self.module = ir.Module()
 
     @property
@@ -138,11 +138,11 @@ class Kernel:
         end = e.sum(first, unit_rows)
         stop = e.least(end, of.num_adapted)
         following = e.variable(I64, first)
-        with e.range(first, stop) as place, e.ir.if_then(e.ir.icmp_signed("==", place, following.value)):
-            slot = e.load_int(of.slots, place)
-            last = e.variable(I64, place)
+        with e.range(first, stop) as position, e.ir.if_then(e.ir.icmp_signed("==", position, following.value)):
+            slot = e.load_int(of.slots, position)
+            last = e.variable(I64, position)
             for ahead in range(1, ROWS):
-                other = e.least(e.sum(place, ahead), e.ir.sub(stop, I64(1)))
+                other = e.least(e.sum(position, ahead), e.ir.sub(stop, I64(1)))
                 is_same = e.ir.icmp_signed("==", e.load_int(of.slots, other), slot)
                 last.value = e.ir.select(is_same, other, last.value)
             following.value = e.sum(last.value, 1)
@@ -151,13 +151,13 @@ class Kernel:
                 e.at(base, self.format.storage, e.product(before, each))
                 for base, each in ((of.down, of.k), (of.up, of.n))
             )
-            is_one = e.ir.icmp_signed("==", place, last.value)
+            is_one = e.ir.icmp_signed("==", position, last.value)
             tile = e.ir.select(is_one, one, few)
-            rows = [e.load_int(of.order, e.least(e.sum(place, ahead), last.value)) for ahead in range(ROWS)]
+            rows = [e.load_int(of.order, e.least(e.sum(position, ahead), last.value)) for ahead in range(ROWS)]
             e.ir.call(tile, [of.x, down, up, of.stops, of.y, of.n, of.k, of.num_columns, of.num_parts, *share, *rows])
         if not self.adds:
-            with e.range(e.most(first, of.num_adapted), e.least(end, of.t)) as place:
-                self._clear(e, of, share, e.load_int(of.order, place))
+            with e.range(e.most(first, of.num_adapted), e.least(end, of.t)) as position:
+                self._clear(e, of, share, e.load_int(of.order, position))
         e.ir.ret_void()
         return e.function
 
@@ -203,12 +203,12 @@ class Kernel:
         with self._parts(e, stops, num_parts, Share(index, count)) as (part, start, stop):
             first = e.product(part, rank)
             whole = e.sum(start, self._whole(e, start, stop))
-            own = e.at(held, self.format.storage, first)
+            kept = e.at(held, self.format.storage, first)
             base = e.at(up, self.format.storage, e.product(first, n))
             with e.range(start, whole, self.width) as column:
-                self._add_outputs(e, own, e.at(base, self.format.storage, column), n, rank, column, of_y)
+                self._add_outputs(e, kept, e.at(base, self.format.storage, column), n, rank, column, of_y)
             with e.range(whole, stop) as column:
-                self._add_output(e, own, e.at(base, self.format.storage, column), n, rank, column, of_y)
+                self._add_output(e, kept, e.at(base, self.format.storage, column), n, rank, column, of_y)
         e.ir.ret_void()
         return e.function
 
@@ -220,17 +220,17 @@ class Kernel:
             of_a = [e.at(down, self.format.storage, e.product(e.sum(column, each), k)) for each in some]
             with e.range(0, k, self.step) as i:
                 numbers = [self.plain.load_vector(e, base, i, 0, LANES) for base in of_x]
-                for place, base in zip(some, of_a, strict=True):
-                    own = self.plain.load_vector(e, base, i, 0, LANES)
-                    for each, total in zip(numbers, sums, strict=True):
-                        self._add_products(e, total[place], each, own)
-        vectors = [each.value for row in sums for each in row]
-        found = add_up(e, vectors + [e.splat(F32(0.0))] * (LANES - len(vectors)))
+                for index, base in zip(some, of_a, strict=True):
+                    row_of_a = self.plain.load_vector(e, base, i, 0, LANES)
+                    for row, total in zip(numbers, sums, strict=True):
+                        self._add_products(e, total[index], row, row_of_a)
+        vectors = [total.value for row in sums for total in row]
+        result = add_up(e, vectors + [e.splat(F32(0.0))] * (LANES - len(vectors)))
         assert self.format.narrow is not None
-        found = self.format.narrow(e, found)
+        result = self.format.narrow(e, result)
         for row in range(len(of_x)):
             lanes = range(row * COLUMNS, (row + 1) * COLUMNS)
-            e.store_vector(e.shuffle(found, found, lanes), held, column, row * MAX_COLUMNS)
+            e.store_vector(e.shuffle(result, result, lanes), held, column, row * MAX_COLUMNS)
 
     def _add_products(self, e: Emitter, total: Any, x: Any, w: Any) -> None:
         if x.type.element == F32:
@@ -239,7 +239,7 @@ class Kernel:
             total.value = pairs.add_products(e, total.value, x, w)
 
     def _add_outputs(
-        self, e: Emitter, own: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]
+        self, e: Emitter, kept: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]
     ) -> None:
         """Add to a few vectors of outputs of each row the products of B with the numbers that were kept."""
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(self.vectors)] for _ in of_y]
@@ -247,23 +247,23 @@ class Kernel:
             take = self._load_pairs if self.by_pairs else self._load_numbers
             of_b = take(e, e.at(base, self.format.storage, e.product(i, n)), n)
             for row, totals in enumerate(sums):
-                number = self._spread(e, own, e.sum(i, row * MAX_COLUMNS))
-                for total, each in zip(totals, of_b, strict=True):
-                    self._add_products(e, total, number, each)
-        found = [[each.value for each in totals] for totals in sums]
+                number = self._spread(e, kept, e.sum(i, row * MAX_COLUMNS))
+                for total, row_of_b in zip(totals, of_b, strict=True):
+                    self._add_products(e, total, number, row_of_b)
+        results = [[each.value for each in totals] for totals in sums]
         if self.adds:
-            found = [
+            results = [
                 [e.ir.fadd(self._load_out(e, y, e.sum(column, i * LANES)), each) for i, each in enumerate(totals)]
-                for y, totals in zip(of_y, found, strict=True)
+                for y, totals in zip(of_y, results, strict=True)
             ]
-        for y, totals in zip(of_y, found, strict=True):
+        for y, totals in zip(of_y, results, strict=True):
             self._store_out(e, totals, y, column)
 
-    def _spread(self, e: Emitter, own: Any, index: Any) -> Any:
+    def _spread(self, e: Emitter, kept: Any, index: Any) -> Any:
         """Return a vector of one kept number, or of a pair."""
         if self.by_pairs:
-            return e.splat(e.ir.load(e.at(own, self.format.storage, index), typ=I32, align=2))
-        return e.splat(self.format.widen(e, e.load(own, self.format.storage, index)))
+            return e.splat(e.ir.load(e.at(kept, self.format.storage, index), typ=I32, align=2))
+        return e.splat(self.format.widen(e, e.load(kept, self.format.storage, index)))
 
     def _load_numbers(self, e: Emitter, base: Any, n: Any) -> list[Any]:
         """Return vectors of a row of B, side by side, in float32."""
@@ -273,11 +273,11 @@ class Kernel:
     def _load_pairs(self, e: Emitter, base: Any, n: Any) -> list[Any]:
         """Return vectors of pairs of numbers of two rows of B, one below the other."""
         a, b = (e.load_vector(e.at(base, I16, offset), I16, 0, lanes=self.width) for offset in (I64(0), n))
-        found = []
+        vectors = []
         for start in range(0, self.width, LANES):
             lanes = [lane for i in range(start, start + LANES) for lane in (i, self.width + i)]
-            found.append(e.ir.bitcast(e.shuffle(a, b, lanes), pairs.PAIRS))
-        return found
+            vectors.append(e.ir.bitcast(e.shuffle(a, b, lanes), pairs.PAIRS))
+        return vectors
 
     def _load_out(self, e: Emitter, y: Any, column: Any) -> Any:
         return self.out_format.widen(e, e.load_vector(y, self.out_format.storage, column))
@@ -285,29 +285,31 @@ class Kernel:
     def _store_out(self, e: Emitter, totals: Sequence[Any], y: Any, column: Any) -> None:
         if self.narrows_at_once:
             for i in range(0, self.vectors, 2):
-                place = e.at(y, self.out_format.storage, column, i * LANES)
-                e.store_vector(pairs.narrow(e, *totals[i : i + 2]), place, 0)
+                target = e.at(y, self.out_format.storage, column, i * LANES)
+                e.store_vector(pairs.narrow(e, *totals[i : i + 2]), target, 0)
             return
         assert self.out_format.narrow is not None
         for i, total in enumerate(totals):
             e.store_vector(self.out_format.narrow(e, total), y, column, i * LANES)
 
-    def _add_output(self, e: Emitter, own: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]) -> None:
+    def _add_output(
+        self, e: Emitter, kept: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]
+    ) -> None:
         """Add to one output of each row: a few are left behind a part's vectors, in most models none."""
-        found = []
+        results = []
         form: Format = self.format
         for row in range(len(of_y)):
             total = e.variable(F32, F32(0.0))
             with e.range(0, rank) as i:
-                number = form.widen(e, e.load(own, form.storage, i, row * MAX_COLUMNS))
+                number = form.widen(e, e.load(kept, form.storage, i, row * MAX_COLUMNS))
                 total.value = e.fma(number, form.widen(e, e.load(base, form.storage, e.product(i, n))), total.value)
-            found.append(total.value)
+            results.append(total.value)
         out = self.out_format
         assert out.narrow is not None
         if self.adds:
-            found = [
-                e.ir.fadd(out.widen(e, e.load(y, out.storage, column)), each)
-                for y, each in zip(of_y, found, strict=True)
+            results = [
+                e.ir.fadd(out.widen(e, e.load(y, out.storage, column)), result)
+                for y, result in zip(of_y, results, strict=True)
             ]
-        for y, each in zip(of_y, found, strict=True):
-            e.store(out.narrow(e, each), y, column)
+        for y, result in zip(of_y, results, strict=True):
+            e.store(out.narrow(e, result), y, column)

@@ -176,8 +176,8 @@ class Kernel(Call):
                         done.value = e.ir.select(is_run, e.sum(token, LANES), done.value)
                     e.ir.call(write, [buffers, dims, token, I64(0), I64(k)])
         tiles, units = e.load_int(of["num_tiles"], 0), e.product(decodes, k)
-        each, most = self._heads_per_unit(e, decodes), e.variable(I64, I64(1))
-        with e.ir.if_then(e.ir.icmp_signed("==", each, I64(1))), e.range(0, decodes) as row:
+        heads_per_unit, most = self._heads_per_unit(e, decodes), e.variable(I64, I64(1))
+        with e.ir.if_then(e.ir.icmp_signed("==", heads_per_unit, I64(1))), e.range(0, decodes) as row:
             position = self._position(e, of, row, row)
             [end] = self._ends(e, of, dims, [row], [position])
             first, last = self._spans(e, self._first_seen(e, of, position), end)
@@ -187,7 +187,7 @@ class Kernel(Call):
         per_unit = e.ceil_div(most.value, e.least(wanted, most.value))
         kept = self.kept.make(e, e.product(decodes, k), most.value, per_unit)
         e.store(kept, buffers, len(BUFFERS))
-        units = e.product(e.ir.sdiv(units, each), self.kept.num_stretches(e, kept))
+        units = e.product(e.ir.sdiv(units, heads_per_unit), self.kept.num_stretches(e, kept))
         e.ir.ret(e.sum(e.product(tiles, k), units))
         return e.function
 
@@ -230,11 +230,11 @@ class Kernel(Call):
                 count = e.least(e.ir.sub(e.load_int(of["ends"], seq), row), self.query_tile)
                 e.ir.call(prefill, [buffers, dims, seq, head, I64(1), row, count, NULL, I64(0)])
             with is_decode:
-                each, kept = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0)), self._kept(e, buffers)
+                heads_per_unit, kept = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0)), self._kept(e, buffers)
                 number, count = e.ir.sub(unit, tile_units), self.kept.num_stretches(e, kept)
-                first, stretch = e.product(e.ir.sdiv(number, count), each), e.ir.srem(number, count)
+                first, stretch = e.product(e.ir.sdiv(number, count), heads_per_unit), e.ir.srem(number, count)
                 seq, head = e.ir.sdiv(first, I64(k)), e.ir.srem(first, I64(k))
-                e.ir.call(decode, [buffers, dims, seq, head, each, seq, I64(1), kept, stretch])
+                e.ir.call(decode, [buffers, dims, seq, head, heads_per_unit, seq, I64(1), kept, stretch])
         e.ir.ret_void()
         return e.function
 
@@ -303,8 +303,8 @@ class Kernel(Call):
         def members(which: Any) -> list[Any]:
             """Return the rows of a part among the rows of its head. Beyond the last row, the last one is computed
             again."""
-            place, last = e.product(e.ir.srem(which, per_head), num_rows), e.sum(e.product(count, group), -1)
-            return [e.least(e.sum(place, r), last) for r in range(num_rows)]
+            part_start, last = e.product(e.ir.srem(which, per_head), num_rows), e.sum(e.product(count, group), -1)
+            return [e.least(e.sum(part_start, r), last) for r in range(num_rows)]
 
         with e.range(0, total, most_parts) as start:
             tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in members(start)]
@@ -373,12 +373,12 @@ class Kernel(Call):
         head, query = e.load(parts.heads, I64, part), e.array(F32, h)
         for r, (token, member) in enumerate(zip(tokens, members, strict=True)):
             row, query_head = e.sum(e.product(part, num_rows), r), e.sum(e.product(head, self.shape.group), member)
-            place = e.product(e.sum(e.product(token, self.shape.num_heads), query_head), h)
-            e.store(place, parts.places, row)
+            index = e.product(e.sum(e.product(token, self.shape.num_heads), query_head), h)
+            e.store(index, parts.places, row)
             parts.span.of(e, row, h).clear(e, h)
             self._clear(e, of, dims, parts.merged.of(e, row, h), query_head)
             with e.range(0, h, LANES) as i:
-                numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
+                numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, index, i))
                 e.store_vector(e.ir.fmul(numbers, scale), query, i)
             with e.ir.if_then(self.has_rope(e, dims)):
                 plain = FORMATS[jnp.dtype(jnp.float32)]
@@ -446,7 +446,7 @@ class Kernel(Call):
             with e.ir.if_then(ends_span):
                 end_span(e.ir.sdiv(index, I64(self.span // tile)))
 
-    def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, found: Any) -> Any:
+    def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, places: Any) -> Any:
         """Store the address of each block of a tile, and return the number of tokens of the sequence that they hold.
 
         Blocks that no row sees need not exist: the nearest one that is seen stands in for them.
@@ -454,9 +454,9 @@ class Kernel(Call):
         k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
         first, last = e.ir.sdiv(past.begin, I64(o)), e.ir.sdiv(e.sum(past.end, -1), I64(o))
         for which in range(self.num_blocks):
-            place = e.most(e.least(e.sum(e.product(index, self.num_blocks), which), last), first)
-            block = e.sum(e.load_int(of["first_block"], 0), e.load_int(past.table, place))
-            e.store(e.product(block, k * h * o), found, which)
+            column = e.most(e.least(e.sum(e.product(index, self.num_blocks), which), last), first)
+            block = e.sum(e.load_int(of["first_block"], 0), e.load_int(past.table, column))
+            e.store(e.product(block, k * h * o), places, which)
         return e.least(e.ir.sub(past.end, e.product(index, self.tile)), self.tile)
 
     def _rows(self, e: Emitter, parts: Parts, part: Any, rooms: tuple[Any, Any]) -> Rows:
@@ -467,13 +467,13 @@ class Kernel(Call):
         scores, probs = rooms
         return Rows(queries, states, scores, probs if self.width == 2 else scores)
 
-    def _store(self, e: Emitter, out: Any, state: State, place: Any) -> None:
+    def _store(self, e: Emitter, out: Any, state: State, index: Any) -> None:
         """Divide the sum of values by the sum of probabilities, and store the result."""
         assert self.format.narrow is not None
         factor = e.splat(e.ir.fdiv(F32(1.0), e.larger(e.load(state.total, F32), F32(1e-30))))
         with e.range(0, self.shape.head_dim, LANES) as i:
             numbers = e.ir.fmul(e.load_vector(state.acc, F32, i), factor)
-            e.store_vector(self.format.narrow(e, numbers), out, place, i)
+            e.store_vector(self.format.narrow(e, numbers), out, index, i)
 
     def _fetch(self, e: Emitter, blocks: Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
         """Return a function that begins to read a step's share of keys or values before they are needed."""
@@ -486,20 +486,20 @@ class Kernel(Call):
 
         def fetch(step: Any) -> None:
             for first in range(0, count, CACHE_LINE // self.kv_format.num_bytes):
-                place = e.sum(e.product(step, count), first)
+                index = e.sum(e.product(step, count), first)
                 if self.num_blocks == 1:
-                    column = e.least(e.ir.urem(place, I64(row)), most)
-                    place = e.sum(e.ir.sub(place, e.ir.urem(place, I64(row))), column)
+                    column = e.least(e.ir.urem(index, I64(row)), most)
+                    index = e.sum(e.ir.sub(index, e.ir.urem(index, I64(row))), column)
                 for start in starts:
-                    e.prefetch(start, storage, place, cache=1)
+                    e.prefetch(start, storage, index, cache=1)
 
         return fetch
 
     def _block(self, e: Emitter, pool: Any, places: Any, token: Any) -> tuple[Any, Any]:
         """Return the address of the block with a token of the tile, and the token's number in the block."""
         o = I64(self.shape.block_size)
-        which, place = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
-        return e.at(pool, self.kv_format.storage, e.load(places, I64, which)), place
+        which, token_of_block = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
+        return e.at(pool, self.kv_format.storage, e.load(places, I64, which)), token_of_block
 
     def _score(self, e: Emitter, rows: Rows, blocks: Blocks, fetches: bool) -> None:
         """Multiply queries and keys, and begin to read the values."""
@@ -544,13 +544,13 @@ class Kernel(Call):
 
         def right(i: Any, j: int, start: Any) -> Any:
             values, token = self._block(e, blocks.values, blocks.places, e.product(i, self.width))
-            place = e.product(e.ir.udiv(token, I64(self.width)), h)
-            found = self._right(e, values, place, start, j * LANES)
+            index = e.product(e.ir.udiv(token, I64(self.width)), h)
+            loaded = self._right(e, values, index, start, j * LANES)
             if self.width == 1:
-                return found
+                return loaded
             # Numbers beyond may be anything, and 0 x NaN is NaN.
             is_half = e.ir.icmp_signed("==", e.sum(e.product(i, 2), 1), live)
-            return e.ir.and_(found, e.splat(e.ir.select(is_half, I32(0xFFFF), I32(-1))))
+            return e.ir.and_(loaded, e.splat(e.ir.select(is_half, I32(0xFFFF), I32(-1))))
 
         first, last = e.ir.sdiv(seen, I64(self.width)), e.ceil_div(live, self.width)
         fetch = self._fetch(e, following, True, num_steps) if following else None
@@ -613,9 +613,9 @@ class Kernel(Call):
         ]
         reaches = [e.splat(e.ir.trunc(e.sum(window, each), I32)) for each in ahead]
         lanes = ir.Constant(vector(I32), list(range(LANES)))
-        found = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in scores]
+        maxima = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            for row, distance, reach, most in zip(scores, behind, reaches, found, strict=True):
+            for row, distance, reach, most in zip(scores, behind, reaches, maxima, strict=True):
                 score = e.load_vector(row, F32, i)
                 distance = e.ir.sub(e.splat(e.ir.sub(distance, e.ir.trunc(i, I32))), lanes)
                 # Unsigned, a position beyond the row's end is farther than every reach.
@@ -624,7 +624,7 @@ class Kernel(Call):
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
         before = [e.load(state.largest, F32) for state in rows.states]
-        after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, found, strict=True)]
+        after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, maxima, strict=True)]
         shifts = [e.splat(largest) for largest in after]
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in scores]
         with e.range(0, live, LANES) as i:
@@ -670,10 +670,10 @@ class Kernel(Call):
             columns = [right(i, j) for j in range(vectors)]
             for r in range(rows):
                 factor = left(r, i)
-                for each, column in zip(sums[r], columns, strict=True):
-                    each.value = self._add_product(e, each.value, factor, column)
-        for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
-            e.store_vector(total.value, place)
+                for column_sum, column in zip(sums[r], columns, strict=True):
+                    column_sum.value = self._add_product(e, column_sum.value, factor, column)
+        for total, address in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
+            e.store_vector(total.value, address)
 
 
 def _even(size: int, most: int = MAX_ROWS) -> int:

@@ -55,8 +55,8 @@ class State(NamedTuple):
 
     def copy(self, e: Emitter, other: State, head_dim: int) -> None:
         """Copy another state into this one."""
-        for own, others in zip(self[1:], other[1:], strict=True):
-            e.store(e.load(others, F32), own)
+        for mine, others in zip(self[1:], other[1:], strict=True):
+            e.store(e.load(others, F32), mine)
         with e.range(0, head_dim, LANES) as i:
             e.store_vector(e.load_vector(other.acc, F32, i), self.acc, i)
 
@@ -92,17 +92,17 @@ class Kept(NamedTuple):
 
         It is NULL if one unit attends all spans, or if there is no memory. One unit attends `per_stretch` spans.
         """
-        found = e.variable(POINTER, NULL)
+        base = e.variable(POINTER, NULL)
         with e.ir.if_then(e.ir.icmp_signed("<", per_stretch, num_spans)):
             counts = e.product(num_kv_rows, I64_BYTES)
             states = e.product(num_kv_rows, self.group, num_spans, self._stride, F32_BYTES)
             size = e.sum(HEADER_BYTES, counts, states)
-            found.value = e.ir.call(libc(e.module, "malloc", POINTER, [I64]), [size])
-            with e.ir.if_then(e.ir.icmp_unsigned("!=", found.value, NULL)):
-                for place, number in enumerate((num_spans, per_stretch, num_kv_rows)):
-                    e.store(number, found.value, place)
-                e.clear(self._counts(e, found.value), counts)
-        return found.value
+            base.value = e.ir.call(libc(e.module, "malloc", POINTER, [I64]), [size])
+            with e.ir.if_then(e.ir.icmp_unsigned("!=", base.value, NULL)):
+                for index, number in enumerate((num_spans, per_stretch, num_kv_rows)):
+                    e.store(number, base.value, index)
+                e.clear(self._counts(e, base.value), counts)
+        return base.value
 
     def free(self, e: Emitter, base: Any) -> None:
         """Free the memory, if there is some."""
@@ -110,10 +110,10 @@ class Kept(NamedTuple):
 
     def num_stretches(self, e: Emitter, base: Any) -> Any:
         """Return the number of units that attend each kv head of a decode row: one, where nothing is kept."""
-        found = e.variable(I64, I64(1))
+        count = e.variable(I64, I64(1))
         with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
-            found.value = e.ceil_div(e.load(base, I64), self.spans_per_stretch(e, base))
-        return found.value
+            count.value = e.ceil_div(e.load(base, I64), self.spans_per_stretch(e, base))
+        return count.value
 
     def spans_per_stretch(self, e: Emitter, base: Any) -> Any:
         """Return the number of spans that one unit attends."""
@@ -128,8 +128,8 @@ class Kept(NamedTuple):
     def state(self, e: Emitter, base: Any, head: Any, span: Any) -> State:
         """Return a state: heads are counted through all decode rows, and spans from the first that the row sees."""
         states = e.at(self._counts(e, base), I64, e.load(base, I64, 2))
-        place = e.at(states, F32, e.product(e.sum(e.product(head, e.load(base, I64)), span), self._stride))
-        return State(place, e.at(place, F32, self.head_dim), e.at(place, F32, self.head_dim + 1))
+        address = e.at(states, F32, e.product(e.sum(e.product(head, e.load(base, I64)), span), self._stride))
+        return State(address, e.at(address, F32, self.head_dim), e.at(address, F32, self.head_dim + 1))
 
     def _counts(self, e: Emitter, base: Any) -> Any:
         return e.at(base, I8, HEADER_BYTES)

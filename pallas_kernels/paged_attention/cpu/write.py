@@ -42,13 +42,16 @@ class Writer(Call):
         target = e.product(e.sum(e.load_int(of["first_block"], 0), block), k * h * o)
         rotated, has_rope = e.array(storage, count * h), self.has_rope(e, dims)
         with e.range(first_head, e.sum(first_head, num_heads)) as head:
-            place = e.product(e.sum(e.product(first, k), head), h)
-            keys, values = (e.at(of[name], storage, place) for name in ("k", "v"))
+            index = e.product(e.sum(e.product(first, k), head), h)
+            keys, values = (e.at(of[name], storage, index) for name in ("k", "v"))
             apart = I64(k * h)
             if self.kv_format.narrow:  # otherwise they come rotated
                 with e.ir.if_then(has_rope), e.range(0, count) as which:
-                    own, angles = e.at(keys, storage, e.product(which, apart)), e.product(e.sum(first, which), h // 2)
-                    for some, i in self.rotate(e, of, self.kv_format, own, angles):
+                    head_keys, angles = (
+                        e.at(keys, storage, e.product(which, apart)),
+                        e.product(e.sum(first, which), h // 2),
+                    )
+                    for some, i in self.rotate(e, of, self.kv_format, head_keys, angles):
                         e.store_vector(self.kv_format.narrow(e, some), rotated, e.product(which, h), i)
                 keys, apart = e.ir.select(has_rope, rotated, keys), e.ir.select(has_rope, I64(h), apart)
             matrix = e.sum(target, e.product(head, h * o))
@@ -77,13 +80,13 @@ class Writer(Call):
         pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
         with e.range(0, h // 2) as i:
             e.store(e.load(keys, I32, i), pool_k, e.product(i, o), offset)
-        place = e.product(e.ir.sdiv(offset, I64(2)), h)
+        index = e.product(e.ir.sdiv(offset, I64(2)), h)
         shift = e.splat(e.ir.trunc(e.product(e.ir.srem(offset, I64(2)), 16), I32))
         with e.range(0, h, LANES) as i:
-            before = e.load_vector(pool_v, I32, place, i)
+            before = e.load_vector(pool_v, I32, index, i)
             other = e.ir.and_(before, e.ir.not_(e.ir.shl(e.constant(0xFFFF, before), shift)))
-            own = e.ir.shl(e.ir.zext(e.load_vector(values, storage, i), vector(I32)), shift)
-            e.store_vector(e.ir.or_(other, own), pool_v, place, i)
+            value = e.ir.shl(e.ir.zext(e.load_vector(values, storage, i), vector(I32)), shift)
+            e.store_vector(e.ir.or_(other, value), pool_v, index, i)
 
     def _write_run(
         self, e: Emitter, of: dict[str, Any], keys: Any, apart: Any, values: Any, target: Any, offset: Any
@@ -99,9 +102,9 @@ class Writer(Call):
                 e.store_vector(tokens, pool_k, e.product(e.sum(i, column), o), offset)
         with e.range(0, h, LANES) as i:
             for token in range(0, LANES, self.width):
-                found = e.load_vector(values, storage, token * k * h, i)
+                value = e.load_vector(values, storage, token * k * h, i)
                 if self.width == 2:
                     other = e.load_vector(values, storage, (token + 1) * k * h, i)
-                    found, other = (e.ir.zext(x, vector(I32)) for x in (found, other))
-                    found = e.ir.or_(found, e.ir.shl(other, e.constant(16, other)))
-                e.store_vector(found, pool_v, e.product(e.ir.sdiv(e.sum(offset, token), I64(self.width)), h), i)
+                    value, other = (e.ir.zext(x, vector(I32)) for x in (value, other))
+                    value = e.ir.or_(value, e.ir.shl(other, e.constant(16, other)))
+                e.store_vector(value, pool_v, e.product(e.ir.sdiv(e.sum(offset, token), I64(self.width)), h), i)

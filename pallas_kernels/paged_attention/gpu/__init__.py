@@ -59,10 +59,10 @@ def gpu_paged_attention(
     interpret: bool = False,
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
-    place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     num_rows = batch.context_lens_s.shape[0]
-    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **place)
-    settings: dict[str, Any] = place | {
+    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
+    settings: dict[str, Any] = common | {
         "window": window,
         "scale": scale,
         "soft_cap": soft_cap,

@@ -229,8 +229,8 @@ def prefill_attention(
         raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
 
     def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
-        given = dict.fromkeys(config.absent) | dict(zip(present, refs, strict=True))
-        _run(config, _Operands(**given), smem, barriers)
+        named = dict.fromkeys(config.absent) | dict(zip(present, refs, strict=True))
+        _run(config, _Operands(**named), smem, barriers)
 
     kernel = plgpu.kernel(
         body,

@@ -29,7 +29,7 @@ OUTPUTS = 2
 class _Scalars(NamedTuple):
     """Scalars, in SMEM."""
 
-    place: Any
+    first_and_window: Any
     """The first block of the layer, and the window."""
     lens_s: Any
     slots_s: Any
@@ -64,7 +64,7 @@ def decode_attention(
     tables: Array,
     sinks_kg: Array | None,
     batch: AttentionBatch,
-    place: Array,
+    first_and_window: Array,
     options: Options,
 ) -> tuple[Array, Array]:
     """Write and attend the leading `num_decodes` sequences; return their rows [s, k, g, v] and the pool."""
@@ -72,7 +72,7 @@ def decode_attention(
     dtype = matmul_dtype(q_skgc.dtype, pool.dtype)
     rows, unroll = pl.cdiv(g, SUBLANES) * SUBLANES, heads_together(k)
     q_skrc = jnp.pad(q_skgc.astype(dtype), ((0, 0), (0, 0), (0, rows - g), (0, 0)))
-    scalars = _Scalars(place, batch.context_lens_s, batch.slots_t[:s], batch.num_decodes.reshape(1))
+    scalars = _Scalars(first_and_window, batch.context_lens_s, batch.slots_t[:s], batch.num_decodes.reshape(1))
     inputs = [tables, q_skrc, new_skc, pool]
     in_specs = [hbm()] * len(inputs)
     if sinks_kg is not None:
@@ -167,7 +167,7 @@ class _Decode:
             self.operands.pool,
             self.operands.tables,
             self.ring,
-            first_block=self.scalars.place[0],
+            first_block=self.scalars.first_and_window[0],
             num_items=self.num_items,
             describe=self.describe,
             on_fetch=self.fetch_inputs,
@@ -183,7 +183,7 @@ class _Decode:
     def describe(self, index: Array) -> _Sequence:
         """Return an item: the new token attends to the positions from `first` to its own."""
         end = jnp.maximum(self.scalars.lens_s[index], 1)
-        first = jnp.maximum(end - self.scalars.place[1], 0)
+        first = jnp.maximum(end - self.scalars.first_and_window[1], 0)
         return _Sequence(index, index, first, end, self.scalars.slots_s[index])
 
     def fetch_inputs(self, item: _Sequence) -> None:
@@ -191,24 +191,24 @@ class _Decode:
             copy.start()
 
     def input_copies(self, item: _Sequence) -> list[Any]:
-        scratch, place = self.scratch, lax.rem(item.number, self.scratch.q.shape[0])
+        scratch, buffer = self.scratch, lax.rem(item.number, self.scratch.q.shape[0])
         pairs = (self.operands.q, scratch.q), (self.operands.new_kv, scratch.new_kv)
-        semaphore = scratch.input_semaphores.at[place]
-        return [pltpu.make_async_copy(source.at[item.number], target.at[place], semaphore) for source, target in pairs]
+        semaphore = scratch.input_semaphores.at[buffer]
+        return [pltpu.make_async_copy(source.at[item.number], target.at[buffer], semaphore) for source, target in pairs]
 
     def out_copy(self, item: _Sequence) -> Any:
-        place = lax.rem(item.number, OUTPUTS)
+        buffer = lax.rem(item.number, OUTPUTS)
         return pltpu.make_async_copy(
-            self.scratch.out.at[place], self.operands.out.at[item.number], self.scratch.out_semaphores.at[place]
+            self.scratch.out.at[buffer], self.operands.out.at[item.number], self.scratch.out_semaphores.at[buffer]
         )
 
     def slab_copy(self, item: _Sequence) -> Any:
         """Return the copy of the slab of rows around the new token to the pool."""
         _, _, slabs, slab, _ = self.operands.pool.shape
-        place = lax.rem(item.number, OUTPUTS)
+        buffer = lax.rem(item.number, OUTPUTS)
         block, offset = lax.div(item.slot, slabs * slab), lax.rem(item.slot, slabs * slab)
-        target = self.operands.written.at[self.scalars.place[0] + block, :, lax.div(offset, slab)]
-        return pltpu.make_async_copy(self.scratch.slabs.at[place], target, self.scratch.slab_semaphores.at[place])
+        target = self.operands.written.at[self.scalars.first_and_window[0] + block, :, lax.div(offset, slab)]
+        return pltpu.make_async_copy(self.scratch.slabs.at[buffer], target, self.scratch.slab_semaphores.at[buffer])
 
     def start(self, item: _Sequence) -> None:
         for copy in self.input_copies(item):
@@ -257,26 +257,26 @@ class _Decode:
         pl.when(item.number >= OUTPUTS)(lambda: self.slab_copy(item).wait())
         _, k, _, slab, columns = self.ring.buffers.shape
         position = item.end - 1 - tile.tile * self.options.kv_tile
-        index, place = lax.div(position, slab), lax.rem(item.number, OUTPUTS)
+        index, buffer = lax.div(position, slab), lax.rem(item.number, OUTPUTS)
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
         is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
         new_kc = scratch.new_kv[lax.rem(item.number, scratch.new_kv.shape[0])].astype(jnp.float32)
         for head in range(k):
             new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(scratch.slabs.dtype)
             rows = jnp.where(is_new, new, self.ring.buffers[tile.buffer, head, index])
-            scratch.slabs[place, head] = rows
+            scratch.slabs[buffer, head] = rows
             self.ring.buffers[tile.buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
         self.slab_copy(item).start()
 
     def end(self, item: _Sequence) -> None:
         # All copies are of one size: waiting for this one is waiting for the one that used its buffer before.
         pl.when(item.number >= OUTPUTS)(lambda: self.out_copy(item).wait())
-        out, place = self.scratch.out, lax.rem(item.number, OUTPUTS)
+        out, buffer = self.scratch.out, lax.rem(item.number, OUTPUTS)
         _, k, rows, columns = out.shape
         num_groups = self.scratch.maxima.shape[0]
         for i in range(num_groups):
             values = softmax.result(self.states.at(i), self.options).reshape(k // num_groups, rows, columns)
-            out[place, pl.ds(i * (k // num_groups), k // num_groups)] = values.astype(out.dtype)
+            out[buffer, pl.ds(i * (k // num_groups), k // num_groups)] = values.astype(out.dtype)
         self.out_copy(item).start()
 
 

@@ -114,9 +114,9 @@ def ring_length(tile_bytes: int, architecture: str | None) -> int:
 
 def take(kind: Any, refs: tuple[Any, ...], absent: Container[str] = ()) -> tuple[Any, tuple[Any, ...]]:
     """Return the first of a kernel's refs as the NamedTuple `kind`, with None for absent fields, and the other refs."""
-    given = iter(refs)
-    taken = kind(*(None if name in absent else next(given) for name in kind._fields))
-    return taken, tuple(given)
+    remaining = iter(refs)
+    taken = kind(*(None if name in absent else next(remaining) for name in kind._fields))
+    return taken, tuple(remaining)
 
 
 def present(record: tuple[Any, ...]) -> list[Any]:

@@ -38,7 +38,7 @@ BLOCK_ROWS = 2048
 class _Scalars(NamedTuple):
     """Scalars, in SMEM."""
 
-    place: Any
+    first_and_window: Any
     """The first block of the layer, and the window."""
     lens_s: Any
     starts_s: Any
@@ -98,7 +98,7 @@ def prefill_attention(
     tables: Array,
     sinks_kg: Array | None,
     batch: AttentionBatch,
-    place: Array,
+    first_and_window: Array,
     options: Options,
 ) -> tuple[Array, Array]:
     """Write and attend the longer chunks; return their rows of [t, k, g, v] and the pool. Other rows are not set."""
@@ -111,7 +111,7 @@ def prefill_attention(
     if options.has_row_ends:
         ends = tile_ends(batch, query, cut.part_tokens)
     scalars = _Scalars(
-        place,
+        first_and_window,
         batch.context_lens_s,
         batch.query_starts_s,
         batch.query_ends_s,
@@ -175,7 +175,7 @@ class _Rows(NamedTuple):
 
     head: Array
     num_heads: int
-    place: Array
+    number: Array
     """The first of the tokens, divided by `num_tokens`."""
     num_tokens: int
 
@@ -251,7 +251,7 @@ class _Prefill:
         return QueryTile(
             number=index,
             sequence=sequence,
-            first=jnp.maximum(position - scalars.place[1] + 1, 0),
+            first=jnp.maximum(position - scalars.first_and_window[1] + 1, 0),
             end=scalars.tile_ends_i[index] if self.options.has_row_ends else position + num_rows,
             row=row,
             num_rows=num_rows,
@@ -267,7 +267,7 @@ class _Prefill:
             self.operands.pool,
             self.operands.written,
             self.scalars.slots_t,
-            first_block=self.scalars.place[0],
+            first_block=self.scalars.first_and_window[0],
             num_tiles=self.num_items,
             describe=self.describe,
             scratch=scratch,
@@ -279,7 +279,7 @@ class _Prefill:
             self.operands.written,
             self.operands.tables,
             self.ring,
-            first_block=self.scalars.place[0],
+            first_block=self.scalars.first_and_window[0],
             num_items=self.num_items,
             describe=self.describe,
         )
@@ -293,23 +293,23 @@ class _Prefill:
 
     def q_copies(self, item: QueryTile) -> list[Any]:
         """Return the copies of a tile's queries, and of how far ahead they see."""
-        place, source, target = self._rows_of(item, self.operands.q, self.scratch.q)
+        index, source, target = self._rows_of(item, self.operands.q, self.scratch.q)
         pairs = [(source, target)]
         if self.options.has_row_ends:
             _, source, target = self._rows_of(item, self.operands.ahead, self.scratch.ahead)
             pairs.append((source, target))
-        return [pltpu.make_async_copy(*pair, self.scratch.q_semaphores.at[place]) for pair in pairs]
+        return [pltpu.make_async_copy(*pair, self.scratch.q_semaphores.at[index]) for pair in pairs]
 
     def out_copy(self, item: QueryTile) -> Any:
-        place, target, source = self._rows_of(item, self.operands.out, self.scratch.out)
-        return pltpu.make_async_copy(source, target, self.scratch.out_semaphores.at[place])
+        index, target, source = self._rows_of(item, self.operands.out, self.scratch.out)
+        return pltpu.make_async_copy(source, target, self.scratch.out_semaphores.at[index])
 
     def _rows_of(self, item: QueryTile, operand: Any, buffer: Any) -> tuple[Array, Any, Any]:
         """Return a buffer's index, and the tile's rows in HBM and in the buffer, with padding up to the alignment."""
-        place = lax.rem(item.number, BUFFERS)
+        index = lax.rem(item.number, BUFFERS)
         first, num = lax.div(item.row, ROW_ALIGNMENT), ceil_div(item.num_rows, ROW_ALIGNMENT)
         heads = (slice(None),) * (len(operand.shape) - 3)
-        return place, operand.at[*heads, pl.ds(first, num)], buffer.at[place, *heads, pl.ds(0, num)]
+        return index, operand.at[*heads, pl.ds(first, num)], buffer.at[index, *heads, pl.ds(0, num)]
 
     def start(self, item: QueryTile) -> None:
         later = item.number + 1
@@ -341,7 +341,7 @@ class _Prefill:
     def state(self, rows: _Rows) -> softmax.State:
         num_rows, scratch = rows.num_tokens * self.options.group, self.scratch
         state = softmax.State(scratch.maxima, scratch.sums, scratch.values)
-        return state.at(pl.ds(rows.head, rows.num_heads), pl.ds(rows.place * num_rows, num_rows))
+        return state.at(pl.ds(rows.head, rows.num_heads), pl.ds(rows.number * num_rows, num_rows))
 
     def attend(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
         self.clear(stream, tile)
@@ -400,19 +400,19 @@ class _Prefill:
     def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int, ends: _Ends) -> tuple[Array, Array]:
         """Return whether any of some tokens, the first at this position, attends to any of the tile, and all to all of
         it."""
-        last, window = first + num_tokens - 1, self.scalars.place[1]
+        last, window = first + num_tokens - 1, self.scalars.first_and_window[1]
         begin, end = tile.tile * self.options.kv_tile, (tile.tile + 1) * self.options.kv_tile
         return (begin < ends.most) & (end > first - window + 1), (end <= ends.least) & (begin > last - window)
 
     def attend_rows(self, tile: Tile[QueryTile], rows: _Rows, kv_tokens: int, *, is_masked: bool) -> None:
         """Attend to the tile's first `kv_tokens`."""
-        ahead = tile.item.position + rows.place * rows.num_tokens - tile.tile * self.options.kv_tile
+        ahead = tile.item.position + rows.number * rows.num_tokens - tile.tile * self.options.kv_tile
         keep_rt = self._keep(tile.item, rows, ahead, kv_tokens) if is_masked else None
         slabs = kv_tokens // self.ring.buffers.shape[3]
         steps = rows.num_tokens // ROW_ALIGNMENT
         heads = []
         for head in (rows.head + i for i in range(rows.num_heads)):
-            q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(rows.place * steps, steps)]
+            q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(rows.number * steps, steps)]
             kv_tc = self.ring.buffers[tile.buffer, head, :slabs].reshape(kv_tokens, -1)
             heads.append(softmax.Operands(q.reshape(-1, q.shape[-1]), kv_tc))
         softmax.attend(self.state(rows), heads, keep_rt, self.options)
@@ -433,7 +433,7 @@ class _Prefill:
 
     def _keep(self, item: QueryTile, some: _Rows, ahead: Array, kv_tokens: int) -> Array:
         """Return the mask of some tokens' rows of one head; the first is `ahead` positions behind the tile's first."""
-        group, window = self.options.group, self.scalars.place[1]
+        group, window = self.options.group, self.scalars.first_and_window[1]
         rows = some.num_tokens * group
         # The tokens of this many rows are those of the rows before, plus a number.
         period = math.lcm(group, SUBLANES)
@@ -448,7 +448,7 @@ class _Prefill:
         if not self.options.has_row_ends:
             return behind.astype(jnp.uint32) < window.astype(jnp.uint32)
         steps = some.num_tokens // ROW_ALIGNMENT
-        ahead_rx = self.scratch.ahead[lax.rem(item.number, BUFFERS), pl.ds(some.place * steps, steps)]
+        ahead_rx = self.scratch.ahead[lax.rem(item.number, BUFFERS), pl.ds(some.number * steps, steps)]
         span = window + ahead_rx.reshape(rows, LANES)
         return behind.astype(jnp.uint32) < jnp.concatenate([span] * (kv_tokens // LANES), axis=1).astype(jnp.uint32)
 
@@ -456,11 +456,11 @@ class _Prefill:
         earlier = item.number - BUFFERS
         pl.when(earlier >= 0)(lambda: self.out_copy(self.describe(earlier)).wait())
         out, steps = self.scratch.out, self.cut.part_tokens // ROW_ALIGNMENT
-        place = lax.rem(item.number, BUFFERS)
+        index = lax.rem(item.number, BUFFERS)
 
         def store(rows: _Rows) -> None:
             result = softmax.result(self.state(rows), self.options).astype(out.dtype)
-            out[place, rows.head, pl.ds(rows.place * steps, steps)] = result.reshape(steps, -1, result.shape[-1])
+            out[index, rows.head, pl.ds(rows.number * steps, steps)] = result.reshape(steps, -1, result.shape[-1])
 
         self.for_each_part(item, store)
         self.out_copy(item).start()

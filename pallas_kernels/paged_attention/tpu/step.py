@@ -34,13 +34,15 @@ def attend_step(
     t, s = len(q_tkgc), len(batch.context_lens_s)
     first_block = jnp.asarray(layer, jnp.int32) * (l_b // num_layers)
     tables = _paged_tables(batch.block_tables_sm)
-    place = jnp.stack([first_block, jnp.asarray(window, jnp.int32)])
+    first_and_window = jnp.stack([first_block, jnp.asarray(window, jnp.int32)])
     # Slabs of rows fill whole tiles of the dtype, so that a DMA can take any number of them. The reshape moves nothing.
     slab = options.slab(pool.dtype)
     slabs = pool.reshape(l_b, k, o // slab, slab, c)
 
-    decoded_skgv, slabs = decode_attention(q_tkgc[:s], new_tkc[:s], slabs, tables, sinks_kg, batch, place, options)
-    out_tkgv, slabs = prefill_attention(q_tkgc, new_tkc, slabs, tables, sinks_kg, batch, place, options)
+    decoded_skgv, slabs = decode_attention(
+        q_tkgc[:s], new_tkc[:s], slabs, tables, sinks_kg, batch, first_and_window, options
+    )
+    out_tkgv, slabs = prefill_attention(q_tkgc, new_tkc, slabs, tables, sinks_kg, batch, first_and_window, options)
     # Rows that no kernel wrote hold arbitrary memory.
     out_tkgv = jnp.where((batch.slots_t > 0)[:, None, None, None], out_tkgv, 0)
     decoded_tkgv = jnp.pad(decoded_skgv, ((0, t - s), (0, 0), (0, 0), (0, 0)))

@@ -114,17 +114,17 @@ class ChunkWriter:
         self._each_read(self.describe(index), lambda copy: copy.start())
 
     def _each_read(self, tile: QueryTile, do: Callable[[Any], None]) -> None:
-        place = lax.rem(tile.number, BUFFERS)
-        semaphore = self.scratch.read_semaphores.at[place]
+        buffer = lax.rem(tile.number, BUFFERS)
+        semaphore = self.scratch.read_semaphores.at[buffer]
         most = _lead(self._slab) // ROW_ALIGNMENT
         lead = jnp.where(tile.is_first, 0, most)
         num_rows = ceil_div(tile.num_rows, ROW_ALIGNMENT) + lead
         source = self.new.at[:, pl.ds(lax.div(tile.row, ROW_ALIGNMENT) - lead, num_rows)]
-        do(pltpu.make_async_copy(source, self.scratch.new.at[place, :, pl.ds(most - lead, num_rows)], semaphore))
+        do(pltpu.make_async_copy(source, self.scratch.new.at[buffer, :, pl.ds(most - lead, num_rows)], semaphore))
 
         def read_old(end: int, offset: Array) -> None:
             block, slab = self._place_of(tile, tile.position + offset)
-            do(pltpu.make_async_copy(self.pool.at[block, :, slab], self.scratch.old.at[place, end], semaphore))
+            do(pltpu.make_async_copy(self.pool.at[block, :, slab], self.scratch.old.at[buffer, end], semaphore))
 
         pl.when(tile.is_first)(lambda: read_old(0, jnp.int32(0)))
         pl.when(tile.is_last)(lambda: read_old(1, tile.num_rows - 1))
@@ -137,31 +137,31 @@ class ChunkWriter:
 
     def _shift(self, tile: QueryTile) -> None:
         """Move the rows to where the first slab begins, and cast them."""
-        place = lax.rem(tile.number, BUFFERS)
+        buffer = lax.rem(tile.number, BUFFERS)
         scratch = self.scratch
         _, k, num_slabs, slab, columns = scratch.slabs.shape
         start = _lead(slab) - lax.rem(tile.position, slab)
 
         def shift_head(head: Array, _: None) -> None:
-            new = scratch.new[place, head].reshape(-1, columns).astype(jnp.float32)
+            new = scratch.new[buffer, head].reshape(-1, columns).astype(jnp.float32)
             for i in range(scratch.shifted.shape[0]):
                 scratch.shifted[i, : new.shape[0]] = new[:, i * LANES : (i + 1) * LANES]
             parts = [scratch.shifted[i, pl.ds(start, num_slabs * slab)] for i in range(scratch.shifted.shape[0])]
             rows = jnp.concatenate(parts, axis=1).reshape(num_slabs, slab, columns)
-            scratch.slabs[place, head] = rows.astype(scratch.slabs.dtype)
+            scratch.slabs[buffer, head] = rows.astype(scratch.slabs.dtype)
 
         lax.fori_loop(0, k, shift_head, None)
 
     def _fill_ends(self, tile: QueryTile) -> None:
         """Keep the pool's rows before the chunk's first row and after its last."""
-        place = lax.rem(tile.number, BUFFERS)
+        buffer = lax.rem(tile.number, BUFFERS)
         slabs, old = self.scratch.slabs, self.scratch.old
         _, k, _, slab, columns = slabs.shape
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
 
         def fill(end: int, index: Array, is_old: Array) -> None:
             def fill_head(head: Array, _: None) -> None:
-                slabs[place, head, index] = jnp.where(is_old, old[place, end, head], slabs[place, head, index])
+                slabs[buffer, head, index] = jnp.where(is_old, old[buffer, end, head], slabs[buffer, head, index])
 
             lax.fori_loop(0, k, fill_head, None)
 
@@ -177,7 +177,7 @@ class ChunkWriter:
 
     def _start_writes(self, tile: QueryTile) -> None:
         """Copy the slabs, block by block."""
-        place = lax.rem(tile.number, BUFFERS)
+        buffer = lax.rem(tile.number, BUFFERS)
         first, num_slabs = self._slabs(tile)
         per_block = self.pool.shape[2]
 
@@ -186,14 +186,14 @@ class ChunkWriter:
             count = jnp.minimum((i + 1) * per_block, first + num_slabs) - begin
             block, slab = self._place_of(tile, jnp.maximum(begin * self._slab, tile.position))
             pltpu.make_async_copy(
-                self.scratch.slabs.at[place, :, pl.ds(begin - first, count)],
+                self.scratch.slabs.at[buffer, :, pl.ds(begin - first, count)],
                 self.written.at[block, :, pl.ds(slab, count)],
-                self.scratch.write_semaphores.at[place],
+                self.scratch.write_semaphores.at[buffer],
             ).start()
 
         lax.fori_loop(lax.div(first, per_block), ceil_div(first + num_slabs, per_block), write_block, None)
 
     def _wait_writes(self, index: Array) -> None:
-        place = lax.rem(index, BUFFERS)
-        copied = self.scratch.slabs.at[place, :, pl.ds(0, self._slabs(self.describe(index))[1])]
-        pltpu.make_async_copy(copied, copied, self.scratch.write_semaphores.at[place]).wait()
+        buffer = lax.rem(index, BUFFERS)
+        copied = self.scratch.slabs.at[buffer, :, pl.ds(0, self._slabs(self.describe(index))[1])]
+        pltpu.make_async_copy(copied, copied, self.scratch.write_semaphores.at[buffer]).wait()

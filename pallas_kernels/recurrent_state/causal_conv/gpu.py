@@ -49,8 +49,8 @@ def gpu_causal_conv(
 ) -> tuple[Array, Array]:
     """See `CausalConv`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races."""
     if batch.has_chunks:
-        place: dict[str, Any] = {"layer": layer, "num_layers": num_layers}
-        return xla_causal_conv(x_tc, weight_kc, pool, batch, **place, bias_c=bias_c, activation=activation)
+        layers: dict[str, Any] = {"layer": layer, "num_layers": num_layers}
+        return xla_causal_conv(x_tc, weight_kc, pool, batch, **layers, bias_c=bias_c, activation=activation)
     count, num_channels = min(len(batch.query_starts_s), len(x_tc)), x_tc.shape[1]
     first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
     width = thread_block_channels(num_channels, x_tc.dtype)

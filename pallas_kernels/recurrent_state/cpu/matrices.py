@@ -124,14 +124,14 @@ class MatrixKernel(StateKernel):
             with e.range(last, e.least(e.sum(last, TOKENS), states.end)) as row:
                 self._fetch_row(e, of, row, head, column)
             with e.range(first, last) as row:
-                place = e.ir.sub(row, first)
+                index = e.ir.sub(row, first)
                 self.add_operands(
                     e,
                     of,
                     row,
                     head,
-                    e.at(operands, F32, e.product(place, self.num_operands)),
-                    e.at(scalars, F32, e.product(place, self.num_scalars)),
+                    e.at(operands, F32, e.product(index, self.num_operands)),
+                    e.at(scalars, F32, e.product(index, self.num_scalars)),
                 )
             with e.range(0, self.parts) as which:
                 offset = e.product(e.sum(first_part, which), self.part_size)
@@ -141,7 +141,7 @@ class MatrixKernel(StateKernel):
                 step = e.ir.select(is_last, has_next, I64(1))
                 following = e.at(before, F32, e.product(step, self.part_size))
                 with e.range(first, last) as row:
-                    place = e.ir.sub(row, first)
+                    index = e.ir.sub(row, first)
                     at = e.product(e.sum(e.product(row, self.heads), head), self.values)
                     at = e.sum(at, column, e.product(which, self.columns))
                     e.ir.call(
@@ -150,8 +150,8 @@ class MatrixKernel(StateKernel):
                             e.ir.select(e.ir.icmp_signed("==", row, states.start), before, after),
                             after,
                             following,
-                            e.at(operands, F32, e.product(place, self.num_operands)),
-                            e.at(scalars, F32, e.product(place, self.num_scalars)),
+                            e.at(operands, F32, e.product(index, self.num_operands)),
+                            e.at(scalars, F32, e.product(index, self.num_scalars)),
                             e.at(of[self.values_name], self.format.storage, at),
                             e.at(of["out"], self.format.storage, at),
                         ],
@@ -163,9 +163,9 @@ class MatrixKernel(StateKernel):
     def _fetch_row(self, e: Emitter, of: dict[str, Any], row: Any, head: Any, column: Any) -> None:
         """Begin to read and write a token of the next few: rows lie too far apart for a processor to prefetch."""
         self.fetch_operands(e, of, row, head)
-        place = e.sum(e.product(e.sum(e.product(row, self.heads), head), self.values), column)
+        start = e.sum(e.product(e.sum(e.product(row, self.heads), head), self.values), column)
         for name in (self.values_name, "out"):
-            self.fetch_numbers(e, of[name], place, self.parts * self.columns, self.format)
+            self.fetch_numbers(e, of[name], start, self.parts * self.columns, self.format)
 
     def _save(self, e: Emitter, states: States, row: Any, after: Any, saved: Any) -> None:
         is_end = e.ir.icmp_signed("==", e.sum(row, 1), states.save_end)
@@ -174,10 +174,10 @@ class MatrixKernel(StateKernel):
 
     # The following methods are for kernels' tokens.
 
-    def fetch_numbers(self, e: Emitter, base: Any, place: Any, count: int, number_format: Format) -> None:
+    def fetch_numbers(self, e: Emitter, base: Any, start: Any, count: int, number_format: Format) -> None:
         """Begin to read `count` numbers."""
         for first in range(0, count, CACHE_LINE // number_format.num_bytes):
-            e.prefetch(base, number_format.storage, place, first)
+            e.prefetch(base, number_format.storage, start, first)
 
     def widened(self, e: Emitter, base: Any, *index: Any) -> Any:
         """Load a vector of an input in the op's dtype."""
@@ -204,5 +204,5 @@ class MatrixKernel(StateKernel):
     def fetch(self, e: Emitter, following: Any, first: Any, share: int = 0, shares: int = 1) -> None:
         """Begin to read, at a step of a loop over chains' keys, the step's part of one of several shares of a part."""
         start = e.sum(share * self.part_size // shares, e.product(first, self.columns // shares))
-        for place in range(0, self.num_chains * self.columns // shares, CACHE_LINE // 4):
-            e.prefetch(following, F32, start, place)
+        for offset in range(0, self.num_chains * self.columns // shares, CACHE_LINE // 4):
+            e.prefetch(following, F32, start, offset)

@@ -136,16 +136,16 @@ class StateKernel:
             with is_decodes:
                 first = e.product(unit, size)
                 last = e.least(e.sum(first, size), total)
-                with e.range(first, last) as place:
-                    seq, own = e.ir.sdiv(place, count), e.ir.srem(place, count)
+                with e.range(first, last) as number:
+                    seq, part_index = e.ir.sdiv(number, count), e.ir.srem(number, count)
                     # Another sequence's state may be anywhere.
-                    is_last = e.least(e.ir.sub(e.sum(last, -1), place), e.ir.sub(e.sum(count, -1), own))
+                    is_last = e.least(e.ir.sub(e.sum(last, -1), number), e.ir.sub(e.sum(count, -1), part_index))
                     has_next = e.least(is_last, 1)
-                    e.ir.call(part, [buffers, seq, own, has_next])
+                    e.ir.call(part, [buffers, seq, part_index, has_next])
             with is_chunk:
-                place = e.ir.sub(unit, ranges)
-                seq, own = e.sum(decodes, e.ir.sdiv(place, count)), e.ir.srem(place, count)
-                e.ir.call(part, [buffers, seq, own, I64(0)])
+                number = e.ir.sub(unit, ranges)
+                seq, part_index = e.sum(decodes, e.ir.sdiv(number, count)), e.ir.srem(number, count)
+                e.ir.call(part, [buffers, seq, part_index, I64(0)])
         e.ir.ret_void()
         return e.function
 

@@ -127,7 +127,7 @@ def _factors(q_ck: Array, k_ck: Array, _: Array, log_decay_1c: Array, beta_1c: A
 
 
 def _decode(
-    place: Place,
+    part_of_state: Place,
     wait: Callable[[], None],
     state: Any,
     qkv: Any,
@@ -136,7 +136,7 @@ def _decode(
     *,
     key_heads: int,
 ) -> Array:
-    seq, head, part = place
+    seq, head, part = part_of_state
     shape, heads, keys_width = state.shape, beta.shape[1], key_heads * state.shape[0]
     value_dim = (qkv.shape[1] - 2 * keys_width) // heads
     own_key = lax.div(head, heads // key_heads) * shape[0]

@@ -54,7 +54,7 @@ class _Smem(NamedTuple):
 
 def solve(
     tiles: Tiles,
-    given: Array | Relations,
+    relations_or_a: Array | Relations,
     beta_nhc: Array,
     key_factor_nhc: Array,
     v_nhcd: Array,
@@ -65,13 +65,13 @@ def solve(
     """Return u [n, h, c, value_dim] and the halves of w [n, h, 2 c, key_dim] of tiles, undefined for empty ones.
 
     With the inverse of I + A, u is (inverse * beta) v and w is (inverse * key_factor) k, with factors of its columns.
-    `given` is A [n, h, c, c] in float32, or `Relations`, with which the halves of scores [n, h, 2 c, c] are returned
+    `relations_or_a` is A [n, h, c, c] in float32, or `Relations`: then the halves of scores [n, h, 2 c, c] are returned
     too. Keys have h heads, or fewer, each shared by several value heads; float32 keys come in halves, with 2 c rows.
     """
     num_tiles, num_heads, _, value_dim = v_nhcd.shape
     key_dim = k_nhck.shape[-1]
     square, of_tiles = (1, 2 * TILE_ROWS, TILE_ROWS), (num_tiles, num_heads)
-    relations = given if isinstance(given, Relations) else None
+    relations = relations_or_a if isinstance(relations_or_a, Relations) else None
     smem = _Smem(
         queries=tiled_smem(relations.q.shape[2:], relations.q.dtype) if relations else None,
         values=tiled_smem(v_nhcd.shape[2:], v_nhcd.dtype),
@@ -97,7 +97,9 @@ def solve(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(tiles.starts_n, tiles.ends_n, beta_nhc, key_factor_nhc, v_nhcd, k_nhck, *(relations or [given]))
+    return kernel(
+        tiles.starts_n, tiles.ends_n, beta_nhc, key_factor_nhc, v_nhcd, k_nhck, *(relations or [relations_or_a])
+    )
 
 
 def _kernel(starts_n, ends_n, *refs, has_a: bool, group: int, smem, first_full, second_full):
@@ -111,12 +113,12 @@ def _solve(tile, beta, key_factor, v, k, *refs, has_a: bool, group: int, smem, f
     key_head = lax.div(head, group)
     square, halves = smem.other
     num_given = 1 if has_a else len(Relations._fields)
-    (given, *vectors), (u, w, *scores) = refs[:num_given], refs[num_given:]
+    (first_input, *vectors), (u, w, *scores) = refs[:num_given], refs[num_given:]
     if has_a:
-        plgpu.copy_gmem_to_smem(given.at[tile, head], square, first)
+        plgpu.copy_gmem_to_smem(first_input.at[tile, head], square, first)
         plgpu.copy_gmem_to_smem(k.at[tile, key_head], smem.keys, second)
     else:
-        plgpu.copy_gmem_to_smem(given.at[tile, key_head], smem.queries, first)
+        plgpu.copy_gmem_to_smem(first_input.at[tile, key_head], smem.queries, first)
         plgpu.copy_gmem_to_smem(k.at[tile, key_head], smem.keys, first)
     plgpu.copy_gmem_to_smem(v.at[tile, head], smem.values, second)
     columns = [load_vector(x.at[tile, head], OF_COLUMNS) for x in (beta, key_factor)]

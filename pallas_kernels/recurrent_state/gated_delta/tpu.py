@@ -100,12 +100,12 @@ def _decode(
     values, betas = v[...].astype(jnp.float32), beta[...]
     rows = []
     for head in range(v.shape[0]):
-        key_head, own = head // group, slice(head, head + 1)
+        key_head, column = head // group, slice(head, head + 1)
         # The null slot may hold NaN.
-        state = jnp.where(goes_on, before[head], 0.0) * decays[:, own]
+        state = jnp.where(goes_on, before[head], 0.0) * decays[:, column]
         key = keys[:, key_head : key_head + 1]
         seen = jnp.sum(state * key, axis=0, keepdims=True)
-        state = state + key * ((values[own] - seen) * betas[:, own])
+        state = state + key * ((values[column] - seen) * betas[:, column])
         after[head] = state
         rows.append(jnp.sum(state * queries[:, key_head : key_head + 1], axis=0, keepdims=True))
     read = jnp.concatenate(rows, axis=0) * k.shape[1] ** -0.5
@@ -134,8 +134,8 @@ def _tile(
         return pl.ds(pl.multiple_of(head * size, size), size)
 
     def step(i: Array, _: None) -> None:
-        key_heads = [i * at_once + own for own in range(at_once)]
-        heads = [head * group + own for head in key_heads for own in range(group)]
+        key_heads = [i * at_once + index for index in range(at_once)]
+        heads = [head * group + index for head in key_heads for index in range(group)]
         taken = [
             (
                 *(x[:, lanes(lax.div(head, group), key_dim)] for x in (q, k)),
@@ -147,7 +147,7 @@ def _tile(
         ]
         prepared = jax.vmap(partial(prepare, dot=dot))(*(jnp.stack(x) for x in zip(*taken, strict=True)))
         states, reads = jax.vmap(partial(advance, dot=dot))(prepared, jnp.stack([state[head] for head in heads]))
-        for own, head in enumerate(heads):
-            state[head], read[:, lanes(head, value_dim)] = states[own], reads[own].astype(read.dtype)
+        for index, head in enumerate(heads):
+            state[head], read[:, lanes(head, value_dim)] = states[index], reads[index].astype(read.dtype)
 
     lax.fori_loop(0, num_key_heads // at_once, step, None)

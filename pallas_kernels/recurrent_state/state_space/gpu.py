@@ -116,7 +116,7 @@ def _pass_tiles(
 
 
 def _decode(
-    place: Place,
+    part_of_state: Place,
     wait: Callable[[], None],
     state: Any,
     xbc: Any,
@@ -126,7 +126,7 @@ def _decode(
     *,
     groups: int,
 ) -> Array:
-    seq, head, part = place
+    seq, head, part = part_of_state
     heads, state_dim = dt.shape[1], state.shape[1]
     b_width = groups * state_dim
     x_width = xbc.shape[1] - 2 * b_width

@@ -101,12 +101,14 @@ def _decode(
     column = lax.broadcasted_iota(jnp.int32, x_ph.shape, 1)
     read = x_ph * d[...]
     for head in range(x.shape[0]):
-        own, shared = slice(head, head + 1), slice(head // group, head // group + 1)
+        column_of_head, shared = slice(head, head + 1), slice(head // group, head // group + 1)
         # The null slot may hold NaN.
-        state = jnp.where(goes_on, before[head], 0.0) * decays[:, own] + added[:, own] * b_gn[shared]
+        state = (
+            jnp.where(goes_on, before[head], 0.0) * decays[:, column_of_head] + added[:, column_of_head] * b_gn[shared]
+        )
         after[head] = state
-        found = jnp.sum(state * c_gn[shared], axis=1, keepdims=True)
-        read = jnp.where(column == head, read + found, read)
+        total = jnp.sum(state * c_gn[shared], axis=1, keepdims=True)
+        read = jnp.where(column == head, read + total, read)
     out[...] = read.T.astype(out.dtype)
 
 
@@ -127,19 +129,19 @@ def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any
         return pl.ds(pl.multiple_of(index * size, size), size)
 
     def take_heads(i: Array, _: None) -> None:
-        heads = [i * at_once + own for own in range(at_once)]
+        heads = [i * at_once + offset for offset in range(at_once)]
         shared = lanes(lax.div(heads[0], group), state_dim)
         taken = []
-        for own, head in enumerate(heads):
-            row, first = pl.ds(head, 1), own * head_dim % width
+        for offset, head in enumerate(heads):
+            row, first = pl.ds(head, 1), offset * head_dim % width
             x_cp = x[:, lanes(lax.div(head * head_dim, width), width)][:, first : first + head_dim]
             taken.append((x_cp, dt[row], a[row], b[:, shared], c[:, shared], d[row]))
         arrays = [jnp.stack(each) for each in zip(*taken, strict=True)]
         prepared, (b_hcn, c_hcn) = jax.vmap(partial(prepare, dot=dot))(*arrays), arrays[3:5]
         states = jnp.stack([state[head] for head in heads])
         states, reads = jax.vmap(partial(advance, dot=dot))(prepared, b_hcn, c_hcn, states)
-        for own, head in enumerate(heads):
-            state[head] = states[own]
+        for offset, head in enumerate(heads):
+            state[head] = states[offset]
         read_cx = jnp.concatenate(list(reads), axis=1).astype(read.dtype)
         read[:, lanes(i, at_once * head_dim)] = read_cx
 

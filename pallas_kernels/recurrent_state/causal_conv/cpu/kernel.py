@@ -61,7 +61,7 @@ class Kernel(StateKernel):
         with e.ir.if_then(e.ir.icmp_signed("!=", has_next, I64(0))):
             self._fetch(e, states.before, e.sum(channel, CHANNELS))
 
-        def place(row: Any) -> Any:
+        def address_of(row: Any) -> Any:
             """Return the address of these channels of a row, which may be before the first."""
             back = e.ir.sub(row, states.start)
             new = e.at(of["x"], storage, e.product(row, num_channels), channel)
@@ -72,10 +72,10 @@ class Kernel(StateKernel):
         with e.ir.if_else(has_silu) as branches:
             for branch, activation in zip(branches, (ACTIVATIONS["silu"], None), strict=True):
                 with branch:
-                    self._add_rows(e, of, states, channel, width, place, activation)
+                    self._add_rows(e, of, states, channel, width, address_of, activation)
         with e.ir.if_then(states.is_saved):
-            self._keep(e, states.saved, states.save_end, channel, width, place)
-        self._keep(e, states.after, states.end, channel, width, place)
+            self._keep(e, states.saved, states.save_end, channel, width, address_of)
+        self._keep(e, states.after, states.end, channel, width, address_of)
         e.ir.ret_void()
         return e.function
 
@@ -86,14 +86,14 @@ class Kernel(StateKernel):
         states: States,
         channel: Any,
         width: Any,
-        place: Callable[[Any], Any],
+        address_of: Callable[[Any], Any],
         activation: Callable[[Emitter, Any], Any] | None,
     ) -> None:
         """Compute all rows: several at a time while there are enough, then one by one."""
         next_row = e.variable(I64, states.start)
         for count in (self.num_rows, 1):
             with e.range(next_row.value, e.sum(states.end, 1 - count), count) as row:
-                self._add_sums(e, of, row, count, channel, width, place, activation)
+                self._add_sums(e, of, row, count, channel, width, address_of, activation)
                 next_row.value = e.sum(row, count)
 
     def _add_sums(
@@ -104,11 +104,11 @@ class Kernel(StateKernel):
         count: int,
         channel: Any,
         width: Any,
-        place: Callable[[Any], Any],
+        address_of: Callable[[Any], Any],
         activation: Callable[[Emitter, Any], Any] | None,
     ) -> None:
         storage, num_channels, taps = self.format.storage, self.shape.num_channels, self.shape.kernel_size
-        sources = [place(e.sum(row, j - self.kept)) for j in range(count + self.kept)]
+        sources = [address_of(e.sum(row, j - self.kept)) for j in range(count + self.kept)]
         targets = [e.at(of["out"], storage, e.product(e.sum(row, j), num_channels), channel) for j in range(count)]
         weights = [e.at(of["weight"], storage, j * num_channels, channel) for j in range(taps)]
         bias = e.at(of["bias"], storage, channel)
@@ -121,15 +121,17 @@ class Kernel(StateKernel):
                 total = first
                 for number, factor in zip(inputs[j : j + taps], factors, strict=True):
                     total = e.fma(number, factor, total)
-                found = total if activation is None else activation(e, total)
-                e.store_vector(self.format.narrow(e, found), target, i)
+                result = total if activation is None else activation(e, total)
+                e.store_vector(self.format.narrow(e, result), target, i)
 
     def _load(self, e: Emitter, base: Any, i: Any) -> Any:
         return self.format.widen(e, e.load_vector(base, self.format.storage, i))
 
-    def _keep(self, e: Emitter, state: Any, end: Any, channel: Any, width: Any, place: Callable[[Any], Any]) -> None:
+    def _keep(
+        self, e: Emitter, state: Any, end: Any, channel: Any, width: Any, address_of: Callable[[Any], Any]
+    ) -> None:
         """Write a state: the last inputs before a row."""
-        self._copy(e, state, channel, width, lambda j: place(e.sum(end, j - self.kept)), is_source=False)
+        self._copy(e, state, channel, width, lambda j: address_of(e.sum(end, j - self.kept)), is_source=False)
 
     def _copy(
         self, e: Emitter, state: Any, channel: Any, width: Any, other: Callable[[int], Any], *, is_source: bool
@@ -137,8 +139,8 @@ class Kernel(StateKernel):
         """Copy these channels out of a state, or into it."""
         storage = self.format.storage
         for j in range(self.kept):
-            here, there = e.at(state, storage, j * self.shape.num_channels, channel), other(j)
-            source, target = (here, there) if is_source else (there, here)
+            here, other_address = e.at(state, storage, j * self.shape.num_channels, channel), other(j)
+            source, target = (here, other_address) if is_source else (other_address, here)
             with e.range(0, width, LANES) as i:
                 e.store_vector(e.load_vector(source, storage, i), target, i)
 

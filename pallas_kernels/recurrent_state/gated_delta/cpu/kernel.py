@@ -45,9 +45,9 @@ class Kernel(MatrixKernel):
         """Write q and k at length 1, decays, beta, and a head's decay."""
         shape, keys = self.shape, self.keys
         key_head = e.ir.sdiv(head, I64(shape.group))
-        place = e.product(e.sum(e.product(row, shape.num_key_heads), key_head), keys)
+        index = e.product(e.sum(e.product(row, shape.num_key_heads), key_head), keys)
         for which, (name, scale) in enumerate((("q", keys**-0.5), ("k", 1.0))):
-            source = e.at(of[name], self.format.storage, place)
+            source = e.at(of[name], self.format.storage, index)
             squares = e.variable(vector(F32), e.splat(F32(0.0)))
             with e.range(0, keys, LANES) as i:
                 numbers = self.widened(e, source, i)
@@ -56,12 +56,12 @@ class Kernel(MatrixKernel):
             factor = e.splat(e.ir.fdiv(F32(scale), e.call("sqrt", total)))
             with e.range(0, keys, LANES) as i:
                 e.store_vector(e.ir.fmul(self.widened(e, source, i), factor), operands, which * keys, i)
-        place = e.sum(e.product(row, self.heads), head)
-        e.store(e.load(of["beta"], F32, place), scalars, 0)
+        index = e.sum(e.product(row, self.heads), head)
+        e.store(e.load(of["beta"], F32, index), scalars, 0)
         if not shape.has_key_decay:
-            e.store(e.exp(e.load(of["log_decay"], F32, place)), scalars, 1)
+            e.store(e.exp(e.load(of["log_decay"], F32, index)), scalars, 1)
             return
-        decays = e.at(of["log_decay"], F32, e.product(place, keys))
+        decays = e.at(of["log_decay"], F32, e.product(index, keys))
         with e.range(0, keys, LANES) as i:
             decay = e.exp(e.load_vector(decays, F32, i))
             e.store_vector(decay, operands, 2 * keys, i)
@@ -70,12 +70,12 @@ class Kernel(MatrixKernel):
     def fetch_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any) -> None:
         """Begin to read the inputs of `add_operands`."""
         shape, keys = self.shape, self.keys
-        place = e.product(e.sum(e.product(row, shape.num_key_heads), e.ir.sdiv(head, I64(shape.group))), keys)
+        start = e.product(e.sum(e.product(row, shape.num_key_heads), e.ir.sdiv(head, I64(shape.group))), keys)
         for name in ("q", "k"):
-            self.fetch_numbers(e, of[name], place, keys, self.format)
+            self.fetch_numbers(e, of[name], start, keys, self.format)
         if shape.has_key_decay:
-            place = e.product(e.sum(e.product(row, self.heads), head), keys)
-            self.fetch_numbers(e, of["log_decay"], place, keys, FORMATS[jnp.dtype(jnp.float32)])
+            start = e.product(e.sum(e.product(row, self.heads), head), keys)
+            self.fetch_numbers(e, of["log_decay"], start, keys, FORMATS[jnp.dtype(jnp.float32)])
 
     def add_token(self, fetches: bool) -> ir.Function:
         """Define the function that takes a token past a part."""
@@ -97,8 +97,8 @@ class Kernel(MatrixKernel):
                 for total, span in zip(sums, spans, strict=True):
                     total.value = e.fma(factor, e.load_vector(before, F32, row, span), total.value)
         delta = []
-        for found, span in zip(self.add_up(e, seen), spans, strict=True):
-            held = found if head_decay is None else e.ir.fmul(found, head_decay)
+        for summed, span in zip(self.add_up(e, seen), spans, strict=True):
+            held = summed if head_decay is None else e.ir.fmul(summed, head_decay)
             delta.append(e.ir.fmul(e.ir.fsub(self.widened(e, values, span), held), beta))
 
         read = self.chains(e)
@@ -115,7 +115,7 @@ class Kernel(MatrixKernel):
                     state = e.fma(k, change, state)
                     e.store_vector(state, after, row, span)
                     total.value = e.fma(q, state, total.value)
-        for found, span in zip(self.add_up(e, read), spans, strict=True):
-            self.store(e, found, out, span)
+        for summed, span in zip(self.add_up(e, read), spans, strict=True):
+            self.store(e, summed, out, span)
         e.ir.ret_void()
         return e.function

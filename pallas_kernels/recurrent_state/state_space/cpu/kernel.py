@@ -39,22 +39,22 @@ class Kernel(MatrixKernel):
     def add_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any, operands: Any, scalars: Any) -> None:
         """Write b and c in float32; dt, the state's decay, and d."""
         group = e.ir.sdiv(head, I64(self.shape.group))
-        place = e.product(e.sum(e.product(row, self.shape.num_groups), group), self.keys)
+        index = e.product(e.sum(e.product(row, self.shape.num_groups), group), self.keys)
         for which, name in enumerate(("b", "c")):
-            source = e.at(of[name], self.format.storage, place)
+            source = e.at(of[name], self.format.storage, index)
             with e.range(0, self.keys, LANES) as i:
                 e.store_vector(self.widened(e, source, i), operands, which * self.keys, i)
         dt = e.load(of["dt"], F32, e.product(row, self.heads), head)
         decay = e.exp(e.ir.fmul(dt, e.load(of["a"], F32, head)))
-        for place, number in enumerate((dt, decay, e.load(of["d"], F32, head))):
-            e.store(number, scalars, place)
+        for index, number in enumerate((dt, decay, e.load(of["d"], F32, head))):
+            e.store(number, scalars, index)
 
     def fetch_operands(self, e: Emitter, of: dict[str, Any], row: Any, head: Any) -> None:
         """Begin to read the inputs of `add_operands`."""
         group = e.ir.sdiv(head, I64(self.shape.group))
-        place = e.product(e.sum(e.product(row, self.shape.num_groups), group), self.keys)
+        start = e.product(e.sum(e.product(row, self.shape.num_groups), group), self.keys)
         for name in ("b", "c"):
-            self.fetch_numbers(e, of[name], place, self.keys, self.format)
+            self.fetch_numbers(e, of[name], start, self.keys, self.format)
 
     def add_token(self, fetches: bool) -> ir.Function:
         """Define the function that takes a token past a part."""
@@ -77,7 +77,7 @@ class Kernel(MatrixKernel):
                     state = e.fma(b, change, e.ir.fmul(e.load_vector(before, F32, row, span), decay))
                     e.store_vector(state, after, row, span)
                     total.value = e.fma(c, state, total.value)
-        for found, own, span in zip(self.add_up(e, read), x, spans, strict=True):
-            self.store(e, e.fma(through, own, found), out, span)
+        for summed, x_vector, span in zip(self.add_up(e, read), x, spans, strict=True):
+            self.store(e, e.fma(through, x_vector, summed), out, span)
         e.ir.ret_void()
         return e.function
