@@ -22,7 +22,7 @@ FRAGMENT = re.compile(r"(Of|And|But|Those|Say whether)\b|\.\.\.")
 EMPTY_NAMES = {"each", "own", "given", "found", "place", "there", "those"}
 
 # What is still wrong in each folder. A number may only fall.
-STILL_WRONG = {"jaxllm": 719, "models": 86, "pallas_kernels": 305, "scripts": 266, "tests": 486}
+STILL_WRONG = {"jaxllm": 719, "models": 86, "scripts": 266, "tests": 342}
 
 PRODUCT = ("jaxllm", "models", "pallas_kernels")
 
