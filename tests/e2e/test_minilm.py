@@ -15,6 +15,8 @@ import pytest
 from jaxllm import LLM
 from tests.e2e.goldens import FOLDER
 
+pytestmark = pytest.mark.device
+
 COSINE = 1e-5
 """The cosine with sentence-transformers' vector is at least 1 less this."""
 
