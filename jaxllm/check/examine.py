@@ -18,10 +18,10 @@ from jaxllm.check.fitting import Fit, find_changes, fit, out_of_memory
 from jaxllm.check.hlo import count_collectives
 from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import param_bytes, replicated_params
+from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config

@@ -19,8 +19,7 @@ from jax.sharding import Mesh
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import pool_spec, state_pool_specs, whole_spec
 from jaxllm.execution.packing import PackedInputs
-from jaxllm.execution.sharded_attention import shard
-from jaxllm.execution.sharded_recurrence import ShardedRecurrence
+from jaxllm.execution.sharded_ops import ShardedRecurrence, shard
 from pallas_kernels.paged_attention import copy_blocks
 
 type Pools = tuple[Any, ...]

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from jaxllm.execution.caches import Caches
-from jaxllm.execution.feature_group import FeatureGroup
+from jaxllm.execution.kv_pool import FeatureGroup
 from jaxllm.execution.packing import PackedInputs, unpack
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, draw_plain, known_tokens, map_rows, pad_rows
 from jaxllm.models.model import Model

@@ -1,4 +1,9 @@
-"""A launcher owns what a model has on the devices, and launches programs on it in the order in which it is told."""
+"""Launch steps on the devices, from records of plain arrays.
+
+A launch holds all that the programs read besides what the devices have already. The host that schedules sends the same
+launches to every host of a mesh in the same order, so that all stay alike. msgspec encodes them; an array is its dtype,
+its shape and its bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,62 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from jax import Array
 
 from jaxllm.execution.caches import Pools
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.jax_settings import running, tracing
-from jaxllm.execution.launches import AdapterLaunch, Launch, StepLaunch
 from jaxllm.execution.mesh import place_replicated
+from jaxllm.execution.options import running, tracing
 from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import DeviceState, StepOutput
 from jaxllm.sampling.inputs import RareRules
+
+
+class StepLaunch(msgspec.Struct, frozen=True, tag=True):
+    """A step."""
+
+    program: int
+    """The step's program, by its place among those of the model."""
+    ints: np.ndarray
+    floats: np.ndarray
+    rare: list[np.ndarray | None] | None
+    """The fields of RareRules, None for one that no row uses; None for all of them where the program reads none."""
+    copies: list[np.ndarray]
+    """Blocks to copy first, as int32 [group, 2, COPIES]: sources and targets."""
+    counts: list[tuple[int, np.ndarray]]
+    """Rows of the token counts to write first, uint16 [v], each with its index."""
+    is_draft: bool = False
+    """True for a step of the draft model."""
+
+
+class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
+    """An adapter is written into a slot; steps before it read what the slot had."""
+
+    slot: int
+    arrays: list[np.ndarray]
+    """The leaves of the arrays of one slot."""
+
+
+type Launch = StepLaunch | AdapterLaunch
+
+
+def encode_array(value: Any) -> Any:
+    """Return an array as msgspec can encode it."""
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} is not part of a launch")
+    return value.dtype.name, value.shape, memoryview(np.ascontiguousarray(value).view(np.uint8).reshape(-1))
+
+
+def decode_array(kind: type, value: Any) -> Any:
+    """Return the array that `encode_array` has encoded; it shares the memory of the message."""
+    if kind is not np.ndarray:
+        raise NotImplementedError(f"{kind.__name__} is not part of a launch")
+    dtype, shape, data = value
+    return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
 
 
 class Launcher:

@@ -14,12 +14,10 @@ from jaxllm.execution.batch import StepInputs, build
 from jaxllm.execution.compiler import COPIES, ProgramKey
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.jax_settings import running
-from jaxllm.execution.launcher import Launcher
-from jaxllm.execution.launches import AdapterLaunch, Launch, StepLaunch
+from jaxllm.execution.launcher import AdapterLaunch, Launch, Launcher, StepLaunch
+from jaxllm.execution.options import running
 from jaxllm.execution.packing import BatchShape
-from jaxllm.execution.pooled import NO_ACTIVATION, Activation, read_pooled
-from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.rows import find_extra
 from jaxllm.execution.step import StepOutput, StepShape

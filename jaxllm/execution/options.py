@@ -1,10 +1,12 @@
-"""The XLA compiler gets these options, per platform."""
+"""Compiler options for XLA, per platform, and the JAX settings that the engine pins around its own work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -91,3 +93,46 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
     if platform != "cpu" or any(attention.interpret for attention in attentions) or num_devices > 1:
         return LayerLoop.SCAN
     return LayerLoop.IN_PLACE if implementations == {"cpu"} else LayerLoop.SWITCH
+
+
+PINNED: Mapping[str, Any] = {
+    "disable_jit": False,
+    "enable_x64": False,
+    "numpy_dtype_promotion": "standard",
+    "numpy_rank_promotion": "allow",
+    "threefry_partitionable": True,
+    "transfer_guard": "allow",
+    "debug_infs": False,
+    "debug_nans": False,
+}
+"""Values by the names of JAX's context managers; `jax_` and the name is the setting's."""
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Pin all that a trace, or an operation outside a program, depends on; entering takes some 20 microseconds."""
+    with ExitStack() as stack:
+        for name, value in PINNED.items():
+            stack.enter_context(getattr(jax, name)(value))
+        yield
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Pin what running a compiled program and reading its outputs depends on, in a few microseconds.
+
+    Inputs come from the host's arrays, and rows that nobody reads hold garbage.
+    """
+    with (
+        jax.disable_jit(False),
+        jax.transfer_guard_host_to_device("allow"),
+        jax.transfer_guard_device_to_host("allow"),
+        jax.debug_infs(False),
+        jax.debug_nans(False),
+    ):
+        yield
+
+
+def counts(name: str) -> bool:
+    """Say whether the user's value of a setting, such as jax_enable_x64, can change a compiled program."""
+    return "cache" not in name and not name.removeprefix("jax_").startswith(tuple(PINNED))

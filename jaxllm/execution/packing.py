@@ -7,19 +7,56 @@ buffers and for the step that reads them: a field that is added to a record is p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jax import Array
 
-from jaxllm.execution.buckets import Bucket
 from jaxllm.models.inputs import TokenBatch
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
 from pallas_kernels.paged_attention import AttentionBatch
 from pallas_kernels.recurrent_state import StateBatch
+
+
+class Bucket(NamedTuple):
+    """The shape that a step is padded to."""
+
+    num_tokens: int
+    num_seqs: int
+
+
+def make_buckets(
+    max_num_batched_tokens: int, max_num_seqs: int, least: int, sizes: Sequence[int] | None = None
+) -> tuple[Bucket, ...]:
+    """Return buckets of these numbers of tokens, and of the token budget, with as many sequences as they hold.
+
+    Sizes are rounded up to a multiple of `least`; left out, they are `least`, each time twice as many.
+    """
+    # A budget that is none of these would pad its fullest steps for nothing.
+    wanted = [*(_doubled(least, max_num_batched_tokens) if sizes is None else sizes), max_num_batched_tokens]
+    rounded = {-(-size // least) * least for size in wanted if size <= max_num_batched_tokens}
+    most_seqs = _doubled(least, max_num_seqs)[-1]
+    return tuple(Bucket(size, min(size, most_seqs)) for size in sorted(rounded))
+
+
+def pick_bucket(buckets: Sequence[Bucket], num_tokens: int, num_seqs: int) -> Bucket:
+    """Return the smallest bucket that holds a step. Raise ValueError when none does: a plan beyond its budget."""
+    for bucket in buckets:
+        if num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs:
+            return bucket
+    raise ValueError(f"a step of {num_tokens} tokens and {num_seqs} sequences is larger than any of {tuple(buckets)}")
+
+
+def _doubled(least: int, most: int) -> list[int]:
+    """Return `least`, each time doubled, up to the first that is no less than `most`."""
+    sizes = [least]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
 
 type ExtraArgs = tuple[tuple[str, int | float], ...]
 """The names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""

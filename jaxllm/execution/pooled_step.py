@@ -1,15 +1,23 @@
-"""The step of a pooling model is one pure function from parameters, pool and packed inputs to outputs; it has no
-sampler. Everything in it is traced."""
+"""Run a pooling model's step on the device, and read its outputs on the host.
+
+The step is one pure function from parameters, pool and packed inputs to outputs; it has no sampler.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import Array
 
+from jaxllm.core_messages import Pooled, RequestError
+from jaxllm.execution.batch import first_rows
 from jaxllm.execution.caches import Caches, Pools
 from jaxllm.execution.packing import BatchShape, unpack
 from jaxllm.models.model import Model
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
 
 class PoolShape(NamedTuple):
@@ -37,3 +45,97 @@ def run_pooled_step(
     if shape.by_token:
         return pools, model.pool_tokens(params, hidden_td)
     return pools, model.pool(params, hidden_td, inputs.placements[0].batch(inputs.sequences))
+
+
+class Activation(NamedTuple):
+    """The last thing that is done to an output: it is calibrated, and activated if its request wants that."""
+
+    name: str = "none"
+    """One of "normalize" (to length 1), "sigmoid", "softmax" and "none"."""
+    mean: float = 0.0
+    sigma: float = 1.0
+    """An output x counts as (x - mean) / sigma."""
+
+    def __call__(self, rows_ro: np.ndarray, *, activates: bool) -> np.ndarray:
+        """Calibrate float32 rows, each by itself, and activate them if that is wanted."""
+        if self.mean or self.sigma != 1:
+            rows_ro = (rows_ro - np.float32(self.mean)) / np.float32(self.sigma)
+        match self.name if activates else "none":
+            case "normalize":
+                lengths_r1 = np.sqrt(np.sum(rows_ro * rows_ro, axis=1, keepdims=True))
+                return rows_ro / np.maximum(lengths_r1, np.float32(1e-12))
+            case "sigmoid":
+                return np.float32(1) / (np.float32(1) + np.exp(-rows_ro))
+            case "softmax":
+                powers_ro = np.exp(rows_ro - rows_ro.max(axis=1, keepdims=True))
+                return powers_ro / powers_ro.sum(axis=1, keepdims=True)
+            case _:
+                return rows_ro
+
+
+NO_ACTIVATION = Activation()
+
+
+def read_pooled(
+    plan: StepPlan, outputs: np.ndarray, activation: Activation, row_alignment: int
+) -> list[Pooled | RequestError | None]:
+    """Return what each chunk of a plan gives, of the outputs of its step.
+
+    An output that is no number is an error of its request. A chunk that gives no output yet has None.
+    """
+    if plan.kind is StepKind.POOL:
+        return _read_sequences(plan.chunks, outputs, activation)
+    lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
+    starts = first_rows(lengths, row_alignment)
+    return [
+        _read_tokens(chunk, outputs[start : start + length], activation)
+        for chunk, start, length in zip(plan.chunks, starts, lengths, strict=True)
+    ]
+
+
+def _read_sequences(
+    chunks: Sequence[Chunk], outputs_so: np.ndarray, activation: Activation
+) -> list[Pooled | RequestError | None]:
+    found: list[Pooled | RequestError | None] = [None] * len(chunks)
+    alike: dict[tuple[bool, int | None], list[int]] = {}
+    for place, chunk in enumerate(chunks):
+        if chunk.start + len(chunk.token_ids) == chunk.num_prompt_tokens:
+            alike.setdefault(_wish(chunk.pooling), []).append(place)
+    for wish, places in alike.items():
+        rows_ro = _finish(outputs_so[places], *wish, activation)
+        are_numbers = np.isfinite(rows_ro).all(axis=1)
+        for place, row_o, is_number in zip(places, rows_ro, are_numbers.tolist(), strict=True):
+            found[place] = Pooled(row_o.tobytes(), 1) if is_number else _NO_NUMBER
+    return found
+
+
+def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -> Pooled | RequestError:
+    params = chunk.pooling
+    assert params is not None
+    if params.returned_token_ids is not None:
+        outputs_to = outputs_to[:, params.returned_token_ids]
+    rows_to = _finish(outputs_to, *_wish(params), activation)
+    if params.step_tag_id is not None:
+        rows_to = rows_to[np.asarray(chunk.token_ids) == params.step_tag_id]
+    if not np.isfinite(rows_to).all():
+        return _NO_NUMBER
+    return Pooled(rows_to.tobytes(), len(rows_to))
+
+
+def _wish(params: PoolingParams | None) -> tuple[bool, int | None]:
+    assert params is not None
+    if params.late_chunking_params is not None:  # means come first, of tokens that may be in several steps
+        return False, None
+    return bool(params.use_activation), params.dimensions
+
+
+def _finish(rows_ro: np.ndarray, use_activation: bool, dimensions: int | None, activation: Activation) -> np.ndarray:
+    with np.errstate(all="ignore"):  # what overflows is found to be no number
+        return activation(rows_ro[:, :dimensions], activates=use_activation)
+
+
+_NO_NUMBER = RequestError(
+    "internal",
+    "The model's output has values that are no finite numbers (NaN or infinity): its weights, or their dtype, are "
+    "not what this prompt needs. Try dtype='float32', or another checkpoint.",
+)

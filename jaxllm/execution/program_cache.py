@@ -27,7 +27,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import pallas_kernels
 from jaxllm import models, version
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
-from jaxllm.execution.jax_settings import counts
+from jaxllm.execution.options import counts
 from jaxllm.utils.files import make_own, read_own, write_whole
 from jaxllm.utils.log import log_phase
 

@@ -14,8 +14,7 @@ from jaxllm.resolve.pooling_settings import PoolingSettings
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jaxllm.execution.feature_group import FeatureGroup
-    from jaxllm.execution.kv_pool import KVGroup, StateGroup
+    from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, StateGroup
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.adapters import AdapterShape
     from jaxllm.models.config import ModelConfig

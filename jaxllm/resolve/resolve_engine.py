@@ -371,7 +371,7 @@ def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: 
     """See whether functions can be traced; refuse classes where the logits come from several devices."""
     if not processors:
         return
-    from jaxllm.execution.jax_settings import tracing
+    from jaxllm.execution.options import tracing
     from jaxllm.sampling.processors import JNP_FORM, check_traceable, on_host, traced
 
     with tracing():

@@ -14,7 +14,7 @@ from jaxllm.params.checks import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jaxllm.execution.feature_group import FeatureGroup
+    from jaxllm.execution.kv_pool import FeatureGroup
     from jaxllm.resolve.engine_config import EngineConfig
     from jaxllm.resolve.resolve_pooling import Resolved
     from jaxllm.sampling.processors import LogitsProcessor
@@ -133,7 +133,7 @@ def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
 
 def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | None:
     """Return the features that are kept for a draft head; None for a draft model of another kind."""
-    from jaxllm.execution.feature_group import FeatureGroup
+    from jaxllm.execution.kv_pool import FeatureGroup
 
     head, group = draft.model_config.draft_head, shared_group(config)
     if head is None or group is None:

@@ -26,8 +26,8 @@ from lib.results import make_parser, save
 from lib.sheet import print_sheet
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
-from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.packing import pick_bucket
 
 STEPS = 12
 SCOPES = {"project": "layers' matmuls", "finish": "layers' matmuls", "attend": "attention", "logits": "output head"}

@@ -42,9 +42,9 @@ from compile.target import Target
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
-from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
 from jaxllm.execution.mesh import make_mesh
+from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config

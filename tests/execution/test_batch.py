@@ -9,8 +9,7 @@ import pytest
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
-from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
-from jaxllm.execution.packing import BatchShape, unpack
+from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan
 

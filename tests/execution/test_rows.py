@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.execution.buckets import Bucket
-from jaxllm.execution.packing import ArrayField, BatchShape, allocate, array_fields, unpack
+from jaxllm.execution.packing import ArrayField, BatchShape, Bucket, allocate, array_fields, unpack
 from jaxllm.sampling.inputs import Packed
 from jaxllm.sampling_params import SamplingParams
 from tests.execution.test_batch import make_chunk, step

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
-from jaxllm.execution.buckets import Bucket
 from jaxllm.execution.compiler import StepCompiler, Upkeep
+from jaxllm.execution.packing import Bucket
 from jaxllm.models import LayerLoop
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from tests.execution.support import hostile_jax, make_compiler, make_group

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from jaxllm.execution.batch import num_token_rows
-from jaxllm.execution.buckets import make_buckets, pick_bucket
+from jaxllm.execution.packing import make_buckets, pick_bucket
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config, make_request

@@ -22,7 +22,7 @@ from jaxllm.engine.core.hosts.link import Link
 from jaxllm.engine.core.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prepare
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.launches import AdapterLaunch, StepLaunch
+from jaxllm.execution.launcher import AdapterLaunch, StepLaunch
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.utils.log import show_log
 

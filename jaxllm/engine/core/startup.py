@@ -30,7 +30,7 @@ from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.execution.pooled import NO_ACTIVATION, Activation
+from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import init_dummy, load_params

@@ -24,7 +24,7 @@ from jaxllm.engine.core.hosts.join import join
 from jaxllm.engine.core.hosts.link import Link
 from jaxllm.engine.core.hosts.wire import Agreement, Beat, End, Failed, Ready, encode
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.execution.launches import Launch
+from jaxllm.execution.launcher import Launch
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments

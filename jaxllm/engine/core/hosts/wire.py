@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jaxllm.execution.launches import AdapterLaunch, StepLaunch, decode_array, encode_array
+from jaxllm.execution.launcher import AdapterLaunch, StepLaunch, decode_array, encode_array
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):

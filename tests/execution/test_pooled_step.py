@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxllm.execution.pooled import Activation
+from jaxllm.execution.pooled_step import Activation
 
 ROWS = np.array([[3.0, 5.0]], np.float32)
 CALIBRATED = [1.0, 2.0]
