@@ -165,7 +165,11 @@ GROUPED_MATMUL: Implementations = {
 
 
 def _recurrent(op: str, **pool_specs: str) -> Implementations:
-    """Return the table of an op of recurrent state. `pool_specs` names the pools that differ from plain XLA's."""
+    """Return the table of an op of recurrent state, such as `gated_delta`.
+
+    Its functions are named after the platform, such as `tpu_gated_delta` and `tpu_refusal`. `pool_specs` names the
+    pools that differ from plain XLA's.
+    """
     folder, pool_spec = f"recurrent_state.{op}", f"recurrent_state.{op}.shape:pool_spec"
     table = {"xla": Implementation(None, f"{folder}.xla:xla_{op}", pool_spec=pool_spec)}
     for platform in ("cpu", "tpu", "gpu"):

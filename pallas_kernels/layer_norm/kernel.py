@@ -1,5 +1,4 @@
-"""The kernel in LLVM IR: it reads a row three times, for its mean, its variance and the result, mostly from the first
-cache."""
+"""The kernel in LLVM IR: it reads a row three times, for its mean, its variance and the result."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ def register(name: str, kernel: Kernel, folder: Path | None) -> str:
 
 
 class _Registry:
-    """The kernels that XLA knows in this process, and their machine code, which lives as long as XLA's programs may
-    call it."""
+    """The kernels that XLA knows in this process, and their machine code, which XLA's programs may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

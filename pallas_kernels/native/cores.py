@@ -22,8 +22,10 @@ def num_allowed() -> int:
 
 
 def quota(root: Path) -> float | None:
-    """Return the number of cores that this process's control groups grant it, on the system under `root`; None for no
-    limit."""
+    """Return the number of cores that this process's control groups grant it; None for no limit.
+
+    `root` is the root of the file system.
+    """
     return min(_quotas(root), default=None)
 
 

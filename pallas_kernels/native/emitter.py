@@ -187,8 +187,7 @@ class Emitter:
         return self.ir.shuffle_vector(a, b, ir.Constant(vector(I32, len(lanes)), lanes))
 
     def join(self, vectors: Sequence[Any]) -> Any:
-        """Return one vector with the lanes of all vectors in order; there must be 1, 2, 4 or another power of two of
-        them."""
+        """Return one vector with the lanes of all vectors in order; the number of vectors is a power of two."""
         vectors = list(vectors)
         while len(vectors) > 1:
             lanes = range(2 * vectors[0].type.count)
@@ -196,8 +195,7 @@ class Emitter:
         return vectors[0]
 
     def transpose(self, rows: Sequence[Any]) -> list[Any]:
-        """Return the columns of matrices that lie side by side in vectors of 16. Each column has one number of every
-        row."""
+        """Return the columns of matrices that lie side by side in vectors of 16, with a number of every row in each."""
         rows = list(rows)
         size = len(rows) // 2
         while size:

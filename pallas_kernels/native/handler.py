@@ -137,10 +137,10 @@ def add_handler(
 
 
 def wait(e: Emitter, count: Any, wanted: Any) -> None:
-    """Wait until a count in memory, of units that other threads have taken or done, reaches `wanted`: about as long as
-    one unit takes.
+    """Wait until a count of units that other threads have taken or done reaches `wanted`.
 
-    A thread that was put to sleep with its unit may need this very core, so after a while the core is offered.
+    That takes about as long as one unit. A thread that was put to sleep with its unit may need this very core, so after
+    a while the core is offered.
     """
     turns = e.variable(I64, I64(0))
     test, pause, after = (e.function.append_basic_block() for _ in range(3))

@@ -72,8 +72,10 @@ def refuse_interface() -> str | None:
 
 
 def refuse_version(version: tuple[int, int] | None) -> str | None:
-    """Return why a version's structs are not known, or None. Structs only grow at their ends until the major version
-    changes."""
+    """Return why a version's structs are not known, or None if they are.
+
+    Structs only grow at their ends until the major version changes.
+    """
     if version is not None and version[0] == VERSION[0] and version >= VERSION:
         return None
     known = "none" if version is None else _text(version)

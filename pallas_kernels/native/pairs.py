@@ -1,5 +1,4 @@
-"""Vectors of pairs of bfloat16 in 32 bits, as they lie in memory, and products of them with or without instructions for
-it."""
+"""Vectors of pairs of bfloat16 in 32 bits, as they lie in memory, and their products with or without instructions."""
 
 from __future__ import annotations
 

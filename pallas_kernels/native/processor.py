@@ -146,16 +146,20 @@ def _without_amx(features: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _may_use_amx() -> bool:
-    """Request AMX registers from the system, which saves them only for processes that asked; return whether it allows
-    it."""
+    """Request AMX registers from the system, and return whether it allows them.
+
+    The system saves them only for processes that asked.
+    """
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 def _aarch64_features() -> dict[str, bool]:
-    """Return the processor's features as the system reports them, since LLVM does not know all: Linux by /proc/cpuinfo,
-    macOS by sysctl."""
+    """Return the features that the system reports, since LLVM does not know all.
+
+    Linux reports them in /proc/cpuinfo, macOS by sysctl.
+    """
     names = ("bf16", "i8mm")
     if sys.platform == "darwin":
         return {name: _sysctl(f"hw.optional.arm.FEAT_{name.upper()}") for name in names}

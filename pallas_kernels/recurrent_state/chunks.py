@@ -205,10 +205,10 @@ def rounded_dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)
 
 
 def rounded_halves(x: Array) -> list[Array]:
-    """Return a float32 array as two bfloat16 arrays that sum up to it except for its last bits; a bfloat16 array as
-    itself.
+    """Return a float32 array as two bfloat16 arrays that sum up to it, except for its last bits.
 
-    XLA may remove a conversion back and forth, but not an explicit loss of precision.
+    A bfloat16 array is returned alone. XLA may remove a conversion back and forth, but not an explicit loss of
+    precision.
     """
     if x.dtype == jnp.bfloat16:
         return [x]

@@ -49,11 +49,12 @@ HALVES = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the numbers of a matrix [out, in] are held: number = value(code) * scale - min, in float32, rounded once.
+    """The format of a matrix [out, in]: number = value(code) * scale - min, in float32, rounded once.
+
     Codes of 16 bits are the numbers themselves.
 
-    The scale of a group is its entry of `scales`, times that of `scale_factors` if there are some. Its min is that of
-    `mins` (times that of `min_factors`), or its entry of `zeros` times its scale, or 0.
+    The scale of a group is its entry of `scales`, times its entry of `scale_factors` if there are some. Its min is its
+    entry of `mins` (times its entry of `min_factors`), or its entry of `zeros` times its scale, or 0.
     """
 
     bits: int

@@ -108,8 +108,10 @@ def test_a_decode_has_the_same_bits_alone_and_in_a_batch() -> None:
 
 
 def test_a_row_of_a_chunk_has_the_same_bits_wherever_the_chunk_begins() -> None:
-    """The interpreter multiplies with XLA:CPU. Without AVX-512 its sums depend a little on a matrix's other rows: there
-    a few numbers may be rounded to the next bfloat16."""
+    """The interpreter multiplies with XLA:CPU, which rounds a few numbers differently without AVX-512.
+
+    Its sums then depend a little on a matrix's other rows: a few numbers may be rounded to the next bfloat16.
+    """
     op = attention(4, 256)
     whole = make_step(3, [(80, 40)], op)
     pool, expected = filled(whole, op)

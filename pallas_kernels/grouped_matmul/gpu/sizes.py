@@ -59,8 +59,7 @@ def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: D
 def quantized_sizes(
     num_rows: int, num_experts: int, num_outputs: int, num_inputs: int, form: WeightFormat
 ) -> linear_sizes.Sizes:
-    """Return the linear kernel's sizes for `num_rows` of all experts, padding included; sums are not divided into
-    parts."""
+    """Return the linear kernel's sizes for `num_rows` of all experts, padding included, with undivided sums."""
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
     rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
     return linear_sizes.choose_sizes(rows, num_outputs, num_inputs, form)._replace(parts=1, is_whole=True)

@@ -127,7 +127,8 @@ cpu_int8_linear = partial(cpu_linear, rounds=True)
 def arrays_of(weight: Array | Quantized) -> list[Array]:
     """Return the arrays of weights as kernels take them, the codes first.
 
-    Raises: ValueError: for codes that are not packed although several fit into a byte.
+    Raises:
+      ValueError: for codes that are not packed although several fit into a byte.
     """
     if not isinstance(weight, Quantized):
         return [weight]

@@ -27,8 +27,9 @@ def _gelu_tanh(e: Emitter, x: Any) -> Any:
 
 
 def _gelu(e: Emitter, x: Any) -> Any:
-    """x times the normal distribution, with half of erfc(|x| / sqrt(2)) as its tail: formula 7.1.26 of Abramowitz and
-    Stegun, within 1.5e-7.
+    """Return x times the normal distribution of x.
+
+    Its tail is half of erfc(|x| / sqrt(2)): formula 7.1.26 of Abramowitz and Stegun, within 1.5e-7.
     """
     size = e.larger(x, e.ir.fneg(x))
     t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))

@@ -256,8 +256,9 @@ class MatrixUnit:
         return e.function
 
     def _add_multiply_one(self) -> ir.Function:
-        """Multiply one matrix's rows of packed w by one of x. While some numbers are unpacked, those before are
-        multiplied.
+        """Multiply one matrix's rows of packed w by one of x.
+
+        While some numbers are unpacked, the ones before are multiplied.
         """
         assert self.packed is not None
         packed, group, step = self.packed, self.packed.form.group, self.packed.step

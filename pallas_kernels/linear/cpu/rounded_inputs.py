@@ -131,8 +131,7 @@ class RoundedInputs:
                 e.store(e.ir.fmul(e.ir.sitofp(total, F32), scale), to.sums, target)
 
     def _scale(self, e: Emitter, numbers: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the scale of some numbers, and a vector of the factor that they are multiplied by before they are
-        rounded."""
+        """Return the scale of some numbers, and a vector of the factor that they are multiplied by first."""
 
         def larger(a: Any, b: Any) -> Any:
             return e.ir.select(e.ir.icmp_unsigned(">", a, b), a, b)

@@ -1,5 +1,4 @@
-"""Weights in memory become a kernel's numbers: plain ones, 16-bit ones, or the codes, scales and mins of a
-`WeightFormat`.
+"""Weights in memory become a kernel's numbers: plain ones, 16-bit ones, or codes of a `WeightFormat`.
 
 The numbers have the same bits as if the weights had been widened when they were loaded: value * scale - min in float32,
 then rounded to x's dtype. 64 codes are unpacked at a time. With AVX-512 the numbers of all codes of up to 5 bits are in

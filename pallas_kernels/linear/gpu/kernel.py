@@ -120,8 +120,10 @@ class Item(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The tiles of a call, by number: tiles of the same weights follow one another, so that the weights come once from
-    memory and then from the cache."""
+    """The tiles of a call, by number.
+
+    Tiles of the same weights follow one another, so that the weights come once from memory and then from the cache.
+    """
 
     operands: tuple[Array, ...]
     """The arrays that describe the tiles."""

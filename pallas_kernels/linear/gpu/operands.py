@@ -26,8 +26,10 @@ def as_words(weight: Quantized) -> Array:
 
 
 def in_planes(x_ti: Array, form: WeightFormat) -> Array:
-    """Return rows in the order of planes of codes, [planes, t, 16]: the first codes of 16 words, the second ones and so
-    on. Inputs are 0 beyond the last."""
+    """Return rows in the order of planes of codes, [planes, t, 16], with 0 for inputs beyond the last.
+
+    First come the inputs of the first codes of 16 words, then those of the second codes, and so on.
+    """
     padded = jnp.pad(x_ti, ((0, 0), (0, -x_ti.shape[1] % piece(form))))
     by_word = padded.reshape(len(x_ti), -1, DEPTH, codes_per_word(form))
     return by_word.transpose(1, 3, 0, 2).reshape(-1, len(x_ti), DEPTH)

@@ -301,8 +301,7 @@ class Kernel(Call):
         total = e.product(num_heads, per_head)
 
         def members(which: Any) -> list[Any]:
-            """Return the rows of a part among the rows of its head. Beyond the last row, the last one is computed
-            again."""
+            """Return the rows of a part among the rows of its head, the last one again beyond the last."""
             part_start, last = e.product(e.ir.srem(which, per_head), num_rows), e.sum(e.product(count, group), -1)
             return [e.least(e.sum(part_start, r), last) for r in range(num_rows)]
 

@@ -120,8 +120,7 @@ class Kept(NamedTuple):
         return e.load(base, I64, 1)
 
     def is_last(self, e: Emitter, base: Any, kv_row: Any) -> Any:
-        """Count a unit of a decode row's kv head as done, and return whether it was the last: then all states can be
-        read."""
+        """Count a unit of a decode row's kv head as done, and return whether all are: then all states can be read."""
         before = e.ir.atomic_rmw("add", e.at(self._counts(e, base), I64, kv_row), I64(1), "acq_rel")
         return e.ir.icmp_signed("==", e.sum(before, 1), self.num_stretches(e, base))
 

@@ -19,8 +19,10 @@ COMBINED = 4
 
 
 def heads_at_a_time(head_dim: int) -> int:
-    """Return the number of query heads that a thread block combines: a warpgroup holds a vector of at least 128
-    numbers."""
+    """Return the number of query heads that a thread block combines.
+
+    A warpgroup holds a vector of at least 128 numbers.
+    """
     return max(1, WARPGROUP_LANES // head_dim)
 
 

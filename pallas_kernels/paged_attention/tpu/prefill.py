@@ -398,8 +398,7 @@ class _Prefill:
         )
 
     def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int, ends: _Ends) -> tuple[Array, Array]:
-        """Return whether any of some tokens, the first at this position, attends to any of the tile, and all to all of
-        it."""
+        """Return whether any of `num_tokens` tokens from `first` on sees any of the tile, and whether all see all."""
         last, window = first + num_tokens - 1, self.scalars.first_and_window[1]
         begin, end = tile.tile * self.options.kv_tile, (tile.tile + 1) * self.options.kv_tile
         return (begin < ends.most) & (end > first - window + 1), (end <= ends.least) & (begin > last - window)

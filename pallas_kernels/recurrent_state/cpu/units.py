@@ -63,10 +63,10 @@ class StateKernel:
         return self.module
 
     def add_part(self) -> ir.Function:
-        """Define the function that takes a part past all rows: void (ptr buffers, i64 sequence, i64 part, i64
-        has_next).
+        """Define the function that takes a part past all rows.
 
-        `has_next` is 1 if the part that follows in memory comes next, on the same core.
+        void (ptr buffers, i64 sequence, i64 part, i64 has_next); `has_next` is 1 if the part that follows in memory
+        comes next, on the same core.
         """
         raise NotImplementedError
 

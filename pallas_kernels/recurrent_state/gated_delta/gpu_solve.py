@@ -216,6 +216,8 @@ def _inverted(a_cc: Array, smem: _Smem) -> Array:
 
 
 def _opaque_zero() -> Array:
-    """Return a 0 that is opaque to LLVM, which otherwise computes all matrix descriptors first and holds them in
-    registers."""
+    """Return a 0 that is opaque to LLVM.
+
+    Otherwise it computes all matrix descriptors first and holds them in registers.
+    """
     return lax.optimization_barrier(jnp.int32(0))
