@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.client.gathered_call import GatheredCall
 from jaxllm.engine.client.remote_adapters import RemoteAdapters
+from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.client.remote_core import KILL_SECONDS, result
 from jaxllm.engine.client.replica import StartReplica
 from jaxllm.engine.client.replica_set import ReplicaSet
@@ -16,8 +19,11 @@ from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import Reply
 from jaxllm.exceptions import EngineDeadError
+from jaxllm.params.checks import check_int
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
+
+MAX_REPLICAS = 1024
 
 
 class ReplicatedCore(RemoteAdapters):
@@ -232,3 +238,14 @@ class ReplicatedCore(RemoteAdapters):
         for core in self.replicas.cores().values():
             core.handle.kill()
         self.shutdown()
+
+
+def for_replica(request: EngineCoreRequest, remote: RemoteClient, rank: Any) -> EngineCoreRequest:
+    """Return a request for one replica, if a number is given. Raises VLLMValidationError for a number that none can
+    have.
+    """
+    if rank is None:
+        return request
+    is_alone = not isinstance(remote, ReplicatedCore)
+    check_int("data_parallel_rank", rank, 0, 0 if is_alone else MAX_REPLICAS - 1)
+    return msgspec.structs.replace(request, data_parallel_rank=rank)

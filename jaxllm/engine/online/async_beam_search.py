@@ -12,12 +12,12 @@ from typing import Any
 
 from jaxllm.beam_search import BeamSearchSequence
 from jaxllm.engine.beam.search import BeamSearcher
+from jaxllm.engine.client.replicated_core import for_replica
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.gate import Flag
 from jaxllm.engine.online.running_requests import RunningRequests
-from jaxllm.engine.online.scaling import placed
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
 
@@ -118,8 +118,8 @@ async def search_beams(
             request = front.inputs.complete(
                 request_id, encoded, sampling_params, trace_headers=trace_headers, adapter=adapter
             )
-            own_core = placed(request.core, core().remote, data_parallel_rank)
-            await search.run(dataclasses.replace(request, core=own_core))
+            core_request = for_replica(request.core, core().remote, data_parallel_rank)
+            await search.run(dataclasses.replace(request, core=core_request))
     finally:
         place.release()
         search.searcher.abort()

@@ -8,7 +8,8 @@ import copy
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from concurrent.futures import wait
 from typing import Any
 
 from jaxllm.core_messages import EngineCoreOutputs
@@ -21,6 +22,7 @@ from jaxllm.utils.fork_safety import engines_home
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.5
+END_POLL_SECONDS = 0.2
 
 
 class AsyncCore:
@@ -238,3 +240,18 @@ def _drop(home: Any, remote: RemoteClient) -> None:
     """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
     if home.is_here:
         remote.drop()
+
+
+def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Have `close()` run on an event loop that runs in another thread, and wait for its end; False if none does."""
+    if loop is None or loop is asyncio._get_running_loop():
+        return False
+    if not loop.is_running():
+        return False
+    closing = asyncio.run_coroutine_threadsafe(close(), loop)
+    while loop.is_running() and not wait([closing], END_POLL_SECONDS).done:
+        pass
+    if not closing.done() or closing.cancelled():  # the loop has ended first
+        return False
+    closing.result()
+    return True

@@ -5,53 +5,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.engine.front.front_end import checked_ids, refuse_given
+from jaxllm.engine.client.remote_client import RemoteClient
+from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
+from jaxllm.engine.front.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
-from jaxllm.engine.online.adapters import Adapters
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.online.async_core import AsyncCore
-from jaxllm.engine.online.beam_searches import BeamSearches
-from jaxllm.engine.online.encoding import Encoding
-from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
+from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
-from jaxllm.engine.online.prefill_progress import PrefillProgress
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
-from jaxllm.engine.online.scaling import Scaling, placed
 from jaxllm.engine.protocol import PauseMode, TextClient
-from jaxllm.exceptions import EngineDeadError
-from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.engine.start import start_in_process, start_in_thread
+from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+from jaxllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.resolve.discovery import on_this_host
 from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.awaitable import awaitable
 from jaxllm.utils.fork_safety import Home, check_home, engines_home
+from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.engine.client.remote_client import RemoteClient
-
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.1
 
-class AsyncLLM(
-    RefusesMethods,
-    FromArguments,
-    BeamSearches,
-    Encoding,
-    PrefillProgress,
-    Adapters,
-    Scaling,
-    TextClient,
-    refused=ASYNC_REFUSES,
-    lacks=ASYNC_LACKS,
-):
+type Start = Callable[[], tuple[RemoteClient, FrontEnd]]
+"""A function that starts a core and its front end, each time it is called."""
+
+
+class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -59,6 +53,8 @@ class AsyncLLM(
     iterator holds its engine.
     """
 
+    max_log_len: int | None = None
+    """The most characters or token ids of a prompt that are logged; None is all."""
     _finalizer: weakref.finalize[Any, Any] | None = None
 
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
@@ -74,6 +70,63 @@ class AsyncLLM(
         self._requests = RunningRequests(self.front, admission, self._gate)
         self._changes = Changes()
         self._hold(self._joined(remote))
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        *,
+        disable_frontend_multiprocessing: bool = False,
+    ) -> Self:
+        """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
+        del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
+        refuse_given(stat_loggers=stat_loggers)
+        engine_args = AsyncEngineArgs.of(engine_args)
+        if engine_args.log_config_file is not None:
+            configure_log(engine_args.log_config_file)
+        engine_args = on_this_host(engine_args)
+        begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
+        engine = cls(
+            lambda: begin(engine_args, asks_core=False),
+            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
+            logs_requests=engine_args.enable_log_requests,
+        )
+        engine.max_log_len = engine_args.max_log_len
+        return engine
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: Any,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        enable_log_requests: bool | None = None,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool | None = None,
+        client_addresses: Any = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        *,
+        disable_log_requests: bool | None = None,
+    ) -> Self:
+        """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
+        del aggregate_engine_logging  # one engine's line is that of all
+        refuse_given(
+            client_addresses=client_addresses,
+            client_count=None if client_count == 1 else client_count,
+            client_index=client_index or None,
+        )
+        engine_args = AsyncEngineArgs.of_config(
+            vllm_config,
+            enable_log_requests=enable_log_requests,
+            disable_log_requests=disable_log_requests,
+            disable_log_stats=disable_log_stats,
+        )
+        return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
 
     @property
     def vllm_config(self) -> VllmConfig:  # type: ignore[override]
@@ -199,7 +252,7 @@ class AsyncLLM(
         )
         try:
             remote = self._core.remote
-            remote.add_request(placed(request.core, remote, data_parallel_rank))
+            remote.add_request(for_replica(request.core, remote, data_parallel_rank))
             if self.log_requests:
                 log_request(request, self.max_log_len)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:
@@ -208,6 +261,75 @@ class AsyncLLM(
             self._core.abort_requests(self._requests.drop(stream))
             raise
         return stream
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pool a prompt, for the task that the params name, and yield its output. Texts get no prompt of the
+        checkpoint's: `PoolingSettings.prompt` has what goes before them.
+
+        Raises VLLMValidationError for what this model does not do, EngineGenerateError for a request that failed or
+        was aborted. Cancelling the task aborts the request.
+        """
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            data_parallel_rank=data_parallel_rank,
+        )
+        try:
+            output = await stream.get()
+        except BaseException:
+            self._core.abort_requests(self._requests.drop(stream))
+            raise
+        assert isinstance(output, PoolingRequestOutput)
+        if output.error is not None:
+            raise EngineGenerateError(output.error)
+        yield output
+
+    async def beam_search(
+        self,
+        prompt: Any,
+        request_id: str,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first.
+
+        A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
+        """
+        from jaxllm.engine.online.async_beam_search import search_beams  # which loads numpy
+
+        check_str("request_id", request_id, INT32_MAX)
+        self._check_open()
+        yield await search_beams(
+            self.front,
+            self._requests,
+            self._enter,
+            lambda: self._core,
+            request_id,
+            prompt,
+            params,
+            trace_headers,
+            lora_request,
+            data_parallel_rank,
+        )
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
@@ -242,6 +364,11 @@ class AsyncLLM(
         self._core.look()
         self._check_awake()
 
+    async def prefill_progress(self, request_id: str) -> tuple[int, int]:
+        """Return how many tokens of a request's prompt are computed, and how many it has; (0, 0) if it has ended."""
+        sequence_id, length = self.front.outputs.prompt_of(request_id)
+        return min(length, await self._call("num_computed_tokens", sequence_id)), length
+
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what host and devices of the core do until `stop_profile`, with JAX's profiler."""
         await self._call("start_profile", profile_prefix, None, None)
@@ -265,6 +392,47 @@ class AsyncLLM(
     async def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""
         await self._call("warm_up")
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter for later requests and return True; streams go on meanwhile. Raises VLLMValidationError for
+        a bad one.
+        """
+        return await self._call("add_lora", self.front.inputs.check_named(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return await self._call("remove_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    async def list_loras(self) -> set[int]:
+        """Return the ids of the adapters that are kept on the host."""
+        return set(await self._call("list_loras"))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter on the host until it is removed; return False for an unknown id."""
+        return await self._call("pin_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> None:
+        """Have another number of replicas; return when the new ones are ready, and those to go have ended.
+
+        Those end their requests first, for `drain_timeout` seconds at most. Raises VLLMValidationError for an engine
+        that was started with data_parallel_size=1, RuntimeError if a new replica cannot be started.
+        """
+        check_int("new_data_parallel_size", new_data_parallel_size, 1, MAX_REPLICAS)
+        check_int("drain_timeout", drain_timeout, 0, INT32_MAX)
+        self._check_awake()
+        remote = self._core.remote
+        if not isinstance(remote, ReplicatedCore):
+            if new_data_parallel_size == 1:
+                return
+            message = "an engine of one replica has no others: start it with data_parallel_size of 2 or more."
+            raise VLLMValidationError(message, parameter="new_data_parallel_size", value=new_data_parallel_size)
+        remote.replicas.scale(new_data_parallel_size, drain_timeout)
+        while remote.replicas.is_scaling:
+            await asyncio.sleep(POLL_SECONDS)
+            self._check_awake()
+            self._core.look()
+        if (error := remote.replicas.take_scale_error()) is not None:
+            raise RuntimeError(f"A replica cannot be started: {error}")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """End the core, and so release the device with all that it holds, until `wake_up`.
@@ -382,6 +550,18 @@ class AsyncLLM(
             await self._core.close(timeout)
             await self._changes.wait()
             await asyncio.to_thread(self.front.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
 
     def _check_awake(self) -> None:
         """Raise unless the engine can be called."""
