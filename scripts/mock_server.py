@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Serve an engine without a model: `jaxllm serve` in all but its core, which is that of lib/mock_core.py.
+"""Serve an engine without a model: `jaxllm serve` with the core of lib/mock_core.py.
 
     scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [THE FLAGS OF jaxllm serve]
 
-The tokenizer, the limits and the HTTP side are a real server's. GET /steps adds when the core has ended its last steps,
-as readings of the system's monotonic clock.
+The tokenizer, the limits and the HTTP side are a real server's. In addition GET /steps returns the monotonic times at
+which the core ended its last steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tasks that lm-eval is given, their documents, and what its results say of each ending: nothing is fetched."""
+"""Local tasks for lm-eval with their documents, and a reader of its results; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TASKS = ["endings", "texts"]
 
 
 def write_tasks(folder: Path) -> None:
-    """Write the tasks for lm-eval into a folder; has to run before lm-eval is imported."""
+    """Write the tasks for lm-eval into a folder; call this before lm-eval is imported."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     os.environ["HF_DATASETS_CACHE"] = str(folder / "cache")
     data = folder / "endings.jsonl"

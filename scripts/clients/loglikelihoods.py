@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute in this process what lm-eval has got, and compare: loglikelihoods.py MODEL GOT.json."""
+"""Compute lm-eval's log-likelihoods in this process, and compare: loglikelihoods.py MODEL GOT.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI against a server: invoke, stream, batch, structured output."""
+"""Run LangChain's ChatOpenAI against a server: invoke, stream, batch, structured output."""
 
 from __future__ import annotations
 

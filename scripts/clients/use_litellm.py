@@ -1,4 +1,4 @@
-"""LiteLLM against a server, as its hosted_vllm provider."""
+"""Run LiteLLM against a server, as its hosted_vllm provider."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it would look for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it would fetch prices
 
 import litellm
 

@@ -1,6 +1,6 @@
-"""lm-eval against a server: log-likelihoods of endings, and a task of generated text. Prints the former as JSON.
+"""Run lm-eval against a server: log-likelihoods of endings, printed as JSON, and a task of generated text.
 
-Its tokenizer is the server's, and the task's documents are here: nothing is fetched.
+Its tokenizer is the server's, and the task's documents are local: nothing is fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from endings import TASKS, rows_of, write_tasks
 
 
 def main(url: str, key: str) -> None:
-    """Print what lm-eval has got of each ending."""
+    """Print lm-eval's log-likelihood of each ending."""
     os.environ["OPENAI_API_KEY"] = key
     with tempfile.TemporaryDirectory() as name:
         write_tasks(Path(name))

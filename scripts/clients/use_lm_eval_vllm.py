@@ -1,4 +1,4 @@
-"""lm-eval with its own vllm backend, which jaxllm.as_vllm gives jaxllm: use_lm_eval_vllm.py MODEL.
+"""Run lm-eval with its vllm backend, where jaxllm.as_vllm puts jaxllm: use_lm_eval_vllm.py MODEL.
 
 It scores endings and generates texts, with an engine in this process. Prints the log-likelihoods as JSON.
 """
@@ -14,7 +14,7 @@ from endings import TASKS, rows_of, write_tasks
 
 
 def main(model: str) -> None:
-    """Print what lm-eval has got of each ending."""
+    """Print lm-eval's log-likelihood of each ending."""
     with tempfile.TemporaryDirectory() as name:
         write_tasks(Path(name))
         import lm_eval

@@ -1,4 +1,4 @@
-"""The openai package, synchronous and asynchronous, against a server: what its users do."""
+"""Run the openai package against a server as its users do, synchronous and asynchronous."""
 
 from __future__ import annotations
 

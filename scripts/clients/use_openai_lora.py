@@ -1,4 +1,4 @@
-"""The openai package against a server with LoRA adapters: models by their own names, each as HF has it merged."""
+"""Run the openai package against a server with LoRA adapters: each named model must answer as HF's merged one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATER = "attention"
 
 
 def options(expected: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a request for the tokens that a golden has."""
+    """Return a request for as many tokens as the golden has."""
     request = {"model": name, "prompt": expected["prompt"], "max_tokens": len(expected["tokens"]["all"])}
     return request | {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 

@@ -1,4 +1,4 @@
-"""outlines against a server, by what it has for vLLM and for OpenAI: schemas, patterns, choices, grammars, streams."""
+"""Run outlines' clients of vLLM and OpenAI against a server: schemas, patterns, choices, grammars, streams."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MODEL = "smollm2"
 
 
 class Place(BaseModel):
-    """A place on the map."""
+    """A town."""
 
     name: str = Field(max_length=30)
     inhabitants: int = Field(ge=0, le=10**8)
 
 
 def check_vllm(client: openai.OpenAI) -> None:
-    """What outlines sends to vLLM is in `structured_outputs`."""
+    """Check outlines' client of vLLM, which sends `structured_outputs`."""
     model = outlines.from_vllm(client, MODEL)
     assert model("Say hello.", max_tokens=8, temperature=0)
     town = Place.model_validate_json(model("Name a town.", Place, max_tokens=200, temperature=1.0))
@@ -46,7 +46,7 @@ def check_vllm(client: openai.OpenAI) -> None:
 
 
 def check_openai(client: openai.OpenAI) -> None:
-    """What outlines sends to OpenAI is a `response_format`."""
+    """Check outlines' client of OpenAI, which sends a `response_format`."""
     model = outlines.from_openai(client, MODEL)
     Place.model_validate_json(model("Name a town.", Place, max_tokens=200, temperature=1.0))
     pieces = list(model.stream("Name a town.", Place, max_tokens=200, temperature=1.0))
@@ -55,7 +55,7 @@ def check_openai(client: openai.OpenAI) -> None:
 
 
 def check_errors(client: openai.OpenAI) -> None:
-    """A grammar that is none is an error that names it, and the next request goes on."""
+    """Check that an invalid grammar is an error that names it, and that the next request succeeds."""
     model = outlines.from_vllm(client, MODEL)
     told = ""
     try:

@@ -1,6 +1,6 @@
-"""use_tool_calls.py URL KEY: with openai's client, 200 tool calls that are required, 64 at a time, at temperature 1.
+"""Make 200 required tool calls with openai's client, 64 at a time, at temperature 1: use_tool_calls.py URL KEY.
 
-Each has to be of a tool of the request, with arguments that match its schema; the exit status says whether all did.
+Each call must be of a tool of the request, with arguments that match its schema; the exit status is 0 if all are.
 """
 
 from __future__ import annotations

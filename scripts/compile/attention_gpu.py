@@ -134,7 +134,7 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
 
 
 def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, target: Target) -> Row:
-    """Return what the compilers say of a kernel, and what it misses of what is wanted."""
+    """Compile a kernel and return its row."""
     op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), "gpu")
     arguments = abstract_arguments(op, case, kernel)
     settings: dict[str, Any] = {
@@ -155,7 +155,7 @@ def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, t
 
 
 def step_figures(program: Program, *pools: Any, is_graph: bool) -> Row:
-    """Return a row: what the program takes, and what it misses; `is_graph` if it should be one command buffer."""
+    """Return a row: the program's figures, and failed checks; `is_graph` if it should be one command buffer."""
     missed = ptxas_misses(program) + (graph_misses(program) if is_graph else [])
     missed += pool_misses(program, *pools, makers=r"copy|fusion|dynamic-\S*")
     return {

@@ -28,9 +28,9 @@ from pallas_kernels.paged_attention.cases import CASES as CASES_OF_KEYS
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 
 STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256), "row-ends": (2048, 256)}
-"""Steps by name: how many tokens and sequences they have."""
+"""Steps by name: their numbers of tokens and sequences."""
 WITH_ROW_ENDS, ROW_ENDS_CASE = "row-ends", "llama-3-8b"
-"""The step whose rows may see past their own positions, and the case that it is compiled for."""
+"""The step with rows that may see past their own positions, and the case that it is compiled for."""
 CASES: dict[str, dict[str, Any]] = {
     "attention": CASES_OF_KEYS,
     "latents": {name: case for name, case in CASES_OF_LATENTS.items() if name != "tiny"}
@@ -81,10 +81,10 @@ def selection(
 
 
 class Step(NamedTuple):
-    """A step's attention, as a function of arrays, and what a kernel reads and computes of it."""
+    """A step's attention as a function of arrays, and the sizes of what its kernels read and compute."""
 
     name: str
-    """What the names of its kernels begin with."""
+    """The beginning of its kernels' names."""
     attention: PoolAttention
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -94,12 +94,12 @@ class Step(NamedTuple):
     block_rows: int
     """The rows of queries that prefill attends together."""
     pair_flops: int
-    """What a row computes for a token."""
+    """The FLOPs of a row for a token."""
     temp_limit: int = TEMP_LIMIT
 
 
 def compile_step(op: str, name: str, step: str, dtype: str, kv_dtype: str, target: Target) -> Row:
-    """Return a row: what the compiler says, and what it misses of what is wanted."""
+    """Compile a step and return its row."""
     make = {"attention": over_keys, "latents": over_latents}[op]
     shape = CASES[op][name].shape(BLOCK_SIZE, getattr(jnp, dtype), getattr(jnp, kv_dtype))
     built = make(name, shape, step, target.architecture)
@@ -178,7 +178,7 @@ def abstract_pool(attention: PoolAttention, token_bytes: int) -> Any:
 
 
 def abstract_batch(attention: PoolAttention, t: int, s: int, *, has_row_ends: bool) -> AttentionBatch:
-    """Return the shapes of a batch of so many tokens and sequences."""
+    """Return the shapes of a batch of `t` tokens and `s` sequences."""
     num_tiles = s + t // attention.tiles.query
     shapes = [(t,), (s, TABLE), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), (), *[(t,)] * has_row_ends]
     specs: list[Any] = [jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes]
@@ -188,11 +188,11 @@ def abstract_batch(attention: PoolAttention, t: int, s: int, *, has_row_ends: bo
 def decode_cost(step: Step, target: Target) -> dict[str, Any]:
     """Return bundles and bytes of a full KV tile of one sequence.
 
-    Straight code counts whole, so the once-a-sequence parts are in it; of the inner loops those of a fixed number of
-    trips, over heads for instance, run for a full tile.
+    Straight code counts whole, with the parts that run once a sequence; inner loops with a fixed number of trips, over
+    heads for instance, run for a full tile.
     """
     kernel = read_loops(target.dump, f"{step.name}_decode")
-    tile_loop = kernel.busiest().busiest()  # of the loop over sequences that over tiles
+    tile_loop = kernel.busiest().busiest()  # in the loop over sequences, the loop over tiles
     bundles = tile_loop.bundles_of_one_trip
     tile_bytes = step.attention.tiles.kv * step.token_bytes
     nanoseconds = 1e9 * tile_bytes / target.bandwidth

@@ -1,4 +1,4 @@
-"""What a compiled step copies, launches and asks the host, read from its HLO and the thunks of XLA:GPU."""
+"""Find a compiled step's copies, launches and waits for the host, in its HLO and the thunks of XLA:GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxllm.execution.mesh import param_sharding
 from jaxllm.models.params import array_specs
 
 IN_VMEM = "S(1)"
-"""A layout's mark of a TPU's VMEM, where operands are brought ahead of their use."""
+"""The mark in a layout of a TPU's VMEM, where operands are copied ahead of their use."""
 
 
 def shard_shape(spec: jax.ShapeDtypeStruct) -> tuple[int, ...]:
@@ -39,9 +39,9 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
 
 
 def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:
-    """Return what a program computes that is as large as the weights of a layer's experts, as a layer cut from a stack.
+    """Return the arrays of a program that are as large as the weights of a layer's experts, such as a sliced layer.
 
-    The kernels take the stack as it is. No activation is as large, by its bytes, as all experts of a layer are.
+    The kernels take the whole stack. No activation is as large as all experts of a layer.
     """
     arrays = array_specs(compiler.model.specs.param_specs()).values()
     experts = [spec for spec in arrays if spec.num_experts and spec.num_inputs]
@@ -51,9 +51,9 @@ def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:
 
 
 def find_adapter_copies(hlo: str, compiler: StepCompiler) -> list[str]:
-    """Return what a program writes to memory that is as large as the adapters of a layer, or of all.
+    """Return the arrays that a program writes to memory and that are as large as the adapters of a layer, or of all.
 
-    The kernels take the stack as it is, and no activation of a layer is as large.
+    The kernels take the whole stack, and no activation of a layer is as large.
     """
     specs = array_specs(compiler.model.specs.param_specs())
     sizes = set()
@@ -61,7 +61,7 @@ def find_adapter_copies(hlo: str, compiler: StepCompiler) -> list[str]:
         for spec in (beside.down, beside.up):
             shape = param_sharding(compiler.mesh, spec).shard_shape(spec.shape)
             sizes |= {math.prod(shape), math.prod(shape[specs[path].stacked :])}
-    # What a fusion computes on the way to its result goes nowhere.
+    # Intermediate values of a fusion are not written to memory.
     inside = set(re.findall(r" fusion\(.*? calls=%([\w.-]+)", hlo))
     computations = re.split(r"\n(?=%|ENTRY )", hlo)
     written = [text for text in computations if text.split(" ", 1)[0].removeprefix("%") not in inside]
@@ -70,14 +70,14 @@ def find_adapter_copies(hlo: str, compiler: StepCompiler) -> list[str]:
 
 
 def _computed(hlo: str) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return the arrays that come of moving or changing others, with their shapes and layouts."""
+    """Return the arrays made by copying or changing others, with their shapes and layouts."""
     moved = "copy|copy-start|convert|dynamic-slice|fusion|transpose"
     arrays = re.findall(rf"= (\w+\[([\d,]+)\])(\S*) (?:{moved})\(", hlo)
     return [(array, tuple(map(int, dims.split(","))), layout) for array, dims, layout in arrays]
 
 
 def read_thunks(folder: Path) -> str:
-    """Return what XLA:GPU will run for the step, one line per thunk, indented in what holds it."""
+    """Return the thunks that XLA:GPU runs for the step, one per line, indented by nesting."""
     files = sorted(folder.glob("*thunk_sequence*.txt"), key=lambda file: file.stat().st_size)
     if not files:
         raise SystemExit(f"XLA wrote no thunk sequence, only {[file.name for file in folder.iterdir()]}")
@@ -90,12 +90,12 @@ def count_thunks(listing: str) -> dict[str, int]:
 
 
 def count_nodes(listing: str) -> int:
-    """Count what is launched, in command buffers or not; a loop's body once."""
+    """Count the launches, in command buffers or not; a loop's body counts once."""
     return len(re.findall(r"^ *\d+: k(?!CommandBuffer|While)", listing, re.MULTILINE))
 
 
 def find_host_predicates(listing: str, hlo: str) -> list[str]:
-    """Return the branches and loops of which XLA:GPU brings the predicate to the host; of counted loops it need not."""
+    """Return the branches and loops for which XLA:GPU copies the predicate to the host; counted loops do without."""
     branches = re.findall(r"^\d+: (kConditional.*)", listing, re.MULTILINE)
     loops = re.findall(r"^ *(%while\S*) = .* while\((?!.*known_trip_count)", hlo, re.MULTILINE)
     return [*branches, *(loops if listing else ())]

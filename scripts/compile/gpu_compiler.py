@@ -1,6 +1,6 @@
-"""Compile Mosaic GPU kernels for an H100 that is not there, and read what ptxas says of them.
+"""Compile Mosaic GPU kernels for an H100 that is not there, and read ptxas' messages.
 
-Who imports this has set the environment: Mosaic GPU reads it when it is loaded.
+Set the environment before importing this: Mosaic GPU reads it when it is loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find_device() -> NamedSharding:
 
 @contextmanager
 def noted_smem() -> Iterator[dict[str, int]]:
-    """Yield a dict that gets the dynamic shared memory of each kernel that is lowered; ptxas does not know it."""
+    """Yield a dict that gets the dynamic shared memory of each lowered kernel, which ptxas does not report."""
     sizes: dict[str, int] = {}
     original = mosaic_gpu._lower_as_gpu_kernel
 
@@ -59,7 +59,7 @@ def noted_smem() -> Iterator[dict[str, int]]:
 
 @contextmanager
 def captured_output() -> Iterator[list[str]]:
-    """Yield a list that gets what native code prints."""
+    """Yield a list that gets the output of native code."""
     captured: list[str] = []
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Write the cost sheet of GPU kernels: what the compilers say of them, beside the limits of an H100."""
+"""Write the cost sheet of GPU kernels: the compilers' figures beside the limits of an H100."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxllm.resolve.hardware import HARDWARE
 H100 = HARDWARE["h100"]
 NUM_SMS = 132
 MMA_FLOPS, SPECIAL_FUNCTIONS = 4096, 16
-"""An SM does so many FLOPs of dense bfloat16 matmuls in a cycle, or so many exp2 and the like."""
+"""What an SM does in a cycle: FLOPs of dense bfloat16 matmuls, or special functions such as exp2."""
 CLOCK = H100.flops_per_second / NUM_SMS / MMA_FLOPS
 """The frequency, in Hz, at which NVIDIA's peak is reached."""
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
@@ -19,7 +19,7 @@ SHARED_TILES = ("paged_prefill", "latent_prefill")
 """In these kernels several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
 and neighbouring query tiles."""
 WITHOUT_TILES = ("latent_write", "gated_delta_decode", "state_space_decode", "causal_conv_decode")
-"""The loops of these kernels bring nothing."""
+"""Kernels without a loop over tiles."""
 LIMITS = (
     f"{H100.bytes_per_second / 1e12:.2f} TB/s (HBM), {H100.flops_per_second / 1e12:.1f} TFLOP/s (MMA), "
     f"{NUM_SMS} x {SPECIAL_FUNCTIONS} special functions a cycle of {CLOCK / 1e9:.2f} GHz (exp)"
@@ -33,7 +33,7 @@ Other instructions and latencies are not counted. Each kernel is compiled once, 
 
 
 def occupancy(registers: int, threads: int, smem: int) -> dict[str, Any]:
-    """Return what a thread block takes and how many of them an SM holds; of registers a thread, of `smem` in bytes."""
+    """Return a thread block's registers and shared memory, and the number of blocks on an SM; `smem` is in bytes."""
     # A warp gets registers by 256, and a block 1 KiB of shared memory besides its own.
     block_registers = threads // 32 * -(-registers * 32 // 256) * 256
     blocks = min(SM_BLOCKS, SM_THREADS // threads, SM_REGISTERS // block_registers, SM_SMEM // (smem + 1024))
@@ -41,7 +41,7 @@ def occupancy(registers: int, threads: int, smem: int) -> dict[str, Any]:
 
 
 def cost(name: str, kernel: ptx.Kernel) -> dict[str, Any]:
-    """Return what a tile takes at the limits of an SM, and which of them is the bound."""
+    """Return the time of a tile at each limit of an SM, and which limit is the bound."""
     if name in WITHOUT_TILES:
         return {}
     brings = max(kernel.loops, key=lambda loop: loop.num_bytes)

@@ -35,7 +35,7 @@ from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
 from pallas_kernels.weights.held import Quantized
 
 STEPS = {"decode": 64, "prefill": 2048}
-"""How many tokens a step has."""
+"""The number of tokens of a step."""
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
 FLOAT8_MODELS = ("deepseek-v3", "deepseek-v3-of-8")
 """Their own checkpoints are float8 in blocks; the second is the share of one of eight devices."""
@@ -44,7 +44,7 @@ GPU_FORMATS = {"gpt-oss-20b": "mxfp4", "qwen3-30b-a3b": "awq"}
 MATMULS = ("up", "down")
 NUM_LAYERS = 2
 TEMP_LIMIT = 128 * 2**20
-"""Rows in another layout, of 2,048 tokens at most so many bytes; any model's weights of a layer are more."""
+"""The bytes of 2,048 tokens' rows in another layout; any model's weights of a layer are more."""
 GPU_TEMP_LIMIT = 2**20
 """The list of tiles, in bytes."""
 TPU_LEGEND = """
@@ -92,7 +92,7 @@ def usual_formats(case: str, step: str, target: Target) -> list[str]:
 
 
 def compile_matmul(name: str, num_tokens: int, matmul: str, weights: str, target: Target) -> Row:
-    """Return what the compiler says, and what it misses of what is wanted."""
+    """Compile a matmul and return its row."""
     case = CASES[name]
     shapes = case.shapes(form=FORMATS.get(weights))
     op, reason = pick(shapes, target.hardware.platform, architecture=target.architecture)
@@ -132,7 +132,7 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
 
 
 def gpu_figures(shape: MatmulShape, num_rows: int, program: Program) -> Row:
-    """Return the sizes of a tile, what its thread blocks take, and what a piece takes at the limits of an SM."""
+    """Return the sizes of a tile, its thread blocks' resources, and the time of a piece at the limits of an SM."""
     sizes: Any
     if shape.format is None:
         sizes = gpu_sizes.choose_sizes(num_rows, shape.num_experts, shape.num_columns, shape.out_dtype)
@@ -147,7 +147,7 @@ def gpu_figures(shape: MatmulShape, num_rows: int, program: Program) -> Row:
 
 
 def rows_bytes(shape: MatmulShape, num_rows: int) -> int:
-    """Return the bytes of what there is of rows besides arguments and result, where weights are quantized."""
+    """Return the bytes of rows besides arguments and result, where weights are quantized."""
     if shape.format is None:
         return 0
     padded = -(-shape.num_inputs // piece(shape.format)) * piece(shape.format)
@@ -155,7 +155,7 @@ def rows_bytes(shape: MatmulShape, num_rows: int) -> int:
 
 
 def gpu_limits(sizes: gpu_sizes.Sizes) -> Row:
-    """Return what a piece of a tile takes at the limits of an SM."""
+    """Return the time of a piece of a tile at the limits of an SM."""
     num_bytes = (sizes.rows + 2 * sizes.columns) * gpu_sizes.DEPTH * 2
     flops = 2 * MMA_ROWS * sizes.consumers * 2 * sizes.columns * gpu_sizes.DEPTH
     hbm, mma = 1e9 * num_bytes / (H100.bytes_per_second / NUM_SMS), 1e9 * flops / (MMA_FLOPS * CLOCK)

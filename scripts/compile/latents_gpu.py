@@ -62,7 +62,7 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
 
 
 def compile_step(op: LatentAttention, step: str, target: Target) -> Row:
-    """Return what the compilers say of two layers of a step, each on the output of the one before."""
+    """Compile two layers of a step, each on the output of the one before, and return the row."""
     arguments = abstract_arguments(op, *STEPS[step])
 
     def function(pool: Any, q_tnh: Any, latents_th: Any, batch: AttentionBatch) -> Any:

@@ -41,7 +41,7 @@ NOTHING_MADE = (
 """XLA brings arguments into a TPU's VMEM ahead, with copies and slices."""
 KERNEL = "quantized_linear"
 ISSUES = 4
-"""How many instructions, each for 32 threads, an SM starts in a cycle."""
+"""The number of instructions, each for 32 threads, that an SM starts in a cycle."""
 TERABYTES, TERAFLOPS = H100.bytes_per_second / 1e12, H100.flops_per_second / 1e12
 GPU_LEGEND = f"""
 A piece is what an iteration of the main loop brings, of codes and of rows. HBM_ns is what its codes and their scales
@@ -75,7 +75,7 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
 
 
 def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Target, *, is_plain: bool) -> Row:
-    """Return what the compilers say of a matmul, and what it misses of what is wanted."""
+    """Compile a matmul and return its row."""
     num_outputs, num_inputs = map(int, matrix.split("x"))
     op, _ = pick("gpu", architecture="9.0") if target.is_gpu else pick("tpu")
     op = Linear() if is_plain else op
@@ -95,9 +95,9 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
 
 
 def held_wide(text: str, num_weights: int) -> list[str]:
-    """Return the arrays of a compiled program, but for those inside of fusions, that are widened weights or copies.
+    """Return the arrays of a compiled program, outside of fusions, that are widened weights or copies.
 
-    These have as many numbers as a layer's weights, and are not the program's arguments.
+    They have as many numbers as a layer's weights, and are not the program's arguments.
     """
     entry = text[text.index("\nENTRY ") :]
     arrays = []
@@ -131,7 +131,7 @@ def abstract_arguments(shape: LinearShape, num_rows: int) -> tuple[Any, ...]:
 
 
 def gpu_figures(shape: LinearShape, num_rows: int, program: Program) -> Row:
-    """Return what an iteration of the kernel's main loop takes at the limits of an SM."""
+    """Return the time of an iteration of the kernel's main loop at the limits of an SM."""
     form = shape.format
     assert form is not None
     registers, _ = read_ptxas(program.messages)[KERNEL]
@@ -152,7 +152,7 @@ def gpu_figures(shape: LinearShape, num_rows: int, program: Program) -> Row:
 
 
 def loop_length(text: str) -> int:
-    """Return how many instructions the loop with matmuls has in a kernel's PTX."""
+    """Return the number of instructions of the loop with matmuls in a kernel's PTX."""
     lines = [line.strip() for line in text[text.index(".visible .entry ") :].splitlines()]
     matmuls = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
     is_label = re.compile(r"\$L__BB\w+:")
@@ -176,7 +176,7 @@ def tpu_figures(shape: LinearShape, num_rows: int, target: Target) -> Row:
 
 
 def innermost(loop: Any, is_wanted: Callable[[Any], bool]) -> Any:
-    """Return the longest loop without others inside that is wanted."""
+    """Return the longest of the innermost loops for which `is_wanted` is true."""
     if not loop.inside:
         return loop
     loops = [innermost(inner, is_wanted) for inner in loop.inside]

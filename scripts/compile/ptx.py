@@ -1,7 +1,7 @@
-"""Read from a kernel's PTX what an iteration of its loops does: the bytes it loads, its matmuls, its special functions.
+"""Count the work of an iteration of a kernel's loops in its PTX: bytes loaded, matmuls and special functions.
 
-An iteration that may go several ways counts as the most that one way does; ways whose conditions contradict each
-other, such as `x >= 64` and then `x < 64`, are left out.
+An iteration with several paths counts as the greatest path; paths with contradicting conditions, such as `x >= 64` and
+then `x < 64`, are left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 WARPGROUP = 128
-"""How many threads execute each instruction of these kernels."""
+"""The number of threads that execute each instruction of these kernels."""
 _RESULT = re.compile(r"(?:@\S+ )?(?!bar\b)[a-z][\w.:]*\s+(\{[^}]*\}|%[\w|%]+), (.*);")
-"""This matches an instruction with a result, and its operands."""
+"""Matches an instruction with a result, and its operands."""
 _SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx|div\.(?:approx|full)")
-"""This matches what is one instruction of the special function unit."""
+"""Matches an instruction of the special function unit."""
 
 
 class Loop(NamedTuple):
@@ -37,11 +37,11 @@ class Kernel(NamedTuple):
     threads: int
     """The size of a thread block."""
     loops: list[Loop]
-    """The loops that hold no other; a kernel without any counts as one."""
+    """The innermost loops; a kernel without loops counts as one."""
 
 
 def read_kernels(text: str) -> dict[str, Kernel]:
-    """Return the kernels by name; other text may stand between them. Raises ValueError for what is not understood."""
+    """Return the kernels by name; other text may stand between them. Raises ValueError for unknown PTX."""
     kernels = {}
     for part in text.split(".visible .entry ")[1:]:
         name, (head, _, rest) = part[: part.index("(")], part.partition("\n{")
@@ -74,7 +74,7 @@ def _specials(line: str) -> int:
 
 
 class _Registers:
-    """Knows which instructions write a register, and which registers differ between threads."""
+    """The instructions that write each register, and the registers that differ between threads."""
 
     def __init__(self, lines: list[str]) -> None:
         self._writers: defaultdict[str, list[str]] = defaultdict(list)
@@ -84,7 +84,7 @@ class _Registers:
                 results = re.findall(r"%\w+", instruction[1])
                 for result in results:
                     self._writers[result].append(line)
-                if not line.startswith("shfl"):  # from lane 0, so as to have the same number in all
+                if not line.startswith("shfl"):  # from lane 0, so that all lanes have the same number
                     reads.append((results, set(re.findall(r"%[\w.]+", instruction[2]))))
         self._varying, before = {"%tid.x", "%laneid"}, 0
         while before != len(self._varying):
@@ -92,7 +92,7 @@ class _Registers:
             self._varying.update(*(results for results, operands in reads if operands & self._varying))
 
     def bytes_brought(self, line: str) -> int:
-        """Return the bytes that a TMA's barrier is told to expect, or that threads load, each its own; else 0."""
+        """Return the bytes that a TMA's barrier expects, or that threads load, each its own; otherwise 0."""
         if "expect_tx" in line:
             return self._expected(line)
         load = re.match(r"(?:@\S+ )?ld\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s.*\[(%\w+)", line)
@@ -101,7 +101,7 @@ class _Registers:
         return int(load[1] or 1) * int(load[2]) // 8 * WARPGROUP
 
     def _expected(self, line: str) -> int:
-        """Return what all threads together expect: each the same, or one of them all of it."""
+        """Return the bytes that all threads together expect: each thread the same, or one thread all."""
         operand = re.match(r"mbarrier\.arrive\.expect_tx\S* .*\], (%\w+);", line)
         writers = self._writers[operand[1]] if operand else []
         number = re.match(r"(mov|selp)\.\w+\s+%\w+, (\d+)(?:;|, 0, )", writers[0]) if len(writers) == 1 else None
@@ -111,7 +111,7 @@ class _Registers:
 
 
 class _Fact(NamedTuple):
-    """The knowledge that `register < threshold`, or that it is not. A predicate is taken for 0 or 1."""
+    """The fact that `register < threshold`, or that it is not. A predicate counts as 0 or 1."""
 
     register: str
     threshold: int
@@ -119,14 +119,14 @@ class _Fact(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A basic block: lines that run together, and where they go on, under which condition."""
+    """A basic block: lines that run together, and their successors with conditions."""
 
     lines: list[str]
     exits: list[tuple[int, _Fact | None]]
 
 
 def _cut(lines: Sequence[str]) -> list[_Block]:
-    """Return the basic blocks. The small loops that wait for barriers do not count: their labels differ."""
+    """Return the basic blocks. Small loops that wait for barriers are no blocks of their own: their labels differ."""
     parts: list[list[str]] = [[]]
     labels: dict[str, int] = {}
     comparisons: dict[str, _Fact] = {}
@@ -162,14 +162,14 @@ def _exits(
 
 
 def _innermost(blocks: list[_Block]) -> dict[int, set[int]]:
-    """Return the blocks of each loop that holds no other, by the one that it is entered by."""
+    """Return the blocks of each innermost loop, by the block that enters it."""
     followers = {i: {target for target, _ in block.exits} for i, block in enumerate(blocks)}
     leaders = {i: {j for j in followers if i in followers[j]} for i in followers}
     alive = _reached(followers, 0, without=None)
     regions: defaultdict[int, set[int]] = defaultdict(set)
     for last in alive:
         for first in followers[last]:
-            if last not in _reached(followers, 0, without=first):  # there is no other way in: it is a loop
+            if last not in _reached(followers, 0, without=first):  # no other entry: it is a loop
                 regions[first] |= {first} | (_reached(leaders, last, without=first) & alive)
     return {first: region for first, region in regions.items() if region & regions.keys() == {first}}
 
@@ -192,9 +192,9 @@ def _most(
     at: int,
     bounds: dict[str, tuple[float, float]],
 ) -> int:
-    """Return the greatest weight of the ways through a region from a block on; `bounds` is what is known by then.
+    """Return the greatest weight of the paths through a region from a block on; `bounds` are the known facts there.
 
-    It stays known: of a loop's registers, those that change do so at its end.
+    Facts stay true: a loop's registers change only at its end.
     """
     ways = [0]
     for target, fact in blocks[at].exits:

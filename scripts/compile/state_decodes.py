@@ -41,7 +41,7 @@ from pallas_kernels.recurrent_state.state_space.cases import CASES as SPACE_CASE
 
 NUM_LAYERS, NUM_SLOTS, SEQS = 6, 128, 64  # fewer layers would be too few launches for a command buffer
 TEMP_LIMIT = 2**20
-"""The most bytes of scratch of a step, besides room for each layer's inputs: an op may put them side by side."""
+"""The most bytes of scratch of a step besides each layer's inputs, which an op may put side by side."""
 SCHEDULERS = 4
 LEGEND = f"""
 KiB is what a thread block reads, and it writes as much; in_flight_KiB is what those on an SM read at a time. HBM_ns is
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
     settings: Mapping[str, Any]
     kernel: str
     block_bytes: int
-    """The bytes of states that a thread block reads; of a convolution, with those of the token's inputs."""
+    """The bytes of states that a thread block reads; a convolution's include the token's inputs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def layers(dtype: Any) -> Iterator[tuple[str, Layer]]:
 
 
 def real[Case](cases: Mapping[str, Case]) -> list[tuple[str, Case]]:
-    """Return the cases that are no made-up small ones."""
+    """Return the cases of real models."""
     return [(name, case) for name, case in cases.items() if not name.startswith("tiny")]
 
 
@@ -118,7 +118,7 @@ def spec(dtype: Any, *shape: int) -> Any:
 
 
 def compile_layer(layer: Layer, target: Target) -> Row:
-    """Return what the compilers say of a step of `NUM_LAYERS` such layers, and under `missed` what is wrong with it."""
+    """Compile a step of `NUM_LAYERS` such layers and return its row."""
     if layer.op.implementation != "gpu":
         return {"missed": [f"it runs in {layer.op.implementation}"]}
     pool, ints = layer.op.pool_spec(NUM_LAYERS, NUM_SLOTS), spec(jnp.int32, SEQS)

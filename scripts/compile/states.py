@@ -24,7 +24,7 @@ from pallas_kernels.recurrent_state.gated_delta.cases import CASES as GATED_DELT
 from pallas_kernels.recurrent_state.state_space.cases import CASES as STATE_SPACE_CASES
 
 STEPS = {"decode": (64, 64), "prefill": (2048, 64), "long-prefill": (8192, 256)}
-"""Steps by name: how many tokens and sequences they have."""
+"""Steps by name: their numbers of tokens and sequences."""
 LONG_CASE = "qwen3.5-27b"
 """The only case that the last step is compiled for."""
 NUM_LAYERS, NUM_SLOTS = 4, 129
@@ -85,14 +85,14 @@ def selection(ops: list[str], cases: list[str] | None, steps: list[str]) -> Iter
 
 
 def compile_step(name: str, case: str, step: str, target: Target, implementation: str | None) -> Row:
-    """Return what the compilers say of a step, and what it misses of what is wanted."""
+    """Compile a step and return its row."""
     module, shape = OPS[name].module, OPS[name].cases[case].shape()
     op, _ = module.pick(shape, target.hardware.platform, implementation, architecture=target.architecture)
     pool, inputs = op.pool_spec(NUM_LAYERS, NUM_SLOTS), abstract_inputs(shape, STEPS[step][0])
     batch = StateBatch(*(jax.ShapeDtypeStruct((STEPS[step][1],) * (i != 2), jnp.int32) for i in range(7)))  # pyright: ignore[reportArgumentType]
     program = compile_program(of_layers(op), (inputs, pool, batch), target, donated=1, as_engine=True)
     missed = pool_misses(program, pool, makers="copy(?:-start)?") + ptxas_misses(program)
-    # A long step has as much more of inputs and outputs.
+    # A long step has larger inputs and outputs.
     own_limit = GPU_TEMP_LIMIT if target.is_gpu else TEMP_LIMIT
     limit = (PLAIN_TEMP_LIMIT if op.implementation == "xla" else own_limit) * max(1, STEPS[step][0] // 2048)
     if program.memory.temp_size_in_bytes > limit:
@@ -121,7 +121,7 @@ def abstract_inputs(shape: Any, t: int) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def of_layers(op: Any) -> Any:
-    """Return the op as a model runs it: in a loop over layers, each on values that the one before read."""
+    """Return the op as a model runs it: in a loop over layers, each on the output of the one before."""
     position = 2 if isinstance(op.shape, gated_delta.GatedDeltaShape) else 0
 
     def run(inputs: Any, pool: Any, batch: Any) -> Any:
@@ -136,7 +136,7 @@ def of_layers(op: Any) -> Any:
 
 
 def sheet_rows(rows: list[Row]) -> list[Row]:
-    """Return the cost sheet's rows, of a GPU one for each kernel, without what is no cost."""
+    """Return the cost sheet's rows: for a GPU one per kernel, without columns that are no cost."""
     sheet = []
     for row in rows:
         [shown] = without([row], "seconds", "missed", "kernels")
@@ -146,7 +146,7 @@ def sheet_rows(rows: list[Row]) -> list[Row]:
 
 
 def tpu_figures(name: str, pool: jax.ShapeDtypeStruct, target: Target) -> Row:
-    """Return the bundles of a program of the grid of a step's kernels, and the time that a state's bytes take."""
+    """Return the bundles of one program of each kernel's grid, and the time of a state's bytes."""
     figures: Row = {}
     for kernel in KERNELS:
         if any(target.dump.glob(f"*{name}_{kernel}*final_bundles.txt")):

@@ -1,11 +1,11 @@
 """Compile the whole step of real models for hardware that is not there, and check what the compiler made of it.
 
-For each model the plain decode step, the plain step of the largest bucket and the full one, or the largest step of one
-that pools, on one device or spread over several. Checked: the KV pool is updated in place, scratch does not grow with
-the pool, the program holds no copy of weights or pool, devices exchange two sums a layer, three where an MLP is beside
-experts, and what little the embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain
-decode step and the one that pools are one command buffer (CUDA graph). With LoRA adapters: that those of no layer are
-copied or widened either, and that the program that writes one into its slot does so in place.
+For each model: the plain decode step, the plain step of the largest bucket and the full one, or the largest step of a
+pooling model, on one device or spread over several. Checked: the KV pool is updated in place; scratch does not grow
+with the pool; the program holds no copy of weights or pool; devices exchange two sums a layer, three where an MLP is
+beside experts, and little else for embedding and sampling; on a GPU no branch or loop waits for the host, and on a
+single one the plain decode step and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no
+layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from jaxllm.sampling.shards import VocabShards
 
 STEPS = ("decode", "largest", "full")
 POOLED = "pooled"
-"""The only step of a model that pools: its largest."""
+"""The only step of a pooling model: its largest."""
 SET_ADAPTER = Upkeep.SET_ADAPTER.value
 """The program that writes an adapter into its slot."""
 # No power of two, so that no activation is as large as a weight.
@@ -72,14 +72,14 @@ ENCODER_BLOCKS = (2049, 4097)
 """The same for an encoder, whose pool is of one layer."""
 SPARE_SLOTS = 1.25
 """The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
-SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
+SLACK = 2**20  # bytes of scratch; a thousandth of the additional blocks
 LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
 """The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
 share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
 12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
 kernels need of a step, in 5 launches."""
 ADAPTER_NODES = 4
-"""The most launches more of a weight with adapters beside it: two matmuls, what lies between them, and a sum."""
+"""The most additional launches of a weight with adapters: two matmuls, the launch between them, and a sum."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,14 +117,14 @@ def find_mesh(target: Target, num_devices: int) -> Mesh:
 
 
 def compile_all(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
-    """Yield what each program of an engine takes to lower and to compile, in the order in which it compiles them."""
+    """Yield the seconds of lowering and compiling each program of an engine, in the engine's order."""
     for key in compiler.programs():
         _, seconds = timed_compile(compiler, key, BLOCKS[-1], compiler.options)
         yield {"program": describe(key), **seconds, "missed": []}
 
 
 def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
+    """Yield a row per program: its figures, and its failed checks."""
     programs = find_programs(compiler)
     for title in steps or programs:
         described = {"step": title, "attention": "+".join(attention_of(compiler))}
@@ -152,7 +152,7 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
 
 
 def attention_of(compiler: StepCompiler) -> list[str]:
-    """Return the implementations of attention, of which cache groups may have different ones."""
+    """Return the implementations of attention; cache groups may have different ones."""
     return list(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
 
 
@@ -201,7 +201,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
     temps, missed, row = [], [], {}
     # The loops of plain XLA stay outside of command buffers.
     has_kernels = {*attention_of(compiler), *states_of(compiler)} == {"gpu"}
-    # So do those over chunks of recurrent states, which a step of decodes alone has none of.
+    # So do loops over chunks of recurrent states, which a step of decodes alone does not have.
     loops = bool(compiler.config.states) and not (isinstance(shape, StepShape) and shape.decodes_only)
     layout, blocks = compiler.config.kv_layout, BLOCKS
     if not any(group.causal for group in layout.groups):
@@ -247,7 +247,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
 
 
 def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
-    """Compile the program that writes an adapter into its slot, which should take no room but that adapter's own."""
+    """Compile the program that writes an adapter into its slot, and check that it uses no scratch."""
     memory, hlo, listing, seconds = compile_program(compiler, Upkeep.SET_ADAPTER, BLOCKS[0])
     held = sum(map(device_bytes, jax.tree.leaves(compiler.adapters_spec())))
     missed = []
@@ -263,7 +263,7 @@ def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
 
 
 def most_nodes(model: Model) -> int:
-    """Return how many launches a plain decode step should need at most."""
+    """Return the most launches that a plain decode step should need."""
     more = (
         layer.qk_norm * NORM_NODES
         + bool(layer.latent) * LATENT_NODES
@@ -276,7 +276,7 @@ def most_nodes(model: Model) -> int:
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
-    """Return how many collectives of each kind a step should need at most."""
+    """Return the most collectives of each kind that a step should need."""
     vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MESH_AXES)
     if vocab.num_devices == 1:
         return {}

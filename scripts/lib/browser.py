@@ -1,7 +1,7 @@
 """Chromium without a window, driven by its own protocol (https://chromedevtools.github.io/devtools-protocol).
 
-The browser is the system's, and the pipes that it opens for the protocol need no package: tests and screenshots run
-wherever `chromium` is installed.
+The browser is the system's, and the protocol's pipes need no package: tests and screenshots run wherever `chromium` is
+installed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ START_SECONDS = 30.0
 CALL_SECONDS = 10.0
 POLL_SECONDS = 0.02
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "/": 191}
-"""Keys that pages may be sent, with their codes."""
+"""Keys that can be pressed, with their codes."""
 SHIFT = 8
 LISTEN = (
     "document.addEventListener('securitypolicyviolation', event => console.error('CSP: ' + event.violatedDirective))"
 )
-"""What a page's policy forbids is shown in its console."""
+"""The console's message when a page's policy forbids something."""
 
 
 def find_chromium() -> str | None:
@@ -44,7 +44,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """A browser with a profile of its own, which is deleted with it."""
+    """A browser with a temporary profile."""
 
     def __init__(self, process: subprocess.Popen[bytes], sent: int, received: int) -> None:
         self._process, self._sent, self._received = process, sent, received
@@ -60,7 +60,7 @@ class Browser:
             profile = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             command_out, command_in = _pipe(stack)
             answer_out, answer_in = _pipe(stack)
-            # The protocol's ends are the descriptors 3 and 4, which a shell can give without running Python in a fork.
+            # The protocol uses the descriptors 3 and 4, which a shell can open without running Python in a fork.
             script = f'exec "$0" "$@" 3<&{command_out} 4>&{answer_in}'
             process = subprocess.Popen(
                 ["bash", "-c", script, executable, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
@@ -87,7 +87,7 @@ class Browser:
 
     @contextlib.contextmanager
     def page(self, url: str, *, scheme: str = "light", width: int = 1200, height: int = 800) -> Iterator[Page]:
-        """Open a page in a context of its own, without anyone's storage; `scheme` is "light" or "dark"."""
+        """Open a page in a new context with empty storage; `scheme` is "light" or "dark"."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -109,7 +109,7 @@ class Browser:
             self.call("Target.disposeBrowserContext", browserContextId=context)
 
     def call(self, method: str, session: str | None = None, seconds: float = CALL_SECONDS, **params: Any) -> Any:
-        """Return what the browser answers. Raises RuntimeError for an error, and TimeoutError."""
+        """Return the browser's answer. Raises RuntimeError for an error, and TimeoutError."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if session is not None:
@@ -139,21 +139,21 @@ class Browser:
 
 
 class Page:
-    """A page, and what it has complained of and asked for; that is noted whenever the browser is called."""
+    """A page, with the errors and the requests that it has made, as of the last call of the browser."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
         self.errors: list[str] = []
         """Exceptions, violations of the content security policy, and what the console shows as errors and warnings."""
         self.requests: list[str] = []
-        """Addresses."""
+        """The addresses that the page has requested."""
 
     def call(self, method: str, **params: Any) -> Any:
-        """Return what the browser answers for this page."""
+        """Return the browser's answer for this page."""
         return self._browser.call(method, self._session, **params)
 
     def note(self, event: str, params: dict[str, Any]) -> None:
-        """Take in what the browser tells of this page."""
+        """Record an event of this page."""
         match event:
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
@@ -166,14 +166,14 @@ class Page:
                 self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}".rstrip())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression in JavaScript, that of a promise once it is settled."""
+        """Return the value of a JavaScript expression; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "an exception"))
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = CALL_SECONDS) -> None:
-        """Wait until an expression is what JavaScript takes for true. Raises TimeoutError."""
+        """Wait until an expression is true in JavaScript. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(f"Boolean({expression})"):
             if time.monotonic() > deadline:
@@ -181,7 +181,7 @@ class Page:
             time.sleep(POLL_SECONDS)
 
     def text(self, selector: str) -> str:
-        """Return the text of an element, as it is shown."""
+        """Return the visible text of an element."""
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def click(self, selector: str) -> None:
@@ -203,12 +203,12 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def prefer(self, scheme: str) -> None:
-        """Let the system prefer "light" or "dark" colours."""
+        """Make the system prefer "light" or "dark" colours."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self, path: Path) -> None:
-        """Write what is seen as a PNG."""
+        """Write a screenshot as a PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 

@@ -1,4 +1,4 @@
-"""Measure what the device takes, by JAX's profiler: launches and the host's waits don't count."""
+"""Measure the device's busy time by JAX's profiler, without launches and the host's waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.profiler import ProfileData
 
 DEVICE_LINES = {"/device:GPU:": "Stream", "/device:TPU:": "XLA Ops", "/host:CPU": ""}
-"""How the names of a device's planes begin in a profile, and in these the lines that hold its operations."""
+"""The beginning of the names of a device's planes in a profile, and of the lines with its operations."""
 SHOWN = 8
 
 
@@ -29,7 +29,7 @@ class Operation(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What one call takes."""
+    """The times of one call."""
 
     seconds: float
     """The time during which the device was busy, if the profiler has seen it, else by the wall clock."""
@@ -41,7 +41,7 @@ class Timing(NamedTuple):
 
 
 def time_calls(run: Callable[[], Any], *, calls: int = 1, repeats: int = 10) -> Timing:
-    """Time a function that is `calls` calls; it is run once before."""
+    """Time a function that makes `calls` calls; it runs once before."""
     jax.block_until_ready(run())
     walls = []
     for _ in range(repeats):
@@ -56,7 +56,7 @@ def time_calls(run: Callable[[], Any], *, calls: int = 1, repeats: int = 10) -> 
 
 
 def profile(run: Callable[[], Any]) -> list[Operation]:
-    """Return what the devices ran during a call; nothing where the profiler is not allowed to look."""
+    """Return the operations of the devices during a call; none where profiling is not permitted."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def profile(run: Callable[[], Any]) -> list[Operation]:
 
 
 def read_operations(folder: Path) -> Iterator[Operation]:
-    """Yield the operations of a profile on disk; those of a CPU are what XLA ran there."""
+    """Yield the operations of a profile on disk; on a CPU, XLA's operations."""
     for path in folder.rglob("*.xplane.pb"):
         for plane in ProfileData.from_file(str(path)).planes:
             wanted = next((line for prefix, line in DEVICE_LINES.items() if plane.name.startswith(prefix)), None)
@@ -96,7 +96,7 @@ def microseconds_by_name(operations: Iterable[Operation], calls: int) -> dict[st
 
 
 def measure_peaks(*, is_dry: bool) -> dict[str, float]:
-    """Return the rates of a plain copy and of a large matmul. Their data is random: zeros flatter by an eighth."""
+    """Return the rates of a plain copy and of a large matmul, on random data: zeros are an eighth faster."""
     size, n = (2**12, 64) if is_dry else (2**28, 8192)
     x = jax.random.normal(jax.random.key(0), (size,))
     copy, matmul = jax.jit(lambda x: x + 1), jax.jit(lambda a: a @ a)

@@ -1,4 +1,4 @@
-"""Evidence is on disk after each row, so that what a killed process had found is kept."""
+"""Write a program's rows to disk one by one, so that a killed process leaves its evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lib import results
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that every script of scripts/lib/stages.sh takes."""
+    """Return a parser with the arguments that scripts/lib/stages.sh passes to every program."""
     parser = results.make_parser(description)
     parser.add_argument(
         "--dry-run", metavar="IMPLEMENTATION", help="on a CPU at toy size, kernels of gpu or tpu interpreted"
@@ -21,7 +21,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 class Evidence:
-    """A report of facts and rows. It says that it is complete once the script has ended and no row has missed."""
+    """A report of facts and rows. It is complete once the program has ended and no row has missed."""
 
     def __init__(self, path: Path | None, facts: Mapping[str, Any]) -> None:
         self._path = path
@@ -35,13 +35,13 @@ class Evidence:
         self._write()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row, and show it. Its `missed` lists what is wrong with it."""
+        """Add a row, and show it. Its `missed` lists its failed checks."""
         print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
         self._report["rows"].append(dict(row))
         self._write()
 
     def skip(self, reason: str) -> int:
-        """End without rows: there is nothing to be run here. Return the exit status."""
+        """End without rows, because this machine cannot run the program. Return the exit status."""
         self._report["skipped"] = reason
         return self._finish(f"skipped: {reason}", is_complete=True)
 

@@ -1,4 +1,4 @@
-"""Measure what the server's process costs, and what its streams are like, from a client's side."""
+"""Measure the cost of the server's process, and its streams' latency, from a client's side."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mock_server(model: Path, log: Path, *flags: str) -> Any:
 
 
 def measure_saturated(model: Path, streams: Sequence[tuple[int, int]], rounds: int, scratch: Path) -> list[Any]:
-    """Return the CPU time per token, in microseconds, for numbers of streams, each of so many tokens."""
+    """Return the CPU time per token, in microseconds, for pairs of a number of streams and tokens of each."""
     rows = []
     most = max(num for num, _ in streams)
     with mock_server(model, scratch / "saturated.txt", "--max-num-seqs", str(most), "--disable-log-stats") as server:
@@ -63,8 +63,9 @@ async def _streams(server: ServerProcess, num: int, num_tokens: int) -> list[Str
 
 
 def measure_delays(model: Path, num: int, num_tokens: int, scratch: Path) -> dict[str, Any]:
-    """Return the milliseconds from the end of the core's step to the client's socket, and the CPU time per token, at
-    RATE. Until the client has read an event takes longer: it shares the cores, and has other streams to read.
+    """Return the milliseconds from the core's step to the client's socket, and the CPU time per token, at RATE.
+
+    The client reads an event later: it shares the cores, and has other streams to read.
     """
     flags = ("--tokens-per-second", str(RATE), "--max-num-seqs", str(num), "--disable-log-stats")
     with mock_server(model, scratch / "delays.txt", *flags) as server:
@@ -90,7 +91,7 @@ def _delays(steps: Sequence[float], moments: Sequence[float]) -> dict[str, float
 
 
 def measure_requests(model: Path, sizes: Sequence[int], num: int, scratch: Path) -> list[dict[str, Any]]:
-    """Return the CPU time of requests for one token, in milliseconds, for prompts of so many tokens."""
+    """Return the CPU time of requests for one token, in milliseconds, for several lengths of prompts."""
     rows = []
     flags = ("--max-model-len", str(max(sizes) + 16), "--disable-log-stats")
     with mock_server(model, scratch / "requests.txt", *flags) as server:
@@ -133,7 +134,8 @@ def measure_served(
 ) -> list[dict[str, Any]]:
     """Return tokens per second through the server by those of `LLM.generate` with the same prompts, in turns.
 
-    Both engines live through all rounds, so that drifts of the machine hit both alike. `engine` are arguments of both.
+    Both engines run through all rounds, so that a drift of the machine's speed affects them alike. Both get `engine` as
+    arguments.
     """
     source, rows = Source(vocab_size), []
     flags = [word for name, value in engine.items() for word in _flag(name, value)]
@@ -165,7 +167,7 @@ def measure_served(
 
 
 async def complete(server: ServerProcess, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Streamed]:
-    """Continue all prompts at once, greedily, by so many tokens."""
+    """Continue all prompts at once, greedily, by a number of tokens."""
     body = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
     return await asyncio.gather(*(stream(server.port, {"prompt": list(prompt), **body}) for prompt in prompts))
 

@@ -1,4 +1,4 @@
-"""Describe the machine that figures were measured on, with nothing that tells one such machine from another."""
+"""Describe the machine that figures were measured on, without anything that identifies it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPU_FACTS = "driver_version,power.limit,clocks.max.sm,memory.total"
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, the cores this process may use, memory, and the load now, from which figures suffer."""
+    """Return the processor, the cores this process may use, the memory, and the load, which distorts figures."""
     try:
         cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -68,13 +68,13 @@ def describe_sources() -> dict[str, Any]:
 
 
 def find_revision() -> str | None:
-    """Return what git says of the sources, or else what was packed with them."""
+    """Return git's name of the revision, or else the revision packed with the sources."""
     said = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     return said or (REVISION.read_text().strip() if REVISION.is_file() else None)
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of the packages that are installed."""
     installed = {}
     for package in packages:
         try:
@@ -85,7 +85,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def gpu_facts() -> dict[str, str] | None:
-    """Return the first GPU's driver, power limit, clock and memory, as NVIDIA's tool says them."""
+    """Return the first GPU's driver, power limit, clock and memory, as nvidia-smi prints them."""
     said = output_of("nvidia-smi", f"--query-gpu={GPU_FACTS}", "--format=csv,noheader")
     return dict(zip(GPU_FACTS.split(","), said.splitlines()[0].split(", "), strict=True)) if said else None
 
@@ -98,7 +98,7 @@ def find_ptxas() -> dict[str, str] | None:
 
 
 def _shown(path: Path) -> str:
-    """Return a path as it is here, if it is one of these sources or of the user's, without where those are."""
+    """Return a path, with the sources' folder as "." and the user's as "~"."""
     for folder, name in ((ROOT, "."), (Path.home(), "~")):
         if path.is_relative_to(folder):
             return f"{name}/{path.relative_to(folder)}"
@@ -106,7 +106,7 @@ def _shown(path: Path) -> str:
 
 
 def output_of(*command: str) -> str | None:
-    """Return what a command prints, or None where it is not there or fails."""
+    """Return a command's output, or None if the command is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

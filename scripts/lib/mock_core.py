@@ -1,10 +1,10 @@
 """An engine core without a model: it emits the tokens of a text, at a chosen rate, to a real front end.
 
-Front ends are tested and measured with it, where a model would only cost time. The engine's arguments are resolved as
-a real core's are, so that tokenizer, vocabulary and limits are those of a real model; no weights are read. Each request
-gets the words of this repository's licence, from a place that its seed gives, until max_tokens or a stop token id.
-With `--replies FILE` some requests are answered with a text that is given for their prompts: FILE is a JSON list
-of {"prompt": a part of the prompt's text, "reply": the answer's text}, of which the first that fits counts.
+Tests and benchmarks of front ends use it, where a model would only cost time. The engine's arguments are resolved as a
+real core's are, so that tokenizer, vocabulary and limits are a real model's; no weights are read. Each request gets the
+words of this repository's licence, from a position that its seed gives, until max_tokens or a stop token id. With
+`--replies FILE` some prompts get a fixed answer: FILE is a JSON list of {"prompt": a part of the prompt's text,
+"reply": the answer's text}; the first match counts.
 It runs behind a front end in a thread (`start_mock` for `RemoteCore.in_thread`), or in a process of its own
 (`start_mock_process`), where this file is the program that the front end starts.
 """
@@ -42,7 +42,7 @@ TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
 
 class _Stream:
-    """A stream is one sequence that gets its tokens."""
+    """A sequence that gets tokens."""
 
     __slots__ = ("entered", "first_token", "num_tokens", "reply", "request", "scheduled", "stop_ids")
 
@@ -50,7 +50,7 @@ class _Stream:
         self.request = request
         self.first_token = request.seed
         self.reply = reply
-        """The tokens after which the answer ends; None for the text that all requests get."""
+        """The answer's tokens; None for the default text."""
         self.num_tokens = 0
         self.stop_ids = frozenset(request.sampling_params.stop_token_ids or ())
         self.entered = time.monotonic()
@@ -58,24 +58,24 @@ class _Stream:
 
 
 class Replies:
-    """The answers that some prompts get."""
+    """The fixed answers to some prompts."""
 
     def __init__(self, path: str, tokenizer: Tokenizer) -> None:
         """Read the file of `--replies`."""
         self._tokenizer = tokenizer
         replies = json.loads(Path(path).read_text(encoding="utf-8"))
         texts = tokenizer.encode([each["reply"] for each in replies], add_special_tokens=False)
-        ends = [tokenizer.eos_token_id or 0]  # what ends an output with "stop" is not shown
+        ends = [tokenizer.eos_token_id or 0]  # a stop token is not shown
         self._replies = [(each["prompt"], ids + ends) for each, ids in zip(replies, texts, strict=True)]
 
     def find(self, prompt_token_ids: list[int]) -> list[int] | None:
-        """Return the tokens of the answer to a prompt, if one is given."""
+        """Return the tokens of the fixed answer to a prompt, or None."""
         prompt = self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
         return next((reply for part, reply in self._replies if part in prompt), None)
 
 
 class MockCore(HoldsAdapters):
-    """A core whose every step gives each running sequence one token; the first `max_num_seqs` sequences run."""
+    """A core that gives each running sequence one token per step; the first `max_num_seqs` sequences run."""
 
     is_compiling = False
     is_warm = True
@@ -90,7 +90,7 @@ class MockCore(HoldsAdapters):
         tokens_per_second: float | None = None,
         replies: Replies | None = None,
     ) -> None:
-        """Give each stream so many tokens per second of what `tokens` repeats; None is as fast as steps can be made."""
+        """Give each stream `tokens`, repeated, at a number of tokens per second; None is as fast as possible."""
         self._adapters = AdapterStore(lambda request: request.lora_name, 64)
         self._tokens = tokens
         self._replies = replies
@@ -104,11 +104,11 @@ class MockCore(HoldsAdapters):
         self._num_steps = self._num_tokens = 0
 
     def has_unfinished_requests(self) -> bool:
-        """Say whether a step has something to do or to report."""
+        """Return whether a step has something to do or to report."""
         return bool(self._streams or self._reports)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that asks for what only a model has ends with an error."""
+        """Queue a request; a request that needs a model ends with an error."""
         sequences = split(request)
         try:
             self.check(request.sampling_params)
@@ -156,7 +156,7 @@ class MockCore(HoldsAdapters):
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic())
 
     def stats(self) -> SchedulerStats:
-        """Return how many sequences run and wait; each one that runs is said to use one block."""
+        """Return how many sequences run and wait; each running one counts as one block."""
         num_running = min(len(self._streams), self._max_num_seqs)
         return SchedulerStats(
             num_running_reqs=num_running,
@@ -177,7 +177,7 @@ class MockCore(HoldsAdapters):
         return 0
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Return what a core would that has nothing cached."""
+        """Return what a core with an empty cache returns."""
         return reset_running_requests or not self._streams
 
     def warm_up(self) -> None:
@@ -230,7 +230,7 @@ class MockCore(HoldsAdapters):
         )
 
     def _logprobs(self, token_id: int, num: int) -> TokenLogprobs:
-        """Make the token the most likely one, and the text's own tokens the next ones."""
+        """Make the token the most likely, and the text's tokens the next most likely."""
         others = [each for each in self._distinct if each != token_id]
         top = [token_id, *others] if num < 0 else [token_id, *others][:num]
         return TokenLogprobs([token_id, *top], [-0.5, *(-0.5 - i for i in range(len(top)))], 1)
@@ -243,7 +243,7 @@ def start_mock(
     tokens_per_second: float | None = None,
     replies: str | None = None,
 ) -> tuple[MockCore, EngineReady]:
-    """Resolve engine arguments and return a core that reads no weights, with what a front end must know of it.
+    """Resolve engine arguments and return a core without weights, with the facts that a front end needs.
 
     `replies` is the path of a file of answers.
     """

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and a client that costs little and takes the time of every event."""
+"""Run servers as processes, and stream from them with a cheap client that records the time of every event."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HOST = "127.0.0.1"
 START_SECONDS = 300.0
 STOP_SECONDS = 30.0
 IDLE_SECONDS, IDLE_SHARE = 8.0, 0.1
-"""A server that takes less than this share of a core for so long is idle."""
+"""A server that uses less than this share of a core for these seconds is idle."""
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 MAX_ERROR = 2000
 _EVENT, _DONE = b"data: ", b"data: [DONE]"
 _SO_TIMESTAMPNS = 35
-"""An option of Linux's sockets that Python has no name for: with what was read comes when the system had it."""
+"""A socket option of Linux without a name in Python: the system's time of arrival comes with the data."""
 
 
 class ServerError(RuntimeError):
@@ -43,7 +43,7 @@ class RefusedError(ServerError):
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that runs."""
+    """A running server."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -54,22 +54,22 @@ class ServerProcess:
         return self.process.pid
 
     def end(self, seconds: float = STOP_SECONDS) -> int:
-        """Tell it to end, as service managers do, and return its exit status. Raises subprocess.TimeoutExpired."""
+        """Send SIGTERM, as service managers do, and return the exit status. Raises subprocess.TimeoutExpired."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all threads of its process, to the nanosecond; not of the engine core's."""
+        """Return the CPU time of all threads of its process, to the nanosecond, without the engine core's."""
         return cpu_seconds(self.pid)
 
     def wait_idle(self, seconds: float = START_SECONDS) -> None:
-        """Wait until neither it nor its engine core has much to do, as when every program has been compiled."""
+        """Wait until it and its engine core are idle, as when every program has been compiled."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.busy_cores() > IDLE_SHARE:
             pass
 
     def busy_cores(self, seconds: float = IDLE_SECONDS) -> float:
-        """Return how many cores it and all that it has started take, over so many seconds."""
+        """Return the cores that it and its descendants use, averaged over some seconds."""
         before = self._all_cpu_seconds()
         time.sleep(seconds)
         return (self._all_cpu_seconds() - before) / seconds
@@ -85,7 +85,7 @@ def descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError):  # it has just ended
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     pids = [pid]
-    for ancestor in pids:  # which grows meanwhile
+    for ancestor in pids:  # grows in the loop
         pids += [child for child, parent in parents.items() if parent == ancestor]
     return pids[1:]
 
@@ -138,15 +138,15 @@ class Streamed:
 
     began: float
     arrivals: list[float] = field(default_factory=list)
-    """When the client has read each event, but for the last ones: the usage, and [DONE]."""
+    """When the client read each event, except the last ones: the usage, and [DONE]."""
     reached: list[float] = field(default_factory=list)
-    """When the system had each of them for the client, which may have been busy with others."""
+    """When the system received each of them; the client may have been busy with others."""
     num_tokens: int = 0
     ended: float = 0.0
 
 
 class _Events:
-    """The events of one answer, taken in as they come: a socket alone costs the client less than asyncio's streams."""
+    """The events of one answer: a plain socket costs the client less than asyncio's streams."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -157,7 +157,7 @@ class _Events:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def read(self) -> None:
-        """Take in what has come; what is wrong with it goes to `ended`."""
+        """Read the available data; errors go to `ended`."""
         try:
             piece, told, _, _ = self._connection.recvmsg(1 << 16, 64)
             now = time.monotonic()
@@ -198,7 +198,7 @@ class _Events:
 
 
 def _stamp(told: Sequence[tuple[int, int, bytes]], offset: float, now: float) -> float:
-    """Return when the system had the last of what was read, `now` where it does not say."""
+    """Return when the system received the last data, or `now` if it does not tell."""
     for level, kind, data in told:
         if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
             seconds, nanoseconds = struct.unpack("qq", data)
@@ -207,9 +207,7 @@ def _stamp(told: Sequence[tuple[int, int, bytes]], offset: float, now: float) ->
 
 
 async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> Streamed:
-    """Make one request on a connection of its own. Raises RefusedError for an answer that is an error, and ServerError
-    for one that is not whole.
-    """
+    """Make one request on a new connection. Raises RefusedError for an error, and ServerError for an incomplete answer."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:
@@ -228,13 +226,13 @@ async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completion
 
 
 async def ask(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
-    """Make one request and return its answer. Raises RefusedError for one that is an error."""
+    """Make one request and return its answer. Raises RefusedError for an error."""
     data = json.dumps(body).encode()
     return json.loads(await _exchange(port, _head(path, len(data), "close") + data))
 
 
 async def get(port: int, path: str) -> bytes:
-    """Make a GET request and return the answer's body. Raises RefusedError for one that is an error."""
+    """Make a GET request and return the answer's body. Raises RefusedError for an error."""
     return await _exchange(port, f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
 
 
@@ -262,7 +260,7 @@ def _is_good(head: bytes) -> bool:
 
 
 def _refusal(head: bytes, body: bytes) -> ServerError:
-    """Return the error that an answer is; one without a head is cut off."""
+    """Return the error in an answer; an answer without a head is cut off."""
     first, *lines = head.decode(errors="replace").strip().split("\r\n")
     words = first.split()
     if len(words) < 2 or not words[1].isdigit():

@@ -1,4 +1,4 @@
-"""Programs that need shapes and no weights find here the config.json of real models."""
+"""The config.json of real models, for programs that need shapes and no weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DELTA: dict[str, Any] = {
         "mrope_section": [11, 11, 10],
     },
 }  # fmt: skip
-"""What Qwen3.6's text parts have in common."""
+"""The common settings of Qwen3.6's text models."""
 LATENT: dict[str, Any] = {
     "torch_dtype": "bfloat16", "hidden_act": "silu", "max_position_embeddings": 163_840, "rms_norm_eps": 1e-6,
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "attention_bias": False,
@@ -182,7 +182,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "use_bidirectional_attention": True,
         "attention_bias": False,
     },
-    # The hub's config.json names Qwen3ForCausalLM; that it embeds, the files of sentence-transformers say.
+    # The hub's config.json names Qwen3ForCausalLM; files of sentence-transformers make it an embedding model.
     "qwen3-embedding-0.6b": QWEN3 | {
         "architectures": ["Qwen3Model"], "vocab_size": 151_669, "hidden_size": 1024, "intermediate_size": 3072,
         "num_hidden_layers": 28, "num_attention_heads": 16, "max_position_embeddings": 32_768, "max_window_layers": 28,
@@ -198,7 +198,7 @@ TOY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128,
 }  # fmt: skip
-"""What makes any of these a toy."""
+"""Settings that turn any of these into a toy."""
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
@@ -220,7 +220,7 @@ HUB_IDS = {
 
 
 def with_layers(hf: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
-    """Return a model's config.json with its first layers only, or as it is for None."""
+    """Return a model's config.json with its first layers only, or unchanged for None."""
     if num_layers is None:
         return hf
     if "text_config" in hf:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_sheet(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows under the names of their columns: text to the left, numbers to the right, what is missing empty."""
+    """Print rows under their columns' names: text to the left, numbers to the right, missing cells empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     is_number = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]
     print(align([columns, *([str(row.get(name, "")) for name in columns] for row in rows)], is_number))

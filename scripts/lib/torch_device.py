@@ -1,4 +1,4 @@
-"""Where torch is installed, these scripts measure what people would use instead; elsewhere they say that it is not."""
+"""Describe and time torch's device, for scripts that measure other libraries where torch is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe_torch() -> dict[str, Any]:
 
 
 def missing(*packages: str) -> str | None:
-    """Say which of the packages is not installed."""
+    """Return a sentence that names a package that is not installed, or None."""
     absent = [package for package in packages if find_spec(package) is None]
     return f"{' and '.join(absent)} not installed" if absent else None
 

@@ -1,6 +1,6 @@
-"""Steps of paged attention, made on the device, and plain XLA's answer to them.
+"""Make steps of paged attention on the device, and compute plain XLA's result for them.
 
-All data is random, and slots of the pool that nobody wrote are NaN.
+All data is random, and unwritten slots of the pool are NaN.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pallas_kernels.paged_attention.tiles import XLA_TILES
 
 NUM_LAYERS, LAYER = 2, 1
 ALLOWED = 2**-6
-"""The error that is allowed a row, as a part of its root mean square: a few roundings to bfloat16, of 2**-9 each.
+"""The largest error of a row, relative to its root mean square: a few roundings to bfloat16, of 2**-9 each.
 Leaving out one KV tile in 64 makes it 2**-3.
 """
 type Chunks = Sequence[tuple[int, int]]
@@ -40,7 +40,7 @@ type Chunks = Sequence[tuple[int, int]]
 
 
 class Settings(NamedTuple):
-    """What is static of a model's attention."""
+    """The static settings of a model's attention."""
 
     window: int
     scale: float
@@ -70,7 +70,7 @@ class Workload(NamedTuple):
 
 
 def pick_kernels(case: Case, block_size: int, kv_dtype: Any, implementation: str | None) -> PagedAttention:
-    """Return the op in the device's own kernels, or the interpreted ones of an implementation.
+    """Return the op with the device's own kernels, or with an implementation's interpreted ones.
 
     Raises ValueError where they cannot run the shape.
     """
@@ -87,8 +87,8 @@ def make_workload(
 ) -> Workload:
     """Make a step for the op. The order of the pool's blocks is random too.
 
-    Decodes may be padded to the shapes of others that they are like, with which they share programs. A step of decodes
-    alone is as the engine makes it for the op.
+    With `like`, the batch is padded to that workload's shapes, to share its programs. A step of decodes alone is as the
+    engine makes it.
     """
     rng, o = np.random.default_rng(seed), op.shape.block_size
     counts, like_counts = ([-(-length // o) for length, _ in each] for each in (chunks, like or chunks))
@@ -117,7 +117,7 @@ def make_workload(
 
 
 def _widened(batch: AttentionBatch, width: int) -> AttentionBatch:
-    """Return a batch on the device, with block tables so wide."""
+    """Return a batch on the device, with block tables of a width."""
     tables_sm = np.asarray(batch.block_tables_sm)
     wide_sm = np.pad(tables_sm, ((0, 0), (0, width - tables_sm.shape[1])))
     return jax.tree.map(jnp.asarray, batch._replace(block_tables_sm=wide_sm))
@@ -126,7 +126,7 @@ def _widened(batch: AttentionBatch, width: int) -> AttentionBatch:
 @partial(jax.jit, static_argnames="spec")
 def _random_pool(key: Array, is_written_bo: Array, *, spec: jax.ShapeDtypeStruct) -> Array:
     block = spec.shape[1:]
-    # By layers: together they may have more numbers than 32 bits can count.
+    # Layer by layer: the whole pool may have more numbers than 32 bits can count.
     layer = lambda key: jax.random.normal(key, (len(is_written_bo), *block), jnp.bfloat16).astype(spec.dtype)  # noqa: E731
     kv_lbkoc = jax.vmap(layer)(jax.random.split(key, NUM_LAYERS))
     kv_lbkoc = jnp.where(is_written_bo[:, None, :, None], kv_lbkoc, jnp.asarray(jnp.nan, spec.dtype))
@@ -144,7 +144,7 @@ def attend(
 
 @partial(jax.jit, static_argnames=("op", "settings"), donate_argnames="pool")
 def run_op(op: PagedAttention, settings: Settings, inputs: Inputs, pool: FusedPool) -> tuple[Array, FusedPool]:
-    """Run a step on LAYER; the pool given is no more."""
+    """Run a step on LAYER; the pool is donated."""
     return attend(op, settings, inputs, pool, LAYER, NUM_LAYERS)
 
 
@@ -171,7 +171,7 @@ def layer_of(pool: FusedPool) -> FusedPool:
 
 
 def compare(work: Workload, got: tuple[Array, FusedPool], expected: tuple[Array, FusedPool]) -> dict[str, Any]:
-    """Return the largest error of a row, as a part of its root mean square, and a list of what is wrong.
+    """Return the largest error of a row, relative to its root mean square, and the failed checks.
 
     `got` has the pool of all layers, `expected` of LAYER.
     """
@@ -189,13 +189,13 @@ def compare(work: Workload, got: tuple[Array, FusedPool], expected: tuple[Array,
 
 @jax.jit
 def pools_are_equal(pool: FusedPool, expected: FusedPool) -> Array:
-    """Compare LAYER of a pool with what it should be, to the bit but for the null block."""
+    """Compare LAYER of a pool with the expected one, to the bit except for the null block."""
     got, want = (x.kv[1:].astype(jnp.float32) for x in (layer_of(pool), expected))
     return jnp.array_equal(got, want, equal_nan=True)
 
 
 def cross_check(op: PagedAttention, case: Case, chunks: Chunks, *, seed: int = 0) -> dict[str, Any]:
-    """Run a step in the kernels and in plain XLA, and return what `compare` says."""
+    """Run a step in the kernels and in plain XLA, and return the result of `compare`."""
     work = make_workload(op, case, chunks, seed=seed)
     expected = xla_answer(op, work)
     return compare(work, run_op(op, work.settings, work.inputs, work.pool), expected)

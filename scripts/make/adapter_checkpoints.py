@@ -3,8 +3,8 @@
 Needs an environment of its own with torch, transformers 5.23 and peft 0.21: `python scripts/make.py adapter_checkpoints
 [CASE ...]`, after scripts/make.py tiny_checkpoints. Same versions, same bytes.
 
-Each case is a folder with an adapter in each of its folders, and golden.npz: the prompt that all adapters continue, and
-of each the greedy tokens and their log-probabilities, computed in float32 with the adapter merged into the weights.
+Each case is a folder with a folder per adapter, and golden.npz: the prompt that all adapters continue, and each
+adapter's greedy tokens with log-probabilities, computed in float32 with the adapter merged into the weights.
 """
 
 # pyright: reportMissingImports=false
@@ -83,7 +83,7 @@ def make(name: str, adapters: Mapping[str, dict[str, Any]], folder: Path) -> Non
 def write(
     name: str, settings: dict[str, Any], folder: Path, seed: int, prompt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Save an adapter of random weights, and return what the merged model gives."""
+    """Save an adapter of random weights, and return the merged model's outputs."""
     torch.manual_seed(seed)
     base = Path(__file__).parents[2] / "tests/data/tiny" / name
     model_class = getattr(transformers, TYPES[name])

@@ -1,6 +1,6 @@
-"""Write the goldens of beam search: what HF Transformers' finds on a real model, and on random ones without a network.
+"""Write the goldens of beam search: HF Transformers' results on a real model, and on random ones without a network.
 
-Runs in an environment of its own that has torch, transformers and gguf (`scripts/peers.sh DIR hf`):
+Needs an environment with torch, transformers and gguf (`scripts/peers.sh DIR hf`):
 
     DIR/hf/bin/python scripts/make.py beam_goldens MODEL.gguf tests/data/goldens/NAME-beams.json
 
@@ -76,7 +76,7 @@ def search(
 
 
 def cut_at_end(token_ids: list[int], ends: list[int]) -> list[int]:
-    """Return the tokens up to the first end of sequence, that one included."""
+    """Return the tokens up to and including the first end of sequence."""
     places = [place for place, token_id in enumerate(token_ids) if token_id in ends]
     return token_ids[: places[0] + 1] if places else token_ids
 

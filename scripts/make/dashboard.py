@@ -1,12 +1,12 @@
-"""Draw the panels of docs/grafana.json as they are after some minutes of load, to docs/images/dashboard.png.
+"""Draw the panels of docs/grafana.json after some minutes of load, into docs/images/dashboard.png.
 
     .venv/bin/pip install -e '.[serve,benchmark]' && apt-get install prometheus
     scripts/make.py dashboard [--minutes 4] [--quick]
 
 `jaxllm serve` serves SmolLM2 with a small KV cache and a short queue, a real Prometheus scrapes it, and clients send
-what makes every panel move: streams with a prefix in common, bursts, grammars, mistakes, and clients that leave. Then
-each panel's own expression is evaluated by Prometheus, and the answers are drawn: by matplotlib, not by Grafana.
---quick takes one minute and keeps no picture, to see that all this runs.
+requests that move every panel: streams with a common prefix, bursts, grammars, mistakes, and clients that disconnect.
+Then Prometheus evaluates each panel's own expression, and matplotlib draws the answers, instead of Grafana. --quick
+takes one minute and keeps no picture, to test all this.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ SYSTEM = "You are a patient teacher. You answer in plain words, with one example
 WORDS = ["rivers", "clouds", "engines", "violins", "bridges", "volcanoes", "bees", "glaciers", "lighthouses", "maps"]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
 BUSY, BURST = 1.0, 60
-"""Streams that begin per second at the height of the load, and those of a burst that come at once."""
+"""Streams that begin per second at the peak of the load, and those of a burst."""
 
 
 @contextlib.contextmanager
 def prometheus(port: int, folder: Path) -> Iterator[str]:
-    """Run a Prometheus that scrapes the server at a port; its URL is returned once it is ready."""
+    """Run a Prometheus that scrapes the server at a port; yield its URL once it is ready."""
     config = folder / "prometheus.yml"
     job = {"job_name": "jaxllm", "static_configs": [{"targets": [f"{HOST}:{port}"]}]}
     config.write_text(json.dumps({"global": {"scrape_interval": f"{SCRAPE_SECONDS}s"}, "scrape_configs": [job]}))
@@ -80,7 +80,7 @@ def prometheus(port: int, folder: Path) -> Iterator[str]:
 
 
 class Load:
-    """Clients of a server, of many kinds."""
+    """Many kinds of clients of a server."""
 
     def __init__(self, session: aiohttp.ClientSession, seconds: float) -> None:
         self._session, self._seconds = session, seconds
@@ -88,7 +88,7 @@ class Load:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Ask more and more, then in bursts, then less and less."""
+        """Send more and more requests, then bursts, then fewer and fewer."""
         began, bursts = time.monotonic(), [0.45, 0.65]
         while (part := (time.monotonic() - began) / self._seconds) < 1:
             if bursts and part > bursts[0]:
@@ -139,7 +139,7 @@ class Load:
 
 
 async def load(port: int, seconds: float) -> None:
-    """Load the server at a port for so long."""
+    """Load the server at a port for some seconds."""
     timeout = aiohttp.ClientTimeout(total=300)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://{HOST}:{port}", timeout=timeout, connector=connector) as session:
@@ -147,7 +147,7 @@ async def load(port: int, seconds: float) -> None:
 
 
 def wait_warm(port: int) -> None:
-    """Wait until every program is compiled, as the server's metrics say, but no longer than some minutes."""
+    """Wait until every program is compiled by the server's metrics, at most some minutes."""
     deadline = time.monotonic() + WARM_SECONDS
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as page:

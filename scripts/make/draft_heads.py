@@ -1,11 +1,11 @@
-"""Write tests/data/heads: tiny random draft heads, MTP layers and EAGLE-3 heads, with goldens made of HF's parts.
+"""Write tests/data/heads: tiny random draft heads, MTP layers and EAGLE-3 heads, with goldens from HF's layers.
 
 Needs the environment of `tiny_checkpoints`: `python scripts/make.py draft_heads [CASE ...]`. Same versions,
 same bytes.
 
 HF Transformers runs no draft heads, but it has all their parts. An MTP case is a checkpoint of tests/data/tiny with one
 layer more; an EAGLE-3 case is a head alone, for one of those checkpoints. Each has golden.npz, computed in float32 over
-the goldens of that checkpoint: what the head makes of all positions, and its greedy guesses after the last.
+the goldens of that checkpoint: the head's outputs at all positions, and its greedy guesses after the last.
 """
 
 # pyright: reportMissingImports=false
@@ -30,11 +30,11 @@ from make.tiny_checkpoints import VOCAB, fill, run
 DATA = Path(__file__).parents[2] / "tests/data"
 NUM_GUESSES = 4
 NUM_GUESSED_IDS = 64
-# A guess as close as this could turn on rounding; such a seed is not taken.
+# Rounding could change a guess as close as this; such a seed is not taken.
 MIN_GAP = 5e-3
 
 Head = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""It takes the tokens after positions [t] and hidden states of the positions [t, d], and returns the head's own hidden
+"""A function of the tokens after positions [t] and the positions' hidden states [t, d]; it returns the head's hidden
 states [t, d] and logits [t, v]."""
 
 
@@ -43,8 +43,8 @@ class Case(NamedTuple):
 
     base: str
     make: Callable[[Path, Path, int], tuple[Any, Callable[[torch.Tensor], torch.Tensor], Head]]
-    """It writes the head for the checkpoint in a folder to another, given a seed; it returns the model, what makes the
-    first hidden states [t, d] of token ids [t], and the head."""
+    """Writes the head for the checkpoint in a folder to another, given a seed. Returns the model, the function of token
+    ids [t] that gives the first hidden states [t, d], and the head."""
 
 
 def linear(outputs: int, inputs: int) -> nn.Linear:
@@ -115,7 +115,7 @@ def make_mtp(base: Path, folder: Path, seed: int) -> tuple[Any, Callable[[torch.
 
 
 def eagle3(depths: tuple[int, ...], *, is_speculators: bool) -> Callable[..., Any]:
-    """Return what makes an EAGLE-3 head, as its authors write them or as the speculators library does."""
+    """Return a maker of an EAGLE-3 head in its authors' format, or in that of the speculators library."""
 
     def make(base: Path, folder: Path, seed: int) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor], Head]:
         folder.mkdir(parents=True)
@@ -197,7 +197,7 @@ CASES = {
 
 @torch.no_grad()
 def golden(base: Path, first: Callable[[torch.Tensor], torch.Tensor], head: Head) -> dict[str, Any]:
-    """Return what a head makes of the goldens of its model."""
+    """Return a head's outputs for the goldens of its model."""
     arrays: dict[str, Any] = {}
     with np.load(base / "golden.npz") as goldens:
         sequences = [

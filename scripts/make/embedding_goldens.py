@@ -1,10 +1,10 @@
-"""Write tests/data/goldens/all-minilm-l6-v2.npz: texts, and what sentence-transformers makes of them in float32.
+"""Write tests/data/goldens/all-minilm-l6-v2.npz: texts, and sentence-transformers' embeddings in float32.
 
     pip install torch transformers==5.23.0 sentence-transformers==6.2.0
     python scripts/make.py embedding_goldens FOLDER      # of all-MiniLM-L6-v2, see scripts/fetch_models.py minilm
 
 There are 200 texts of 1 to 512 tokens, made of random words of the model's vocabulary, and then a small corpus with
-questions about it. Each text is encoded by itself.
+questions about it. Each text is encoded alone.
 """
 
 # pyright: reportMissingImports=false
@@ -52,7 +52,7 @@ QUESTIONS = (
 
 
 def make_texts(model: SentenceTransformer) -> list[str]:
-    """Return texts of random words, of lengths spread evenly over what the model takes."""
+    """Return texts of random words, with lengths spread evenly up to the model's limit."""
     tokenizer = model.tokenizer
     words = sorted(token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha() and len(token) > 1)
     rng = random.Random(23)

@@ -20,7 +20,7 @@ TYPES = (
     *("IQ4_NL", "IQ4_XS"),
 )
 ROWS, ROW_SIZE = 3, 512
-# Where the float16 scales lie in a block of the types that the package cannot make itself.
+# The positions of float16 scales in a block, for types that the package cannot write.
 SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 SCALE_OFFSETS |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
 
@@ -88,7 +88,7 @@ def quantized_blocks(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def write_quants(folder: Path) -> None:
-    """Write stored bytes and what they dequantize to, for every type."""
+    """Write stored bytes and their dequantized numbers, for every type."""
     import gguf
 
     rng = np.random.default_rng(0)

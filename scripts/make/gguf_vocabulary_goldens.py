@@ -23,7 +23,7 @@ HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
 ALPHABET = [chr(byte if byte in VISIBLE else 256 + HIDDEN.index(byte)) for byte in range(256)]
 """How byte-level vocabularies spell each byte."""
 
-# llama.cpp's patterns of these do not tell capital letters of other alphabets, or any, from small ones, nor marks.
+# llama.cpp's patterns of these ignore case in other alphabets, or in all, and marks.
 CASED = "tekken gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m tiny_aya cohere2moe youtu kimi-k2"
 NAMES = (
     "default gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling gigachat a.x-4.0 mellum modern-bert roberta-bpe"
@@ -114,7 +114,7 @@ def open_vocabulary(tokens: dict[str, int], merges: list[str], pre: str, **keys:
 
 
 def words(names: str, texts: list[str], tokens: list[str], merges: list[str]) -> dict[str, Any]:
-    """Return, for names that llama.cpp treats alike, the ids of the texts, and whether a text gets a beginning."""
+    """Return, for names that llama.cpp treats alike, the texts' ids, and whether it adds a beginning of sequence."""
     alike: dict[str, list[str]] = {}
     for name in names.split():
         types = dict.fromkeys(tokens, NORMAL)

@@ -1,13 +1,13 @@
-"""Write the goldens of a real model: prompts, and what HF Transformers makes of them in float32.
+"""Write the goldens of a real model: prompts, and HF Transformers' outputs in float32.
 
-Runs in an environment of its own that has torch, transformers and gguf (`scripts/peers.sh DIR hf`):
+Needs an environment with torch, transformers and gguf (`scripts/peers.sh DIR hf`):
 
     DIR/hf/bin/python scripts/make.py goldens greedy MODEL.gguf tests/data/goldens/NAME.json
     DIR/hf/bin/python scripts/make.py goldens logprobs MODEL.gguf tests/data/goldens/NAME-logprobs.json
 
 `greedy` writes greedy tokens with their log-probabilities; `logprobs` fewer tokens, but every prompt token's
-log-probability and rank too. The prompts are cut from texts that every Python installation and this repository have;
-the file carries them, so that the tests need neither torch nor the texts.
+log-probability and rank too. The prompts are cut from texts of Python's standard library and this repository, and are
+in the file, so that the tests need neither torch nor the texts.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def texts() -> list[str]:
 
 
 def make_prompts(tokenizer: Any) -> list[str]:
-    """Return prompts of the wanted lengths in tokens, then the chats where the model has a template."""
+    """Return prompts of given lengths in tokens, then the chats if the model has a template."""
     lengths = LONG + SHORT if tokenizer.chat_template else LONG + SHORT + (300, 75, 20, 11, 6)
     prompts = [tokenizer.decode(ids) for ids in cut_prompts(tokenizer, lengths, random.Random(1))]
     if tokenizer.chat_template:
@@ -112,8 +112,8 @@ def continue_greedily(model: Any, prompt_ids: list[int], num_tokens: int) -> dic
 def score_prompt(model: Any, exact: Any, prompt_ids: list[int]) -> dict[str, Any]:
     """Return each prompt token's log-probability, ranks and the TOP most likely ids, from the second token on.
 
-    Ranks are two: the best and the worst place the token takes if log-probabilities move by NEAR. `prompt_errors` are
-    how far HF's float32 is from its float64, at the indices where that is over NEAR.
+    There are two ranks: the best and the worst if log-probabilities move by NEAR. `prompt_errors` are the differences
+    of HF's float32 from its float64, at the indices where they exceed NEAR.
     """
     ids, own_t1 = torch.tensor([prompt_ids]), torch.tensor(prompt_ids[1:])[:, None]
     logprobs_tv, exact_tv = (
@@ -166,7 +166,7 @@ def load(path: Path) -> tuple[Any, Any]:
 
 
 def write(path: Path, model: str, **contents: Any) -> None:
-    """Write a golden with what made it."""
+    """Write a golden, with the versions that made it."""
     made_by = {"torch": torch.__version__, "transformers": transformers.__version__, "dtype": "float32"}
     golden = {"model": model, "made_by": made_by, **contents}
     path.write_text(json.dumps(golden, ensure_ascii=False) + "\n", encoding="utf-8")

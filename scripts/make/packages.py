@@ -1,4 +1,4 @@
-"""Print what jaxllm needs at run time, NAME==VERSION of this environment, without some packages and what they need."""
+"""Print jaxllm's run-time packages with this environment's versions, without some packages and their dependencies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def needed(names: Iterable[str]) -> set[str]:
-    """Return the packages, and all that they need without extras."""
+    """Return the packages and their dependencies without extras."""
     packages: set[str] = set()
     waiting = [canonicalize_name(name) for name in names]
     while waiting:
@@ -33,7 +33,7 @@ def needed(names: Iterable[str]) -> set[str]:
 
 
 def is_wanted(requirement: Requirement) -> bool:
-    """Say whether a requirement holds here, where no extra is asked for."""
+    """Return whether a requirement applies here without extras."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 

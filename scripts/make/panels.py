@@ -1,4 +1,4 @@
-"""The panels of a Grafana dashboard are asked of Prometheus, and drawn. Drawing needs matplotlib."""
+"""Query the panels of a Grafana dashboard from Prometheus, and draw them with matplotlib."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Line(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What is drawn of time, in seconds since 1970."""
+    """The drawn range of time, in seconds since 1970."""
 
     start: float
     end: float
     step: float
     rate_interval: str
-    """What Grafana's $__rate_interval is: four times the interval between two scrapes."""
+    """Grafana's $__rate_interval: four times the interval between two scrapes."""
 
 
 def read_panels(path: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def read_panels(path: Path) -> list[dict[str, Any]]:
 
 
 def ask(prometheus: str, panel: Mapping[str, Any], span: Span) -> list[Line]:
-    """Return a panel's lines: each of its expressions is evaluated as it is, with the variables at "All"."""
+    """Return a panel's lines: the values of its expressions, with the variables at "All"."""
     lines: list[Line] = []
     for target in panel["targets"]:
         expression = target["expr"].replace("$__rate_interval", span.rate_interval)

@@ -4,8 +4,8 @@ Needs the environment of `tiny_checkpoints`: `python scripts/make.py pooling_che
 versions, same bytes.
 
 Each case is a folder with what `save_pretrained` writes (bfloat16) and golden.npz, computed in float32 with eager
-attention: tokens and token types of some texts, and what HF gives for each. That is the last hidden states of all
-tokens, or what classes score, for the text or for each token.
+attention: tokens and token types of some texts, and HF's outputs for each: the last hidden states of all tokens, or
+the scores of classes, for the text or for each token.
 """
 
 # pyright: reportMissingImports=false
@@ -42,7 +42,7 @@ def bert(model: str, **changes: Any) -> Case:
 
 
 def roberta(model: str, config: str, **changes: Any) -> Case:
-    """Return a case of a RoBERTa, whose padding has another id than BERT's."""
+    """Return a case of a RoBERTa; its padding id differs from BERT's."""
     changes = {"pad_token_id": 3, "type_vocab_size": 1} | changes
     return Case(model, lambda: getattr(transformers, config)(**ENCODER | changes))
 

@@ -4,10 +4,9 @@ Needs an environment of its own: `pip install torch transformers==5.23.0 compres
 bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 omegaconf pulp`, then `python scripts/make.py quantized_checkpoints
 [CASE ...]`. All of them run on a CPU; AWQ is packed by GPTQModel, FP8 in blocks by transformers.
 
-Each case is a folder with config.json, model.safetensors and golden.npz, which has by each matrix's name the numbers
-that the tool itself makes of it in float32 (a digest of them; where the tool rounds in another order than we do, the
-numbers of two matrices), a prompt, and the log-probabilities of what follows it, by HF's model in float32 with those
-numbers as its weights.
+Each case is a folder with config.json, model.safetensors and golden.npz. The golden has the tool's dequantized float32
+numbers by each matrix's name (as a digest; where the tool rounds in another order than jaxllm, the numbers of two
+matrices), a prompt, and the log-probabilities of its continuation by HF's model in float32 with these weights.
 """
 
 # pyright: reportMissingImports=false
@@ -46,11 +45,11 @@ PROMPT_LEN = 20
 GROUP = 16
 
 Made = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""A module's tensors by the ends of their names, and the numbers that the tool makes of them."""
+"""A module's tensors by the ends of their names, and the tool's dequantized numbers."""
 
 
 class Case(NamedTuple):
-    """How a case is quantized: `make` gets a matrix [out, in], and which one of the model's it is."""
+    """How a case is quantized: `make` gets a matrix [out, in] and its index in the model."""
 
     quantization: dict[str, Any]
     make: Callable[[torch.Tensor, int], Made]
@@ -58,11 +57,11 @@ class Case(NamedTuple):
     is_exact: bool = True
     """The tool's numbers in float32 are rounded once."""
     sizes: tuple[tuple[str, int], ...] = ()
-    """What is not as in `CONFIG`."""
+    """Settings that differ from `CONFIG`."""
 
 
 def compressed(kind: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> Case:
-    """Return a case of compressed-tensors, of which all matmuls are quantized alike."""
+    """Return a case of compressed-tensors with all matmuls quantized alike."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -100,7 +99,7 @@ def compressed(kind: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 
 
 def gptq(bits: int, *, is_symmetric: bool = True, is_ordered: bool = False, kind: str = "gptq") -> Case:
-    """Return a case of GPTQ, rounded to the nearest and packed by GPTQModel; `kind` says how zeros are stored."""
+    """Return a case of GPTQ, rounded to the nearest and packed by GPTQModel; `kind` is the format of zeros."""
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.quantization import FORMAT
 
@@ -198,7 +197,7 @@ def bits_and_bytes(*, is_4bit: bool, is_nested: bool = False) -> Case:
         del index
         codes, state = functional.quantize_4bit(matrix, quant_type="nf4", compress_statistics=is_nested)
         tensors = {".weight": codes} | {f".weight.{end}": value for end, value in state.as_dict(packed=True).items()}
-        # What it makes in float32 is what a bfloat16 model rounds.
+        # A bfloat16 model rounds these float32 numbers.
         state.dtype = torch.float32
         return tensors, functional.dequantize_4bit(codes, state)
 
@@ -239,7 +238,7 @@ def fp8_blocks() -> Case:
 
 
 def modelopt(algorithm: str) -> Case:
-    """Return a case of ModelOpt, whose settings are in a file of their own."""
+    """Return a case of ModelOpt, which keeps its settings in a separate file."""
     from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 
     def make_fp8(matrix: torch.Tensor, index: int) -> Made:
@@ -295,7 +294,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def digest(numbers: torch.Tensor) -> np.ndarray:
-    """Return a digest of float32 numbers, in which all zeros are alike."""
+    """Return a digest of float32 numbers; -0.0 counts as 0.0."""
     assert numbers.dtype == torch.float32
     return np.array(hashlib.sha256((numbers.contiguous() + 0.0).numpy().tobytes()).hexdigest())
 

@@ -1,4 +1,4 @@
-"""Draw random configurations of each family, and write what HF Transformers computes with random weights.
+"""Draw random configurations of each family, and write HF Transformers' outputs with random weights.
 
     PYTHON scripts/make.py random_configs OUT [--families llama qwen3 ...] [--count 20] [--seed 0]
 
@@ -7,8 +7,7 @@ case is one JSON file: config.json, the shapes of the tensors, and log-probabili
 position of a prompt and of greedy decodes. The weights are made of names, shapes and a seed: see
 tests/models/random_weights.py.
 
-A configuration that HF refuses or fails with is drawn again, and so is one where HF's cached decodes differ from what
-it computes at once: neither of them is a truth.
+A configuration is drawn again if HF refuses it or fails, or if HF's cached decodes differ from its uncached outputs.
 """
 
 # pyright: reportMissingImports=false
@@ -32,7 +31,7 @@ from tests.models.random_weights import draw_weights
 
 NUM_DECODES = 6
 NUM_SHOWN = 12
-"""How many tokens' log-probabilities are kept of each position."""
+"""The number of tokens with a saved log-probability at each position."""
 MAX_DOUBT = 3e-5
 MAX_DRAWS = 30
 ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
@@ -74,7 +73,7 @@ class Kind(NamedTuple):
     config: str
     draw: Callable[[Dice], Draw]
     is_plain: bool = True
-    """Its checkpoints may have an output head of any name and kind, whatever the config says."""
+    """Its checkpoints may have an output head that the config does not mention."""
 
 
 def sizes(dice: Dice, *, has_head_dim: bool = True, max_positions: tuple[int, ...] = (64, 128, 256)) -> Draw:
@@ -559,7 +558,7 @@ def draw_case(kind: Kind, dice: Dice, seed: int) -> Draw:
 
 
 def without_defaults(dice: Dice, hf: Draw, config_class: Any) -> Draw:
-    """Leave out what HF's class has by itself, of half the configs: files on the hub differ in that."""
+    """Leave out HF's defaults in half of the configs: files on the hub differ in that."""
     if dice.maybe():
         return hf
     defaults = json.loads(json.dumps(config_class().to_dict(), default=str))
@@ -568,7 +567,7 @@ def without_defaults(dice: Dice, hf: Draw, config_class: Any) -> Draw:
 
 
 def with_old_keys(dice: Dice, hf: Draw) -> Draw:
-    """Now and then, put the settings of RoPE where they were before HF had `rope_parameters`."""
+    """Now and then, write the settings of RoPE in the form before `rope_parameters`."""
     settings = hf.get("rope_parameters")
     if settings is None or any(isinstance(value, dict) for value in settings.values()) or dice.maybe(0.7):
         return hf
@@ -581,7 +580,7 @@ def with_old_keys(dice: Dice, hf: Draw) -> Draw:
 
 
 def vary_head(dice: Dice, kind: Kind, shapes: dict[str, list[int]], model: Any) -> None:
-    """Now and then, store an output head though the config says that it is the embedding, or store the head alone."""
+    """Now and then, store an output head although the config ties it to the embedding, or store the head alone."""
     if not kind.is_plain or "lm_head.weight" in shapes or dice.maybe(0.6):
         return
     embedding = next(name for name, each in model.named_parameters() if each is model.get_input_embeddings().weight)

@@ -1,8 +1,8 @@
-"""Write pictures of the server's page, light and dark: a short chat beside the figures of a server that has work.
+"""Write pictures of the server's page, light and dark: a short chat beside the figures of a busy server.
 
     scripts/make.py screenshots [--seconds N] [--quick] [--url URL [--key KEY]] [--out FOLDER]
 
-Without --url it serves SmolLM2 for the time being. It needs Chromium, and looks best where the font Inter is installed.
+Without --url it starts a server of SmolLM2. It needs Chromium, and looks best where the font Inter is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lib.browser import Browser, Page, find_chromium
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 300.0
 WARM_SECONDS = 60.0
-"""The first requests wait for compilers, which the charts need not show."""
+"""The first requests wait for the compiler; the charts do not show them."""
 ANSWER_SECONDS = 240.0
 NUM_CLIENTS = 6
 SYSTEM = "You are a helpful assistant who answers in a few sentences."

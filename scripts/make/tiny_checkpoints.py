@@ -25,9 +25,9 @@ from torch import nn
 VOCAB = 256
 PROMPT_LENS = (5, 20, 60)
 NUM_DECODES = 16
-# A greedy choice as close as this could turn on rounding; such a seed is not taken.
+# Rounding could change a greedy choice as close as this; such a seed is not taken.
 MIN_GAP = 5e-3
-# HF may compute a prompt and decodes in other ways; where rounding makes more of that, the seed is not taken.
+# HF may compute prompts and decodes differently; a seed with a larger difference is not taken.
 MAX_DOUBT = 3e-5
 
 SIZES: dict[str, Any] = {
@@ -605,13 +605,13 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: 
             # Gemma scales its embeddings up; they must not drown the layers.
             value = (0.3 if scales_embeddings else 0.6) * noise
         else:
-            # Norms of what little the first tokens leave behind make more of rounding.
+            # Norms of the first tokens' small outputs amplify rounding.
             gain = (3.0 if any(part in name for part in HEADS) else 1.3) * (0.8 if has_delta else 1)
             # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
             num_inputs = param.shape[1] if param.ndim == 3 and param.shape[1] > 1 else param[0].numel()
             value = gain * noise / num_inputs**0.5
         param.data.copy_(value)
-    # What is learned without a gradient, and zero until then.
+    # Learned without a gradient, and zero until then.
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))

@@ -1,8 +1,8 @@
 """Check that greedy outputs agree with a reference in float32, near ties allowed.
 
-Rounding may decide between two tokens that are about as likely, and from there on the outputs are of different texts.
-So an output agrees with the reference if it follows it to the end, or leaves it for a token to which the reference
-gave about the log-probability of its own. A wrong model leaves it for tokens that are not.
+Rounding may decide between two tokens that are about equally likely; after that the texts differ. So an output agrees
+with the reference if it equals it to the end, or if its first other token has nearly the log-probability of the
+reference's own token. The first other token of a wrong model does not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ On SmolLM2-135M jaxllm, vLLM and HF in bfloat16 lose up to 0.16; an epsilon that
 loses 0.29, an fp8 KV cache 1.36, and a wrong RoPE leaves the likeliest tokens altogether.
 """
 TOP = 20
-"""How many tokens per position the reference has log-probabilities of; others are no near ties."""
+"""The number of tokens per position with a log-probability in the reference; others are no near ties."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Says how many requests are the same to the end, and where the others leave the reference.
+    """The number of requests that are equal to the end, and where the others differ.
 
     `share_of_tokens` come before the first other token; `widest_gap` is the most log-probability that such a token lost
     against the reference's own.
@@ -40,7 +40,7 @@ class Agreement:
 def compare(name: str, reference: Sequence[Any], outputs: Sequence[Sequence[int]], dtype: str) -> Agreement:
     """Compare outputs with the reference's, which are [token, [[candidate, log-probability], ...]] for each token.
 
-    Outputs may be longer than the reference. Raises BenchmarkError where one leaves it for no near tie.
+    Outputs may be longer than the reference. Raises BenchmarkError for a difference that is no near tie.
     """
     shares, gaps = [], []
     for number, (expected, output) in enumerate(zip(reference, outputs, strict=True)):

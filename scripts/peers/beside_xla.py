@@ -60,11 +60,11 @@ class Run:
             worker.call("warm_up")
 
             def speed(num_tokens: int, requests: Callable[[], Requests]) -> float:
-                """Return the tokens/s of calls by their median, after one that is not counted."""
+                """Return the tokens/s of the median call, after a first one that does not count."""
                 times = [worker.generate(requests()).seconds for _ in range(1 + REPEATS)]
                 return num_tokens / statistics.median(times[1:])
 
-            # A prompt that was given before is a prefix hit: what remains is its last block, and to decode.
+            # A repeated prompt is a prefix hit: only its last block is computed, and then decodes.
             known = source.equal(1, context, length)
             return {
                 "one stream, output tokens/s": speed(length, lambda: source.equal(1, 32, length)),

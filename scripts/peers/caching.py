@@ -16,14 +16,14 @@ Outputs = list[list[int]]
 
 
 class Session:
-    """Counts the seconds and tokens of what a worker generates."""
+    """Counts a worker's seconds and tokens."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.seconds, self.prompt_tokens = 0.0, 0
 
     def generate(self, prompts: list[list[int]], length: int) -> Outputs:
-        """Continue each prompt by so many tokens."""
+        """Continue each prompt by a number of tokens."""
         answer = self._worker.generate(Requests(prompts, [length] * len(prompts)))
         self.seconds += answer.seconds
         self.prompt_tokens += sum(map(len, prompts))
@@ -90,7 +90,7 @@ def caching(
 
 
 def _run_all(contestant: Contestant, *, quick: bool, scratch: Path) -> dict[str, tuple[Outputs, Session]]:
-    """Run each workload once in a new process; equal outputs are asked for, to the bit."""
+    """Run each workload once in a new process, batch-invariant: outputs are equal to the bit."""
     results = {}
     with contestant.start(scratch) as worker:
         source = Source(worker.call("shapes").value["vocab_size"])

@@ -1,4 +1,4 @@
-"""Draw the figures as pictures. Only these need matplotlib: pip install -e '.[benchmark]'."""
+"""Draw figures as charts with matplotlib: pip install -e '.[benchmark]'."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROWTH = {
     "depth": {"step_ms": "decode step of 8, ms", "cold_s": "start with empty caches, s"},
     "width": {"step_ms": "decode step of 8, ms", "cold_s": "start with empty caches, s"},
 }
-"""The figures that are drawn for each thing that grows."""
+"""The figures of each chart of the sweep."""
 
 
 def require_matplotlib() -> None:
-    """Raise BenchmarkError, which says how to get it, where matplotlib is missing."""
+    """Raise BenchmarkError, with the command that installs it, if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BenchmarkError("the charts need matplotlib: pip install -e '.[benchmark]' (--quick draws none)")
 
@@ -53,7 +53,7 @@ def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_sweep(report: Mapping[str, Any], path: Path) -> None:
-    """Draw two lines per thing that grows, both axes logarithmic."""
+    """Draw two lines per chart of the sweep, on logarithmic axes."""
     figure, axes = _panels(len(GROWTH))
     for axis, (name, labels) in zip(axes, GROWTH.items(), strict=True):
         rows: Sequence[Mapping[str, float]] = report["sweep"][name]
@@ -92,7 +92,7 @@ def draw_workloads(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _panels(num: int) -> tuple[Any, list[Any]]:
-    """Return a figure with so many panels, two in a row."""
+    """Return a figure with a number of panels, two in a row."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     columns = min(num, 2)
     rows = -(-num // columns)

@@ -1,4 +1,4 @@
-"""Make of a GGUF file the bfloat16 checkpoint that jaxllm, vLLM and HF can all read."""
+"""Convert a GGUF file to a bfloat16 checkpoint that jaxllm, vLLM and HF can all read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peers.worker import PROGRAMS, BenchmarkError
 
 
 def checkpoint(model: Path, hf_python: str | None) -> Path:
-    """Return the folder that all can read, made of a GGUF file once; the file itself without HF to make it."""
+    """Return the folder of a GGUF file's checkpoint, made once with HF's Python; without that Python, the file."""
     if model.is_dir():
         return model
     folder = default_dir() / f"{model.stem}-bfloat16"

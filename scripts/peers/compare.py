@@ -1,4 +1,4 @@
-"""Compare jaxllm with its peers: outputs first, then speed, in turns; scripts/benchmark.py says how."""
+"""Compare jaxllm with its peers: outputs first, then speed, in turns, as scripts/benchmark.py describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peers.worker import Answer, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
 ROWS = (4, 16, 32, 64, 128, 512)
-"""How many rows the matmuls are timed with; with fewer than 4 XLA is no quicker than with 4."""
+"""The numbers of rows that matmuls are timed with; XLA is no faster with fewer than 4."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tasks:
 
     @property
     def checked(self) -> Requests:
-        """Return the requests whose outputs are compared with the reference's: the first of those measured offline."""
+        """Return the requests with outputs to compare with the reference: the first of the offline ones."""
         return self.offline.first(CHECKED_REQUESTS, CHECKED_TOKENS)
 
     def describe(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Tasks:
 def compare(
     contestants: Sequence[Contestant], model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path
 ) -> dict[str, Any]:
-    """Measure all contestants, the first of which is jaxllm, and return the report's figures.
+    """Measure all contestants, jaxllm first, and return the report's figures.
 
     Raises BenchmarkError if outputs disagree.
     """
@@ -91,7 +91,7 @@ def compare(
 
 
 def median(rounds: Sequence[Any]) -> Any:
-    """Return the median of numbers, or of each number of dicts of dicts that are alike."""
+    """Return the median of numbers, or of each number in nested dicts of one structure."""
     if isinstance(rounds[0], Mapping):
         return {name: median([each[name] for each in rounds]) for name in rounds[0]}
     return statistics.median(rounds)
@@ -100,12 +100,13 @@ def median(rounds: Sequence[Any]) -> Any:
 def reference_speeds(
     hardware: Mapping[str, Any], tasks: Mapping[str, Any], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return the speeds of a program that only multiplied and read K and V, as fast as was measured of each alone.
+    """Return the speeds of a program that only multiplies and reads K and V, at the rates measured for each alone.
 
-    They are no limits: a better matmul, or a quicker moment of the machine, exceeds them.
+    They are no limits: a better matmul, or a faster moment of the machine, exceeds them.
 
-    Offline, prompts go 512 tokens at a time; then each step has a token of every request that is not done, and reads
-    their K and V. "stream_memory" is one stream's, if all that takes time is to read the weights once per token.
+    Offline, prompts are computed 512 tokens at a time; then each step has a token of every unfinished request, and
+    reads their K and V. "stream_memory" is the speed of one stream if only reading the weights once per token takes
+    time.
     """
     matmuls = {int(rows): times for rows, times in hardware["matmuls"].items()}
     smallest, bytes_per_s = matmuls[min(matmuls)], hardware["bandwidth"]["read_gb_per_s"] * 1e9
@@ -127,7 +128,7 @@ def reference_speeds(
 
 
 def num_weights(shapes: Mapping[str, int], *, head: bool = True) -> int:
-    """Return how many weights the matmuls of one token read, with the output head or without."""
+    """Return the number of weights that the matmuls of one token read, with or without the output head."""
     d, heads = shapes["hidden_size"], 2 * shapes["num_heads"] + 2 * shapes["num_kv_heads"]
     layer = d * (heads * shapes["head_dim"] + 3 * shapes["intermediate_size"])
     return shapes["num_layers"] * layer + (d * shapes["vocab_size"] if head else 0)
@@ -139,7 +140,7 @@ def bytes_each(dtype: str) -> int:
 
 
 def prepare(model: Path, *, quick: bool, scratch: Path, **engine: Any) -> tuple[dict[str, int], Tasks, list[Any]]:
-    """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and what came near."""
+    """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and near ties."""
     say("jaxllm in float32: the reference")
     with jaxllm(model, "float32", enforce_eager=True, **engine).start(scratch / "reference") as worker:
         shapes = worker.call("shapes").value
@@ -151,7 +152,7 @@ def prepare(model: Path, *, quick: bool, scratch: Path, **engine: Any) -> tuple[
 
 @dataclass(frozen=True)
 class Run:
-    """A contestant and what its outputs are compared with."""
+    """A contestant and the reference for its outputs."""
 
     contestant: Contestant
     tasks: Tasks
@@ -170,7 +171,7 @@ class Run:
             }
             if self.contestant.shares_weights:
                 result["agreement"] = asdict(self._check(worker.generate(self.tasks.checked)))
-            worker.call("warm_up")  # so that the caches are full
+            worker.call("warm_up")  # this fills the caches
         return result | {"rounds": []}
 
     def warm(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Contestants are listed here: the worker program of each, its environment, and its settings."""
+"""List the contestants: each one's worker program, environment and settings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from peers.worker import Worker
 
 LOOKUP = 10
-"""The drafts of HF's prompt lookup, as its documentation has them."""
+"""The number of drafts of HF's prompt lookup, from its documentation."""
 LLAMACPP_LOOKUP = 2
-"""Those of llama-cpp-python's, as it advises for CPUs."""
+"""The number for llama-cpp-python, as it advises for CPUs."""
 VLLM_LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-"""Those of vLLM's, as in its documentation."""
+"""The settings for vLLM, from its documentation."""
 KV_BYTES = 1 << 30
 """The size of the KV cache, where it is fixed; it holds all requests of the offline workload at once."""
 
@@ -23,7 +23,7 @@ KV_BYTES = 1 << 30
 class Contestant:
     """A library in an environment.
 
-    `shares_weights`: it reads the checkpoint that the others read; `batches`: it runs many requests at once.
+    `shares_weights`: it reads the same checkpoint as the others; `batches`: it runs many requests at once.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Contestant:
     batches: bool = True
 
     def start(self, cache: Path, **settings: Any) -> Worker:
-        """Start a process of it, with its caches in a folder."""
+        """Start a process, with its caches in a folder."""
         return Worker(self.program, self.python, self.settings | settings, cache)
 
 
@@ -49,7 +49,7 @@ def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
 def lookups(
     model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
 ) -> dict[str, tuple[Contestant, Contestant]]:
-    """Return those whose Python is given, each as it is, and with prompt lookup."""
+    """Return the libraries with a given Python, each without and with prompt lookup."""
     contestants = {}
     for plain in peers(model, gguf, dtype, vllm=vllm, hf=hf, llamacpp=llamacpp):
         match plain.name:
@@ -75,7 +75,7 @@ def in_int8(contestant: Contestant) -> Contestant:
 def peers(
     model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
 ) -> list[Contestant]:
-    """Return those whose Python is given. llama.cpp reads `gguf`, the others `model`."""
+    """Return the peers with a given Python. llama.cpp reads `gguf`, the others `model`."""
     contestants = []
     common = {"model": str(model), "dtype": dtype}
     if vllm:

@@ -1,6 +1,4 @@
-"""Compare embeddings of jaxllm with its peers': cosines first, then texts per second, in turns; scripts/benchmark.py
-says how.
-"""
+"""Compare jaxllm's embeddings with its peers': cosines first, then texts per second, as scripts/benchmark.py describes."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ from peers.worker import Answer, BenchmarkError, Worker
 
 SEED = 23
 LENGTHS, MEDIAN_LENGTH, SPREAD = (4, 500), 64, 1.0
-"""Texts have so many tokens: a log-normal mix, cut to a range; `SPREAD` is the deviation of the logarithm."""
+"""The tokens of texts: a log-normal mix, cut to a range; `SPREAD` is the deviation of the logarithm."""
 MAX_LENGTH = 512
 DTYPES = ("float32", "bfloat16")
 BATCH_SIZES = (8, 16, 32, 64, 128)
 """The batch sizes that sentence-transformers is tried with."""
 MIN_COSINE = {"float32": 1 - 1e-5, "bfloat16": 0.999}
-"""Embeddings agree with the reference's from this cosine on, by their dtype."""
+"""The least cosine of embeddings that agree with the reference's, by dtype."""
 ENGINE = {"vllm": {"kv_cache_memory_bytes": KV_BYTES}}
-"""Without a size vLLM wants nearly all of the machine's memory to be free, also for a model that has no KV cache."""
+"""Without a size vLLM requires nearly all of the machine's memory to be free, even for a model without a KV cache."""
 OURS, TARGET = "jaxllm", 2.0
 METRICS = (
     Metric("texts_per_s", "texts/s", True),
@@ -45,7 +43,7 @@ METRICS = (
 
 
 class Texts:
-    """Gives out texts of random words, each one token of the model's, from a fixed seed."""
+    """Makes texts of random words, each one token of the model's, from a fixed seed."""
 
     def __init__(self, model: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -63,7 +61,7 @@ class Texts:
         return [self.text(min(max(round(length), low), high)) for length in lengths]
 
     def text(self, length: int) -> str:
-        """Return a text of so many tokens, those that the tokenizer adds among them."""
+        """Return a text of a number of tokens, including those that the tokenizer adds."""
         return " ".join(self._random.choices(self._words, k=length - self._special))
 
     def num_tokens(self, texts: Sequence[str]) -> int:
@@ -97,7 +95,7 @@ class Tasks:
 
 
 def contestants(model: Path, dtypes: Sequence[str], *, vllm: str | None, hf: str | None) -> list[Contestant]:
-    """Return jaxllm in each dtype, then the peers whose Python is given."""
+    """Return jaxllm in each dtype, then the peers with a given Python."""
     contestants = []
     for name, label, program, python in (
         (OURS, "jaxllm", "vllm_api", sys.executable),
@@ -113,8 +111,9 @@ def contestants(model: Path, dtypes: Sequence[str], *, vllm: str | None, hf: str
 
 
 def with_whole_length(model: Path, folder: Path) -> Path:
-    """Return a folder of links to a model's files in which only the limit of sentence-transformers is another one: all
-    positions that there are, so that everyone reads the texts to their end.
+    """Return a folder of links to a model's files, with sentence-transformers' limit raised to all positions.
+
+    So every contestant reads the texts to their end.
     """
     limits, config = model / "sentence_bert_config.json", model / "config.json"
     if not limits.is_file() or json.loads(config.read_text()).get("max_position_embeddings", 0) < MAX_LENGTH:
@@ -145,7 +144,7 @@ def compare(runners: Sequence[Contestant], model: Path, *, rounds: int, quick: b
 
 @dataclass(frozen=True)
 class Run:
-    """A contestant and what its embeddings are compared with."""
+    """A contestant and the reference for its embeddings."""
 
     contestant: Contestant
     tasks: Tasks
@@ -161,7 +160,7 @@ class Run:
                 "cold_s": round(worker.seconds_to(worker.call("embed", self.tasks.first)), 2),
                 "versions": worker.call("versions").value,
             }
-            worker.call("warm_up")  # so that the caches are full
+            worker.call("warm_up")  # this fills the caches
             worker.call("embed", self.tasks.measured)
             result["lowest_cosine"] = self._check(worker)
             if self.contestant.program == "sentence_transformers_api":
@@ -210,9 +209,7 @@ class Run:
 
 
 def table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, heading first: medians of the rounds, and in brackets how many times better jaxllm
-    in the same dtype is.
-    """
+    """Return the rows of the table, heading first: medians of the rounds, and jaxllm's advantage in brackets."""
     results = report["contestants"]
     figures = _medians(results)
     rows = [["", *(result["label"] for result in results.values())]]
@@ -229,7 +226,7 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def judge(report: Mapping[str, Any]) -> list[str]:
-    """Return, for each dtype that a peer was measured in, whether jaxllm embeds so many times more texts per second."""
+    """Return, for each dtype that a peer was measured in, whether jaxllm reaches the target of texts per second."""
     results = report["contestants"]
     figures = _medians(results)
     lines = []
@@ -243,7 +240,7 @@ def judge(report: Mapping[str, Any]) -> list[str]:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return what a terminal shows."""
+    """Return the report as text."""
     tasks = report["tasks"]
     mixed = (
         f"{tasks['texts']} texts of {tasks['tokens']:,} tokens, {tasks['lengths'][0]} to {tasks['lengths'][1]} each."

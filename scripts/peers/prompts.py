@@ -13,7 +13,7 @@ FIRST_PLAIN_ID = 256
 
 @dataclass(frozen=True)
 class Requests:
-    """Prompts, and how many tokens each is to be continued by."""
+    """Prompts, and the number of tokens to generate for each."""
 
     prompts: Sequence[Sequence[int]]
     lengths: Sequence[int]
@@ -30,12 +30,12 @@ class Requests:
 
     @property
     def decodes(self) -> list[int]:
-        """Count, for each step after the prompts', the requests that still have a token to come."""
+        """Return, for each step after the prompts', the number of unfinished requests."""
         return [sum(length > step for length in self.lengths) for step in range(1, max(self.lengths))]
 
     @property
     def cached_tokens(self) -> int:
-        """Count, over all those steps and their requests, the tokens that come before."""
+        """Return the sum of context lengths over these steps and their requests."""
         pairs = zip(self.prompts, self.lengths, strict=True)
         return sum(len(prompt) + step for prompt, length in pairs for step in range(length - 1))
 
@@ -45,14 +45,14 @@ class Requests:
 
 
 class Source:
-    """Gives out prompts that were never given out before, so that no contestant finds one in its prefix cache."""
+    """Makes prompts that never repeat, so that no contestant finds one in its prefix cache."""
 
     def __init__(self, vocab_size: int) -> None:
         self._random = random.Random(SEED)
         self._vocab_size = vocab_size
 
     def tokens(self, length: int) -> list[int]:
-        """Return so many random ids."""
+        """Return a number of random ids."""
         return [self._random.randrange(FIRST_PLAIN_ID, self._vocab_size) for _ in range(length)]
 
     def mixed(self, num: int, prompt: tuple[int, int], output: tuple[int, int]) -> Requests:
@@ -61,5 +61,5 @@ class Source:
         return Requests(prompts, [self._random.randint(*output) for _ in range(num)])
 
     def equal(self, num: int, prompt: int, output: int) -> Requests:
-        """Return requests that are all as long."""
+        """Return requests of equal length."""
         return self.mixed(num, (prompt, prompt), (output, output))

@@ -1,6 +1,4 @@
-"""Compare jaxllm with llama.cpp on the same GGUF files: perplexity first, then speed, in turns; scripts/benchmark.py
-says how.
-"""
+"""Compare jaxllm with llama.cpp on the same GGUF files: perplexity, then speed, as scripts/benchmark.py describes."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ STREAMS = 16
 KV_BYTES = 1 << 28
 """The size of jaxllm's KV cache; it holds all streams."""
 PIECES, PIECE = 16, 512
-"""Perplexity is that of so many pieces of a text, each of so many tokens."""
+"""The number of pieces of text for the perplexity, and the tokens of each."""
 OURS, ROUNDED, THEIRS = "jaxllm", "jaxllm_int8", "llamacpp"
-"""The names of contestants: jaxllm as it is, jaxllm rounding what llama.cpp rounds, and llama.cpp."""
+"""The names of contestants: jaxllm by default, jaxllm rounding like llama.cpp, and llama.cpp."""
 ROUNDS = {"linear_backend": "cpu_int8", "kv_cache_dtype": "float16"}
-"""The settings that round as llama.cpp does: to 8 bits what quantized weights multiply, to 16 keys and values."""
+"""Settings that round as llama.cpp does: inputs of quantized weights to 8 bits, keys and values to 16."""
 METRICS = (
     Metric("stream", "one stream, output tokens/s", True),
     Metric("prefill", "a prompt of 512 tokens, tokens/s", True),
@@ -38,9 +36,9 @@ METRICS = (
     Metric("peak_gib", "peak memory, GiB", False),
 )
 TARGETS = {"stream": 1.3, "prefill": 2.0, "streams": 3.0}
-"""How many times llama.cpp's speed jaxllm's is to be."""
+"""The targets: jaxllm's speed as a multiple of llama.cpp's."""
 MAX_MEMORY, MAX_PERPLEXITY = 1.15, 1.005
-"""Arrays but the KV cache take at most so many times the file; perplexity is at most so many times llama.cpp's."""
+"""The most bytes of arrays besides the KV cache, by the file's, and the most perplexity, by llama.cpp's."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def compare(gguf: Path, dtype: str, llamacpp: str | None, *, rounds: int, quick:
 
 
 def _starts(contestant: Contestant, cache: Path) -> bool:
-    """Say whether jaxllm starts, which it refuses to do with a setting by which it would round nothing."""
+    """Return whether jaxllm starts: it refuses a setting that would round nothing."""
     try:
         with contestant.start(cache) as worker:
             worker.call("versions")
@@ -111,7 +109,7 @@ def _starts(contestant: Contestant, cache: Path) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """A contestant and what it is asked."""
+    """A contestant and its tasks."""
 
     contestant: Contestant
     tasks: Tasks
@@ -130,7 +128,7 @@ class Run:
             }
             if self.contestant.name == OURS:
                 result["array_bytes"] = worker.call("array_bytes").value
-            worker.call("warm_up")  # so that the caches are full
+            worker.call("warm_up")  # this fills the caches
             result["perplexity"] = round(math.exp(statistics.fmean(worker.call("losses", self.pieces).value)), 4)
         return result | {"rounds": []}
 
@@ -146,7 +144,7 @@ class Run:
             figures["stream"] = statistics.median(
                 task.output_tokens / worker.generate(task).seconds for task in tasks.stream
             )
-            # A prompt's one output token comes of the same step.
+            # A prompt's one output token is from the same step.
             seconds = statistics.median(worker.generate(task).seconds for task in tasks.prefill)
             figures["prefill"] = tasks.prefill[0].prompt_tokens / seconds
             figures["streams"] = tasks.streams.output_tokens / worker.generate(tasks.streams).seconds
@@ -172,7 +170,7 @@ def table(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def judge(results: Mapping[str, Any]) -> list[str]:
-    """Return, for each target, what it is, what was measured, and whether it was met."""
+    """Return each target in words, with the measured value and whether it was met."""
     contestants = results["contestants"]
     memory = (contestants[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
     lines = [_verdict(memory <= MAX_MEMORY, f"arrays but the KV cache: at most {MAX_MEMORY} times the file", memory)]
@@ -196,7 +194,7 @@ def _beside(run: Mapping[str, Any], their: Mapping[str, Any]) -> list[str]:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return what a terminal shows."""
+    """Return the report as text."""
     parts = []
     for name, results in report["files"].items():
         said = "; ".join(f"{each['label']}: {each['instructions']}" for each in results["contestants"].values())

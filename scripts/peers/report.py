@@ -72,7 +72,7 @@ def medians(contestants: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def times_better(metric: Metric, ours: float, theirs: float) -> float:
-    """Return how many times better ours is; less than one where it is worse."""
+    """Return our advantage as a ratio; less than one if ours is worse."""
     return ours / theirs if metric.higher_is_better else theirs / ours
 
 
@@ -98,8 +98,9 @@ def _judge_one(target: Target, figures: Mapping[str, Mapping[str, float]]) -> tu
 
 
 def table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, heading first: figures, and in brackets how many times better ours is, or its share
-    of the reference speed. Contestants with other weights have no brackets.
+    """Return the rows of the table, heading first: figures, with our advantage or share of the reference in brackets.
+
+    Contestants with other weights have no brackets.
     """
     contestants, speeds = report["contestants"], median(report["reference_speed_rounds"])
     figures = medians(contestants)
@@ -121,13 +122,13 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def share(report: Mapping[str, Any], metric: Metric) -> float:
-    """Return our share of the reference speed: the median of the rounds, each with what was measured beside it."""
+    """Return our share of the reference speed, measured in the same round: the median of the rounds."""
     rounds = zip(report["contestants"][OURS]["rounds"], report["reference_speed_rounds"], strict=True)
     return statistics.median(times_better(metric, ours[metric.key], speeds[metric.key]) for ours, speeds in rounds)
 
 
 def number(value: float) -> str:
-    """Return a figure with three digits, or all of those before the point."""
+    """Return a figure with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -143,14 +144,14 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return what a terminal shows: table, targets, hardware."""
+    """Return the report as text: table, targets, hardware."""
     lines = [as_text(table(report)), "", IN_BRACKETS, ""]
     lines += [f"{verdict:12}  {words}  {value}".rstrip() for words, value, verdict in judge(report)]
     return "\n".join([*lines, "", hardware_in_words(report)])
 
 
 def hardware_in_words(report: Mapping[str, Any]) -> str:
-    """Return how fast the machine multiplies and reads, in two sentences."""
+    """Return the machine's speeds of multiplying and reading in two sentences."""
     hardware, stream = report["hardware_speeds"], median(report["reference_speed_rounds"])["stream_memory"]
     rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in hardware["matmuls"].items())
     read, copy = hardware["bandwidth"]["read_gb_per_s"], hardware["bandwidth"]["copy_gb_per_s"]

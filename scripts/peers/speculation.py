@@ -1,4 +1,4 @@
-"""Measure what drafts bring: one stream of texts that repeat themselves more or less, and many requests at once."""
+"""Measure the gain from drafts: single streams of more or less repetitive texts, and many requests at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SENTENCE = "The quick brown fox jumps over the lazy dog.\n"
 
 
 class Text(NamedTuple):
-    """A prompt, and how it is continued."""
+    """A prompt and its settings."""
 
     prompt: str
     temperature: float
@@ -51,12 +51,12 @@ TEXTS: Mapping[str, Text] = {
     "random text": Text("Words:", 2.0),
 }
 LENGTH = 200
-"""The tokens that each text is continued by."""
+"""The number of tokens that continue each text."""
 NUM_REQUESTS, REQUEST_LENGTH = 64, 100
 METHODS: Mapping[str, Mapping[str, Any] | None] = {
     "none": None,
     "ngram": {"method": "ngram"},
-    # The texts come again in each round: answers that were kept would be found whole.
+    # The texts repeat in each round: a cache would hold whole answers.
     "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
 }
 COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -75,8 +75,8 @@ def speculation(
 ) -> dict[str, dict[str, Any]]:
     """Return each text's tokens/s by every method, in turns, and the median of the ratios to none.
 
-    `keep` is given the rows as they come; `others` are libraries without prompt lookup and with it, which are for the
-    greedy texts alone. With `draft_model` that is one of the methods. Raises BenchmarkError if outputs differ.
+    `keep` gets the rows as they come; `others` are libraries without and with prompt lookup, for the greedy texts only.
+    `draft_model` is one more method. Raises BenchmarkError if outputs differ.
     """
     from jaxllm import LLM
 
@@ -158,7 +158,7 @@ def _of_other(
     rounds: int,
     scratch: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Return the same of another library, without prompt lookup and with it, one process after the other."""
+    """Return the same for another library, without and with prompt lookup, one process after the other."""
     seconds: dict[str, list[list[float]]] = {name: [] for name in prompts}
     for contestant in contestants:
         with contestant.start(scratch) as worker:
@@ -183,5 +183,5 @@ def _rate(num_tokens: int, seconds: Sequence[float]) -> float:
 
 
 def _ratio(without: Sequence[float], with_drafts: Sequence[float]) -> float:
-    """Return how many times as fast it is with drafts: the median of the rounds."""
+    """Return the speed-up by drafts: the median of the rounds."""
     return round(statistics.median(a / b for a, b in zip(without, with_drafts, strict=True)), 2)

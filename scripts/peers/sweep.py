@@ -26,7 +26,7 @@ POINTS = {
 QUICK_POINTS = {"batch": (1, 4), "context": (128, 256), "prompts": (10,), "depth": (2,), "width": (256,)}
 REPEATS = 3
 WIDTH_LAYERS = 4
-"""How many layers the models of different widths have."""
+"""The number of layers of models of different widths."""
 ENGINE = {"enable_prefix_caching": False}
 Row = dict[str, float]
 
@@ -34,15 +34,15 @@ Row = dict[str, float]
 def sweep(
     model: Path, dtype: str, *, quick: bool, scratch: Path, keep: Callable[[dict[str, list[Row]]], object]
 ) -> dict[str, list[Row]]:
-    """Return a list of rows per thing that grows; times in milliseconds unless their names say s.
+    """Return rows for each dimension; times are in milliseconds, unless a name ends in s.
 
-    It takes long: what there is so far goes to `keep` after each row.
+    The run is long: `keep` gets the rows so far after each row.
     """
     points = QUICK_POINTS if quick else POINTS
     vocab_size = SHAPE["vocab_size"]
     rows: dict[str, list[Row]] = {}
     for name, measure in (("prompts", queued_prompts), ("batch", batch), ("context", context)):
-        # Each in a process of its own: memory only grows in a process.
+        # Each runs in a new process, because a process's memory only grows.
         with jaxllm(model, dtype, **ENGINE).start(scratch) as worker:
             worker.call("warm_up")
             source = Source(vocab_size)
@@ -57,7 +57,7 @@ def sweep(
 
 
 def queued_prompts(worker: Worker, source: Source, num: int) -> Row:
-    """Measure so many short prompts, all queued at once."""
+    """Measure a number of short prompts, all queued at once."""
     requests = source.equal(num, 16, 8)
     answer = worker.generate(requests)
     return {
@@ -68,19 +68,19 @@ def queued_prompts(worker: Worker, source: Source, num: int) -> Row:
 
 
 def batch(worker: Worker, source: Source, num: int) -> Row:
-    """Measure a decode step of so many sequences."""
+    """Measure a decode step of a number of sequences."""
     _, step = decode(worker, source, num, 8, 64)
     return {"step_ms": step * 1e3, "output_tokens_per_s": num / step}
 
 
 def context(worker: Worker, source: Source, length: int) -> Row:
-    """Measure one sequence that gets so long: the prompt, and the last 32 tokens."""
+    """Measure one sequence of a length: the prompt, and the last 32 tokens."""
     prefill, step = decode(worker, source, 1, length - 32, 32)
     return {"prefill_ms": prefill * 1e3, "step_ms": step * 1e3}
 
 
 def decode(worker: Worker, source: Source, num: int, prompt: int, output: int) -> tuple[float, float]:
-    """Return the seconds of prompts with one output token each, and of each further step: medians."""
+    """Return the median seconds of prompts with one output token each, and of each further step."""
 
     def seconds(length: int) -> float:
         return worker.generate(source.equal(num, prompt, length)).seconds
@@ -111,7 +111,7 @@ def dummy_model(config: dict[str, Any], dtype: str, scratch: Path) -> Row:
     folder = scratch / size
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    # Eager: only what runs is compiled, and nothing in the background while the first token is on its way.
+    # Eager: only programs that run are compiled, and none in the background during the first token.
     engine = {"load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True}
     contestant = jaxllm(folder, dtype, **engine, **ENGINE)
     source = Source(config["vocab_size"])

@@ -1,4 +1,4 @@
-"""One layer's op as HF Transformers computes it, in a process of its own that runs it when it is asked to."""
+"""Run one layer's op as HF Transformers computes it, in a worker process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKER = Path(__file__).with_name("workers") / "torch_layers.py"
 
 
 class TorchLayers:
-    """Layers in the worker, which holds their inputs and states."""
+    """The worker, which holds the layers' inputs and states."""
 
     def __init__(self, worker: subprocess.Popen[str]) -> None:
         self._worker = worker
@@ -34,7 +34,7 @@ class TorchLayers:
 
 @contextmanager
 def torch_layers(python: str, op: str, **sizes: Any) -> Iterator[TorchLayers]:
-    """Start the worker by the Python of `scripts/peers.sh DIR hf`; `sizes` are as the worker takes them."""
+    """Start the worker by the Python of `scripts/peers.sh DIR hf`; `sizes` are the worker's arguments."""
     command = [python, str(WORKER), op, json.dumps(sizes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         try:

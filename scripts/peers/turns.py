@@ -1,4 +1,4 @@
-"""Measure contestants in turns, and say how far it has come."""
+"""Measure contestants in turns, and print the progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Run(Protocol):
     def contestant(self) -> Contestant: ...
 
     def cold(self) -> dict[str, Any]:
-        """Start with empty caches, and return what is measured or compared once, with an empty list of `rounds`."""
+        """Start with empty caches, and return the figures that are measured once, with an empty list of `rounds`."""
         ...
 
 
@@ -29,15 +29,15 @@ def take_turns[R: Run](
     of: str = "",
     after: Callable[[R], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Start each contestant cold, then all in each round, and return what each run gave, by the contestant's name.
+    """Start each contestant cold, then all in each round, and return each run's figures by the contestant's name.
 
     Args:
-      runs: what is started.
-      warm: returns a round's figures of a run, given what its cold start gave.
+      runs: the runs of all contestants.
+      warm: returns a round's figures of a run, given its cold start's figures.
       rounds: how many rounds there are.
-      compared: what cold starts compare, in words.
-      of: what comes before a contestant's name in what is said.
-      after: called after a run's figures are said, in each round.
+      compared: the thing that cold starts compare, in words.
+      of: the words before a contestant's name in the progress.
+      after: called in each round after a run's figures are printed.
     """
     results: dict[str, Any] = {}
     for run in runs:
@@ -45,7 +45,7 @@ def take_turns[R: Run](
         results[run.contestant.name] = run.cold()
         say(f"  {results[run.contestant.name]}")
     for number in range(rounds):
-        # Another goes first in each round, so that none is always measured after the same one.
+        # Another one is first in each round, so that none always follows the same one.
         start = number % len(runs)
         for run in [*runs[start:], *runs[:start]]:
             say(f"{of}round {number + 1} of {rounds}: {run.contestant.label}")

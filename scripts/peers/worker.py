@@ -1,4 +1,4 @@
-"""Start workers, processes in a library's own environment, and ask them by lines of JSON."""
+"""Start workers, processes in a library's own environment, and call them by lines of JSON."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ OF_THIS_SHELL = (
     "TRITON_CACHE_DIR",
     "VLLM_CACHE_ROOT",
 )
-"""These variables would lead a worker to other caches, or to another's modules."""
+"""Variables that would point a worker to other caches or modules."""
 END_SECONDS = 60
 LOG_LINES = 25
 READ_BYTES = 1 << 24
 
 
 class BenchmarkError(Exception):
-    """The benchmark cannot go on; the message says why."""
+    """The benchmark cannot continue; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call returned, the seconds it took, and when it ended by the machine's monotonic clock."""
+    """A call's result, its seconds, and its end on the machine's monotonic clock."""
 
     value: Any
     seconds: float
@@ -46,7 +46,7 @@ class Answer:
 
 
 def read_files(*paths: Path) -> None:
-    """Bring files, and all that folders hold, into the page cache: some machines soon drop what nobody reads."""
+    """Read files and folders into the page cache: some machines soon drop unread pages."""
     for top in paths:
         for path in top.rglob("*") if top.is_dir() else [top]:
             if path.is_file():
@@ -67,7 +67,7 @@ def environment(python: str, cache: Path) -> dict[str, str]:
 
 
 class Worker:
-    """A running process. `with` ends it, and all that it started."""
+    """A running process. `with` ends it and its descendants."""
 
     def __init__(self, program: str, python: str, settings: dict[str, Any], cache: Path) -> None:
         """Start a program of `workers/` with the Python given; its library's caches go into the folder `cache`."""

@@ -1,4 +1,4 @@
-"""aider, from its command line, against a server: it edits a file as the model says, streamed and not, and goes on."""
+"""Run aider's command line against a server: it edits a file, streamed and not, and continues a chat."""
 
 from __future__ import annotations
 

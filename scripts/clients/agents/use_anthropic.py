@@ -1,4 +1,4 @@
-"""The anthropic package against a server: messages, streams, tools and the count of tokens."""
+"""Run the anthropic package against a server: messages, streams, tools and the count of tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_loop(client: anthropic.Anthropic, mode: str, *, streamed: bool) -> Non
 
 
 def check_errors(client: anthropic.Anthropic) -> None:
-    """Refusals have to come as the package's own errors."""
+    """Check that refusals raise the package's own errors."""
     for fields, kind in (
         ({"model": "other"}, anthropic.NotFoundError),
         ({"stop_sequences": [""]}, anthropic.BadRequestError),

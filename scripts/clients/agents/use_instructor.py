@@ -1,4 +1,4 @@
-"""instructor against a server: typed answers by tools, by JSON schema, and by Anthropic's tools."""
+"""Run instructor against a server: typed answers by tools, by JSON schema, and by Anthropic's tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 
 class Place(BaseModel):
-    """A place on the map."""
+    """A town."""
 
     name: str = Field(max_length=30)
     inhabitants: int = Field(ge=0, le=10**8)

@@ -1,4 +1,4 @@
-"""LangGraph against a server: a graph, a ready-made agent with a tool, streams, memory, typed answers and errors."""
+"""Run LangGraph against a server: a graph, a prebuilt agent with a tool, streams, memory, typed answers and errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_graph(llm: ChatOpenAI, mode: str) -> None:
 
 
 def check_agent(llm: ChatOpenAI) -> None:
-    """Run the ready-made agent: whole, streamed by tokens, and on from what it remembers."""
+    """Run the ready-made agent: whole, streamed by tokens, and continued from its memory."""
     agent = create_agent(llm, tools=[tool(get_weather)], checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "one"}}
     assert agent.invoke(ASKED, thread)["messages"][-1].content == ANSWER
@@ -73,7 +73,7 @@ def check_agent(llm: ChatOpenAI) -> None:
 
 
 def check_errors(url: str, key: str) -> None:
-    """Refusals have to come as openai's errors."""
+    """Check that refusals raise openai's errors."""
     for settings, secret, kind in (
         ({"temperature": -1}, key, openai.BadRequestError),
         ({}, "wrong", openai.AuthenticationError),

@@ -1,4 +1,4 @@
-"""llama-index against a server: a chat, and an agent that calls a tool."""
+"""Run llama-index against a server: a chat, and an agent that calls a tool."""
 
 from __future__ import annotations
 

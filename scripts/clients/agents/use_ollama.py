@@ -1,4 +1,4 @@
-"""Ollama's own package against a server: chats, streams, tools and formats."""
+"""Run Ollama's own package against a server: chats, streams, tools and formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""openai-agents against a server, by Responses and by chat completions: an agent that calls a tool."""
+"""Run openai-agents against a server, by Responses and by chat completions: an agent that calls a tool."""
 
 from __future__ import annotations
 

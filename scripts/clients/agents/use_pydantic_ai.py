@@ -1,4 +1,4 @@
-"""pydantic-ai against a server, by chat completions, Responses and Anthropic's Messages: tools and typed answers."""
+"""Run pydantic-ai against a server by chat completions, Responses and Anthropic's Messages: tools and typed answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weather import ANSWER, QUESTION, check_called, get_weather
 
 
 class Place(BaseModel):
-    """A place on the map."""
+    """A town."""
 
     name: str = Field(max_length=30)
     inhabitants: int = Field(ge=0, le=10**8)

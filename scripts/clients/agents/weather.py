@@ -1,11 +1,11 @@
-"""The tool that agents are given, and what they are asked."""
+"""The tool of the agents, and the question that they get."""
 
 from __future__ import annotations
 
 QUESTION = "What is the weather in Ulm?"
 RESULT = "21 degrees and sunny"
 ANSWER = "It is 21 degrees in Ulm."
-"""What the replayed model says once it has seen the result."""
+"""The replayed model's answer after the tool's result."""
 asked: list[str] = []
 """The cities that the tool was called with."""
 

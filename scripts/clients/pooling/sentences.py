@@ -1,4 +1,4 @@
-"""Sentences of which a model of embeddings has to find the right one, whoever asks it."""
+"""Sentences for clients of embeddings: a query and documents, one of them the right answer."""
 
 from __future__ import annotations
 

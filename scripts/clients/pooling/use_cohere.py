@@ -1,4 +1,4 @@
-"""Cohere's package, of both versions of its API, against a server: embeddings and reranking."""
+"""Run Cohere's package against a server, with both versions of its API: embeddings and reranking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's OpenAIEmbeddings against a server, without its own count of tokens, which is that of OpenAI's models."""
+"""Run LangChain's OpenAIEmbeddings against a server, without its count of tokens, which is for OpenAI's models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex's embeddings for servers like OpenAI's, one by one, in batches and in an index."""
+"""Run LlamaIndex's embeddings for OpenAI-like servers: one by one, in batches and in an index."""
 
 from __future__ import annotations
 

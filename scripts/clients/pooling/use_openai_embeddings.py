@@ -1,4 +1,4 @@
-"""The openai package's embeddings, synchronous and asynchronous, against a server."""
+"""Run the openai package's embeddings against a server, synchronous and asynchronous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This worker times what the machine does at best: the model's matmuls alone, and memory read and copied."""
+"""A worker that times the machine's peaks: the model's matmuls alone, and memory read and copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protocol import serve
 from pallas_kernels.linear import Linear, LinearShape
 
 SECONDS, TIMES = 0.3, 3
-"""Everything is repeated for so many seconds, and so many times at least; its figure is the median, as jaxllm's is."""
+"""The least seconds and times that everything is repeated; a figure is the median, as jaxllm's is."""
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_WAYS = ({}, {YNN_OPERATIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}, {YNN_OPERATIONS: ""})
 """Compiler options for matmuls by XLA's default, its library and XLA itself: which is fastest depends on the case."""
@@ -30,8 +30,9 @@ class HardwareSpeeds:
         self.shapes, self.dtype = settings["shapes"], jnp.dtype(settings["dtype"])
 
     def matmuls(self, rows: int) -> dict[str, float]:
-        """Return the seconds that the layers' matmuls take on so many rows, and those of the output head: by XLA with
-        weights stored [in, out] or [out, in], or by a CPU's own kernel, whichever is quickest.
+        """Return the seconds of the layers' matmuls on a number of rows, and of the output head.
+
+        The fastest of XLA with weights [in, out] or [out, in], and a CPU's own kernel.
         """
         size, is_cpu = self.shapes, jax.default_backend() == "cpu"
         options = CPU_WAYS if is_cpu else ({},)
@@ -84,7 +85,7 @@ class HardwareSpeeds:
 
 
 def median_seconds(run: Callable[[], object]) -> float:
-    """Return the median of the times that `run` takes, after a first try."""
+    """Return the median time of `run`, after a first call."""
     run()
     times: list[float] = []
     while sum(times) < SECONDS or len(times) < TIMES:

@@ -1,4 +1,4 @@
-"""This worker runs one of jaxllm's two engines: `LLM`, or `AsyncLLM` with its core in a process of its own."""
+"""A worker that runs one of jaxllm's two engines: `LLM`, or `AsyncLLM` with its core in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocol import serve
 
 
 class Offline:
-    """An `LLM`, with the engine's defaults but for `engine`."""
+    """An `LLM`, with the engine's defaults except for `engine`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from jaxllm import LLM
@@ -26,7 +26,7 @@ class Offline:
         return self._llm.generate([prompt], self._params(1), use_tqdm=False)[0].outputs[0].text
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens, with text, and return the tokens."""
+        """Continue each prompt greedily by a number of tokens, with text, and return the tokens."""
         inputs: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(inputs, self._params(num_tokens), use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -64,7 +64,7 @@ class Online:
         return self._runner.run(self._read(prompt, 1))[1]
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens, with text, a reader each, and return the tokens."""
+        """Continue each prompt greedily by a number of tokens, with text and a reader for each; return the tokens."""
 
         async def read_all() -> list[tuple[list[int], str]]:
             reading = [self._read({"prompt_token_ids": prompt}, num_tokens) for prompt in prompts]

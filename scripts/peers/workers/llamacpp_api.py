@@ -1,4 +1,4 @@
-"""This worker runs llama.cpp (the C API, by llama-cpp-python) with the file's quantized weights, greedily."""
+"""A worker that runs llama.cpp (the C API, by llama-cpp-python) with the file's quantized weights, greedily."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Model:
         return {"llama-cpp-python": llama_cpp.__version__, "python": platform.python_version()}
 
     def instructions(self) -> str:
-        """Return what the library says of the processor's instructions that it uses."""
+        """Return the library's list of the processor's instructions that it uses."""
         return llama_cpp.llama_print_system_info().decode()
 
     def warm_up(self) -> None:
         """Do nothing: it compiles nothing."""
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens."""
+        """Continue each prompt greedily by a number of tokens."""
         outputs = []
         for first in range(0, len(prompts), self.streams):
             chosen = slice(first, first + self.streams)
@@ -89,7 +89,7 @@ class Model:
         return outputs
 
     def _decode(self, tokens: list[tuple[int, int, int, bool]]) -> Iterator[np.ndarray]:
-        """Run tokens, each (id, place, request, whether logits are wanted); yield the logits, one row at a time."""
+        """Run tokens, each (id, position, request, whether logits are wanted); yield the logits, one row at a time."""
         for first in range(0, len(tokens), BATCH):
             part = tokens[first : first + BATCH]
             batch, asked = self.batch, sum(wants_logits for *_, wants_logits in part)
@@ -124,7 +124,7 @@ class Lookup:
 
 
 def _losses(rows: Iterator[np.ndarray], text: list[int]) -> Iterator[float]:
-    """Yield -log p of each token after the row that foretells it."""
+    """Yield -log p of each token by the row of logits that predicts it."""
     for row, token in zip(rows, text[1:], strict=False):
         logits = row.astype(np.float64)
         yield float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[token])

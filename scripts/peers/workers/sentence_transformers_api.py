@@ -1,4 +1,4 @@
-"""This worker runs sentence-transformers, which sorts texts by length and pads batches."""
+"""A worker that runs sentence-transformers, which sorts texts by length and pads batches."""
 
 from __future__ import annotations
 

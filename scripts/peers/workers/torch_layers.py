@@ -1,11 +1,11 @@
-"""One op of some layers as HF Transformers computes it in torch: made once, then run for each line that is read.
+"""Run one op of some layers as HF Transformers computes it in torch: made once, then run for each line read.
 
     torch_layers.py delta '{"layers": 4, "sequences": 16, "tokens": 1, "heads": [16, 32], "dims": [128, 128]}'
     torch_layers.py latents '{"layers": 4, "sequences": 16, "tokens": 1, "length": 9, "heads": 16, "dims": [192, 128]}'
 
-It answers "ready" once, then a line after each run. All on random bfloat16. The delta rule is HF's function, which goes
-on from a float32 state in a decode. What HF attends over are keys and values of all heads, made of the latents before
-they were cached; the making, and the cache's growth, are left out.
+It prints "ready" once, then a line after each run. Data is random bfloat16. The delta rule is HF's function, which
+continues from a float32 state in a decode. HF attends over keys and values of all heads, which it makes from the
+latents and caches; making them, and growing the cache, are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 
 def make_delta(layers: int, sequences: int, tokens: int, heads: list[int], dims: list[int]) -> Callable[[], None]:
-    """Return the delta rule of layers with so many key and value heads of so many dimensions."""
+    """Return the delta rule of layers with numbers and dimensions of key and value heads."""
     (key_heads, value_heads), (key_dim, value_dim) = heads, dims
     b, t = sequences, tokens
     query, key = (torch.rand(b, t, key_heads, key_dim).bfloat16() for _ in range(2))

@@ -1,4 +1,4 @@
-"""This worker runs Hugging Face Transformers: `generate` on static batches, or its continuous batching."""
+"""A worker that runs Hugging Face Transformers: `generate` on static batches, or its continuous batching."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Static:
         """Do nothing: it compiles nothing."""
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens."""
+        """Continue each prompt greedily by a number of tokens."""
         starts = range(0, len(prompts), BATCH_SIZE)
         batches = [slice(start, start + BATCH_SIZE) for start in starts]
         return [tokens for batch in batches for tokens in self._generate_batch(prompts[batch], lengths[batch])]
@@ -64,7 +64,7 @@ class Static:
 
 
 class Continuous(Static):
-    """Runs continuous batching, one manager for the worker's life, with a KV cache of `kv_bytes`."""
+    """Runs continuous batching, with one manager for all calls and a KV cache of `kv_bytes`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
@@ -82,7 +82,7 @@ class Continuous(Static):
         self.manager.start()
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens. Raises RuntimeError if a request fails."""
+        """Continue each prompt greedily by a number of tokens. Raises RuntimeError if a request fails."""
         order = [
             self.manager.add_request(prompt, max_new_tokens=length, eos_token_id=NEVER)
             for prompt, length in zip(prompts, lengths, strict=True)

