@@ -207,7 +207,7 @@ def _stamp(told: Sequence[tuple[int, int, bytes]], offset: float, now: float) ->
 
 
 async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> Streamed:
-    """Make one request on a new connection. Raises RefusedError for an error, and ServerError for an incomplete answer."""
+    """Make one request on a new connection. Raises RefusedError, and ServerError for an incomplete answer."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:

@@ -1,4 +1,4 @@
-"""Compare jaxllm's embeddings with its peers': cosines first, then texts per second, as scripts/benchmark.py describes."""
+"""Compare jaxllm's embeddings with its peers': cosines, then texts per second, as scripts/benchmark.py describes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Tasks:
     measured: Sequence[str]
     alone: Sequence[str]
     num_tokens: int
-    """Of the measured texts."""
+    """The token counts of the measured texts."""
 
     @classmethod
     def make(cls, model: Path, *, quick: bool) -> Tasks:

@@ -116,7 +116,7 @@ class Lookup:
         )
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-        """Continue each prompt greedily by so many tokens, one after the other."""
+        """Continue each prompt greedily by a number of tokens, one after the other."""
         return [
             list(itertools.islice(self.model.generate(prompt, temp=0.0), length))
             for prompt, length in zip(prompts, lengths, strict=True)

@@ -47,7 +47,7 @@ def make_delta(layers: int, sequences: int, tokens: int, heads: list[int], dims:
 def make_latents(
     layers: int, sequences: int, tokens: int, length: int, heads: int, dims: list[int]
 ) -> Callable[[], None]:
-    """Return the attention of layers over `length` tokens, the last ones of which are the queries."""
+    """Return the attention of layers over `length` tokens; the last ones are the queries."""
     key_dim, value_dim = dims
     query = torch.rand(sequences, heads, tokens, key_dim).bfloat16()
     cached = [
