@@ -38,7 +38,7 @@ class Facts:
     """What one file says by itself."""
 
     digest: str
-    """Digest of the bytes; for a Python file, of its syntax without comments and without docstrings that nothing reads."""
+    """Digest of the bytes; for a Python file, of its syntax without comments and unpublished docstrings."""
     names: list[str] = field(default_factory=list)
     """Dotted names of what it imports, and those in its strings."""
     packages: list[str] = field(default_factory=list)

@@ -78,7 +78,7 @@ class Tasks:
     measured: Sequence[str]
     alone: Sequence[str]
     num_tokens: int
-    """The token counts of the measured texts."""
+    """The number of tokens of the measured texts."""
 
     @classmethod
     def make(cls, model: Path, *, quick: bool) -> Tasks:
