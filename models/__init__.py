@@ -1,6 +1,7 @@
 """Model definitions as pure functions: a config from HF's config.json, parameter specs, and a forward pass.
 
-`families` has one file for each, made of `layers`; `registry` maps HF architecture names to families.
+Each family of models is a file in `families`, composed of modules from `layers`; `registry` maps HF architecture names
+to families.
 """
 
 from .config import HeadLayer, LayerSpec, ModelConfig, MoESpec, Pooling, QueryScaling, RopeConfig

@@ -1,7 +1,7 @@
 """LoRA adapters: each adds the product of two thin matrices, B A, to a layer's weight.
 
-An engine holds several adapters in slots. Of each weight the matrices of all slots lie side by side, and `Lora` adds to
-a row what its own adapter does. What a row gets does not depend on which adapters other rows have.
+An engine holds several adapters in slots. The matrices of all slots lie side by side for each weight, and `Lora` adds
+to a row the product of its own adapter. What a row gets does not depend on which adapters other rows have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .params import ArraySpec, Axes, Joined
 
 
 class AdapterShape(NamedTuple):
-    """The room that an engine has for adapters: slots from 1 on, as slot 0 stands for none."""
+    """The number and size of an engine's slots for adapters. Slots count from 1; 0 stands for no adapter."""
 
     num_slots: int
     rank: int
@@ -34,8 +34,8 @@ class AdapterShape(NamedTuple):
 class Adapters:
     """The matrices of all slots beside one weight [*lead, *out, in], or their specs.
 
-    A slot has `rank` rows of `down` for each parameter that the weight is made of, in order, and as many of `up`, where
-    another parameter's outputs are zero.
+    A slot has `rank` rows of `down` for each parameter in the weight, in order, and as many of `up`, where the outputs
+    of other parameters are zero.
     """
 
     down: Any
@@ -43,13 +43,13 @@ class Adapters:
     up: Any
     """B, scaled and transposed, [*lead, slots x parts x rank, *out]."""
     parts: tuple[int, ...] = field(metadata={"static": True})
-    """How many outputs each parameter has, in a shard of the weight."""
+    """The number of outputs of each parameter, in a shard of the weight."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Adapted:
-    """A weight in a layer, the adapters beside it, and the tokens' rows by the slots of their adapters."""
+    """A weight of a layer with the adapters beside it, and the tokens' rows by the slots of their adapters."""
 
     weight: Any
     adapters: Adapters
@@ -63,13 +63,13 @@ class Adapted:
 
     @property
     def can_gate(self) -> bool:
-        """True if the matmul by the weight can add what adapters do before it gates."""
+        """True if the matmul by the weight can add the adapters' products before it gates."""
         return self.adapters.down.ops.linear.platform == "cpu"
 
     def multiply(self, x_ti: Array, axes: Axes, *, plus_to: Array | None = None, **options: Any) -> Array:
         """Return the product, as `weights.Weight.multiply` does.
 
-        Adapters add to the product, or before it if it is activated.
+        Adapters add to the product, before its activation if it has one.
         """
         out_dtype = options.get("out_dtype") or x_ti.dtype
 
@@ -81,7 +81,7 @@ class Adapted:
         return self.if_any(lambda: multiply(self.add_to(plus_to, x_ti, out_dtype)), lambda: multiply(plus_to))
 
     def add_to(self, plus_to: Array | None, x_ti: Array, out_dtype: DTypeLike) -> Array:
-        """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""
+        """Return `plus_to` plus the products of the rows' adapters, [t, o]."""
         down, up, rows = self.adapters.down, self.adapters.up, self.rows
         assert rows is not None
         num_outputs = prod(up.shape[1:])
@@ -92,17 +92,15 @@ class Adapted:
         return down.ops.lora(x_ti, down.stack, up_lco, down.layer, rows, parts, self.num_slots, **options)
 
     def if_any(self, adapted: Callable[[], Array], plain: Callable[[], Array]) -> Array:
-        """Return what the first function gives if any row has an adapter, else what the second does."""
-        if not self.can_gate:  # a GPU's branches ask the host, and no step is one CUDA graph with them
+        """Call the first function if any row has an adapter, else the second, and return its result."""
+        if not self.can_gate:  # a branch on a GPU waits for the host, and a step with one is not a single CUDA graph
             return adapted()
         assert self.rows is not None
         return jax.lax.cond(self.rows.num_adapted > 0, adapted, plain)
 
 
 def adapter_specs(arrays: Mapping[str, ArraySpec], shape: AdapterShape, dtype: DTypeLike) -> dict[str, Adapters]:
-    """Return the specs of adapters by the path of the weight that they are beside: those of all layers' matmuls but by
-    the weights of experts.
-    """
+    """Return the specs of adapters by the path of the weight beside, for all layers' matmuls except experts'."""
     return {
         path: _beside(array, shape, jnp.dtype(dtype))
         for path, array in arrays.items()
@@ -122,7 +120,7 @@ def _beside(array: ArraySpec, shape: AdapterShape, dtype: Any) -> Adapters:
 
 
 def parts_of(array: ArraySpec) -> tuple[int, ...]:
-    """Return how many outputs each of an array's parameters has, in a shard of the array."""
+    """Return the number of outputs of each of an array's parameters, in a shard of the array."""
     return tuple(
         prod(param.shape[param.num_lead : -param.num_inputs]) // (param.segment.num_shards if param.segment else 1)
         for param in array.params.values()
@@ -130,11 +128,11 @@ def parts_of(array: ArraySpec) -> tuple[int, ...]:
 
 
 def lora_shapes(specs: Mapping[str, Adapters], num_slots: int) -> list[LoraShape]:
-    """Return what kernels must know of adapters on one device; `specs` are those of so many slots."""
+    """Return the shapes of adapters on one device, for kernels; `specs` are those of `num_slots` slots."""
     shapes = []
-    for each in specs.values():
-        rank, dtype = each.down.shape[-2] // num_slots // len(each.parts), each.down.dtype
-        shapes.append(LoraShape(rank, each.down.shape[-1], each.parts, dtype, dtype))
+    for adapters in specs.values():
+        rank, dtype = adapters.down.shape[-2] // num_slots // len(adapters.parts), adapters.down.dtype
+        shapes.append(LoraShape(rank, adapters.down.shape[-1], adapters.parts, dtype, dtype))
     return list(dict.fromkeys(shapes))
 
 
@@ -148,27 +146,27 @@ def adapted_layers(params: Mapping[str, Any], shape: AdapterShape | None) -> Any
 
 def _adapt(weights: Any, adapters: Mapping[str, Any], num_slots: int) -> Any:
     """Return a layer's nested dict of weights with the adapters, nested alike, beside them."""
-    found = dict(weights)
+    adapted = dict(weights)
     for name, held in adapters.items():
         weight = weights[name]
         if isinstance(held, Adapters):
-            found[name] = Adapted(weight, held, num_slots=num_slots)
+            adapted[name] = Adapted(weight, held, num_slots=num_slots)
         elif isinstance(held, Joined):
             members = zip(weight.members, held.members, strict=True)
-            found[name] = Joined(tuple(Adapted(*member, num_slots=num_slots) for member in members))
+            adapted[name] = Joined(tuple(Adapted(*member, num_slots=num_slots) for member in members))
         else:
-            found[name] = _adapt(weight, held, num_slots)
-    return found
+            adapted[name] = _adapt(weight, held, num_slots)
+    return adapted
 
 
 def set_adapter(adapters: Any, slot: Array, one: Any) -> Any:
-    """Return the adapters of all slots, nested, with a slot's replaced; `one` has the arrays of a single slot."""
+    """Return the nested adapters of all slots with one slot replaced; `one` has the arrays of a single slot."""
 
-    def put(held: Array, own: Array, axis: int) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(held, own, (slot - 1) * own.shape[axis], axis)
+    def put(held: Array, new: Array, axis: int) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(held, new, (slot - 1) * new.shape[axis], axis)
 
-    def replaced(held: Adapters, own: Adapters) -> Adapters:
+    def replaced(held: Adapters, new: Adapters) -> Adapters:
         axis = held.down.ndim - 2
-        return Adapters(put(held.down, own.down, axis), put(held.up, own.up, axis), held.parts)
+        return Adapters(put(held.down, new.down, axis), put(held.up, new.up, axis), held.parts)
 
     return jax.tree.map(replaced, adapters, one, is_leaf=lambda held: isinstance(held, Adapters))

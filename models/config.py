@@ -32,12 +32,12 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     """The divisor of each frequency in longer sequences."""
     rotated: float = 1.0
-    """The fraction of a head's dimensions that is rotated, from the first on."""
+    """The fraction of a head's dimensions that is rotated, starting with the first."""
     interleaved: bool = False
     """The checkpoint rotates dimensions 2i and 2i + 1 together, instead of i and i + rotary_dim / 2."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that no frequencies can be made of with ValueError."""
+        """Raise ValueError for settings that give no frequencies."""
         if self.rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_type is {self.rope_type!r}, which is not supported, only {', '.join(ROPE_TYPES)}")
         if self.theta <= 1:
@@ -48,7 +48,7 @@ class RopeConfig:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected high_freq_factor at most")
 
     def depends_on_length(self, max_length: int) -> bool:
-        """Say whether a token's rotation depends on its sequence's length, for lengths of up to `max_length`."""
+        """Return whether a token's rotation depends on its sequence's length, for lengths of up to `max_length`."""
         match self.rope_type:
             case "dynamic":
                 return max_length > self.max_position_embeddings
@@ -58,13 +58,15 @@ class RopeConfig:
                 return False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return how many of a head's dimensions the table covers; a proportional one covers all, some with angle 0."""
+        """Return the number of a head's dimensions that the table covers: all, some with angle 0, if it is
+        proportional."""
         return head_dim if self.rope_type == "proportional" else int(head_dim * self.rotated)
 
     def head_order(self, head_dim: int) -> tuple[int, ...] | None:
-        """Return the checkpoint's index of each dimension of a head, in the order used here; None if it is the same.
+        """Return the checkpoint's index of each dimension of a head in the model's order; None if the orders are equal.
 
-        Here dimension i is rotated together with i + head_dim / 2, and pairs that are not rotated come last. Attention
+        The model rotates dimension i together with i + head_dim / 2, and pairs that are not rotated come last.
+        Attention
         does not depend on the order, which queries and keys share.
         """
         rotary_dim = self.rotary_dim(head_dim)
@@ -85,25 +87,25 @@ class QueryScaling:
     beta: float
     length: int
     first: int = 0
-    """What is added to positions, which count from 0: 1 in Llama 4."""
+    """The number that is added to positions, which count from 0; it is 1 in Llama 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec:
-    """The sizes of multi-head latent attention: a token's keys and values of all heads are made of one latent."""
+    """The sizes of multi-head latent attention: a token's keys and values of all heads are computed from one latent."""
 
     rank: int
-    """The numbers of a latent."""
+    """The size of a latent."""
     q_rank: int | None
-    """The numbers that queries are made of; None if they are made of the hidden state."""
+    """The size of the latent that queries are computed from; None if they are computed from the hidden state."""
     nope_dim: int
-    """The numbers of a head's queries and keys that RoPE leaves as they are."""
+    """The size of the part of a head's queries and keys that RoPE does not rotate."""
     rope_dim: int
-    """The numbers behind them that RoPE rotates: those of a key are the same for all heads."""
+    """The size of the part after it that RoPE rotates; this part of a key is the same for all heads."""
     v_dim: int
-    """The numbers of a head's values."""
+    """The size of a head's values."""
     norm_eps: float = 1e-6
-    """The epsilon of the norms of latents, and of what queries are made of."""
+    """The epsilon of the norms of both kinds of latents."""
 
     @property
     def key_dim(self) -> int:
@@ -113,7 +115,7 @@ class LatentSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """The experts of one layer, and how each token's are chosen and weighted."""
+    """The experts of one layer, and how a token's experts are chosen and weighted."""
 
     num_experts: int
     top_k: int
@@ -126,9 +128,9 @@ class MoESpec:
     """Experts are chosen by their score plus a learned bias, and weighted by the score alone."""
     num_groups: int = 1
     top_groups: int = 1
-    """The number of groups, of the `num_groups` of equal size, whose experts a token can choose."""
+    """The number of groups that a token can choose experts from; the `num_groups` groups have equal sizes."""
     group_best: int = 2
-    """Groups are ranked by the sum of so many of their best experts."""
+    """The number of best experts in a group by whose sum groups are ranked."""
     normalizes: bool = False
     """The weights of a token's experts are divided by their sum plus `normalizer_eps`."""
     normalizer_eps: float = 0.0
@@ -137,15 +139,15 @@ class MoESpec:
     """An expert's weight multiplies its input, instead of its output."""
     expert_bias: bool = False
     swiglu_limit: float | None = None
-    """The bound to which the clamped SwiGLU clips gates and ups; None for the layer's own activation."""
+    """The bound to which the clamped SwiGLU clips gates and ups; None for the layer's `hidden_act`."""
     shared_size: int | None = None
     """The width of the shared expert, which all tokens go through; None if there is none."""
     shared_gate: bool = False
     latent_size: int | None = None
-    """The width of what experts take and give, to which the stream is projected, and back; None for the stream's."""
+    """The width of experts' inputs and outputs, if the stream is projected to it and back; else None."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit together with ValueError."""
+        """Raise ValueError for sizes that do not fit together."""
         if self.top_k > self.num_experts:
             raise ValueError(f"num_experts_per_tok is {self.top_k}, and there are {self.num_experts} experts")
         if self.num_experts % self.num_groups or not 1 <= self.top_groups <= self.num_groups:
@@ -164,7 +166,7 @@ class MoESpec:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether an expert is a gated MLP without biases and clipping."""
+        """Return whether an expert is a gated MLP without biases and clipping."""
         return not self.expert_bias and self.swiglu_limit is None
 
 
@@ -185,11 +187,10 @@ class HeadLayer:
     norm: str | None = None
     """HF's name of the LayerNorm; None if there is none."""
     rows: tuple[int, ...] | None = None
-    """The rows of the output head, or of the embedding, that are the weight, one or two; None for a weight of the
-    layer's own."""
+    """The one or two rows of the output head or embedding that are the weight; None if the layer has its own weight."""
 
     def __post_init__(self) -> None:
-        """Refuse an activation that does not exist with ValueError."""
+        """Raise ValueError for an activation that does not exist."""
         if self.act not in (None, *HEAD_ACTS):
             raise ValueError(f"activation {self.act!r} of a head is not supported, only {', '.join(HEAD_ACTS)}")
 
@@ -199,27 +200,26 @@ class Pooling:
     """How hidden states become one output for each sequence, or for each token."""
 
     tasks: tuple[str, ...]
-    """The tasks that the head is made for: embed and token_embed, or classify and token_classify."""
+    """The tasks of the head: embed and token_embed, or classify and token_classify."""
     kind: str
-    """The hidden state that stands for a sequence: that of its first token (CLS) or of its last one (LAST), or the mean
-    of all (MEAN)."""
+    """The hidden state that represents a sequence: that of its first (CLS) or last (LAST) token, or the mean (MEAN)."""
     head: tuple[HeadLayer, ...] = ()
     is_difference: bool = False
-    """The output is one number: what the head gives second, less what it gives first."""
+    """The output is one number: the head's second output minus its first."""
 
     def __post_init__(self) -> None:
-        """Refuse a kind that does not exist with ValueError."""
+        """Raise ValueError for a kind that does not exist."""
         if self.kind not in POOLING_TYPES:
             raise ValueError(f"pooling_type is {self.kind!r}, which is not supported, only {', '.join(POOLING_TYPES)}")
 
     def size(self, hidden_size: int) -> int:
-        """Return the numbers in one output."""
+        """Return the size of one output."""
         return 1 if self.is_difference else self.head[-1].size if self.head else hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer of a model. Layers with equal specs have weights of the same shapes, and share a loop's body."""
+    """One layer of a model. Layers with equal specs have weights of equal shapes, and share a loop's body."""
 
     num_heads: int
     num_kv_heads: int
@@ -229,20 +229,20 @@ class LayerSpec:
     """The factor on attention scores."""
     hidden_act: str = "silu"
     causal: bool = True
-    """A token does not attend to those after it."""
+    """A token does not attend to later tokens."""
     window: int | None = None
-    """How many tokens back a token attends to, itself included, and as many ahead unless attention is causal; None for
-    global or chunked attention."""
+    """The number of tokens that a token attends to, itself included, and as many ahead unless attention is causal; None
+    for global or chunked attention."""
     attention_chunk: int | None = None
-    """The size of the chunks that positions are cut into, where a token attends only within its own; else None."""
+    """The size of the chunks that positions are cut into, if a token attends only within its chunk; else None."""
     rope: int | None = 0
     """The index of the RoPE table, among the model's, that rotates queries and keys; None for no rotation."""
     latent: LatentSpec | None = None
     """Attention over latents; None for keys and values of heads. There is one kv head, and `head_dim` is that of the
     latents with their rotated part."""
     state: StateSpec | None = None
-    """What takes the place of attention, with a state of fixed size; None for attention. Then the sizes of attention
-    are without meaning."""
+    """The recurrence in place of attention, with a state of fixed size; None for attention. With it, the sizes of
+    attention have no meaning."""
     output_gate: bool = False
     """The output of attention is multiplied by the sigmoids of a gate, which is projected as queries are."""
     query_scaling: QueryScaling | None = None
@@ -257,16 +257,15 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
-    """The norms of q and k are over all heads together, instead of over each head."""
+    """The norms of q and k are over all heads together instead of over single heads."""
     qk_unit_norm: float | None = None
-    """The epsilon with which the queries and keys of each head are divided by their root mean square; None if they are
-    not."""
+    """The epsilon for dividing each head's queries and keys by their root mean square; None for no division."""
     v_norm: bool = False
     """Values are divided by their root mean square."""
     k_is_v: bool = False
     """One projection serves for both: values are the keys before their norm."""
     borrows_kv: bool = False
-    """Keys and values are those of the nearest earlier layer of the same cache group that computes its own."""
+    """Keys and values are those of the nearest earlier layer in the same cache group that computes keys and values."""
     pre_norms: bool = True
     """The inputs of attention and MLP are normed."""
     post_norms: bool = False
@@ -276,9 +275,9 @@ class LayerSpec:
     sinks: bool = False
     """Each query head has an attention sink: a learned score in its softmax that has no value."""
     has_mixer: bool = True
-    """There is attention, or a recurrent state; a layer without them is its MLP or experts alone."""
+    """The layer has attention or a recurrent state; without them it is an MLP or experts alone."""
     has_mlp: bool = True
-    """There is an MLP, or there are experts; a layer without them is attention or a recurrent state alone."""
+    """The layer has an MLP or experts; without them it is attention or a recurrent state alone."""
     gated: bool = True
     """The MLP, or each expert, multiplies by a gate."""
     moe: MoESpec | None = None
@@ -286,10 +285,10 @@ class LayerSpec:
     input_size: int | None = None
     """The width of the per-layer input that the frame computes, besides the stream; None if there is none."""
     kv_repeats: int = 1
-    """How many consecutive kv heads are copies of one of the checkpoint, which has fewer than there are devices."""
+    """The number of consecutive kv heads that copy one of the checkpoint's, which are fewer than the devices."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit together with ValueError."""
+        """Raise ValueError for sizes that do not fit together."""
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_key_value_heads is {self.num_kv_heads}, which does not divide {self.num_heads} query heads"
@@ -301,13 +300,14 @@ class LayerSpec:
         if self.hidden_act not in HIDDEN_ACTS:
             raise ValueError(f"activation {self.hidden_act!r} is not supported, only {', '.join(HIDDEN_ACTS)}")
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
-            raise ValueError(f"{self.num_kv_heads} kv heads of {self.head_dim} numbers are not those of latents")
+            shape = f"{self.num_kv_heads} kv heads of size {self.head_dim}"
+            raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
         if self.window is not None and self.attention_chunk is not None:
             raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
 
     @property
     def rope_dim(self) -> int:
-        """Return the numbers of a query or key that the RoPE table is for, which are its last."""
+        """Return the size of the last part of a query or key, which the RoPE table covers."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
 
@@ -315,24 +315,24 @@ class FeatureSpec(NamedTuple):
     """The features that a draft head reads of each token."""
 
     layers: tuple[int, ...]
-    """Numbers of layers: the features are the residual stream that goes into each of them, side by side in this order,
-    and the number of layers stands for the stream that comes out of the last. Empty for the hidden state after the
-    final norm."""
+    """Numbers of layers: the features are the residual streams that go into them, side by side in this order. The
+    number of
+    all layers stands for the stream after the last one. Empty for the hidden state after the final norm."""
     size: int
-    """How many numbers a token's features are."""
+    """The size of a token's features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftHead:
-    """What sets a draft head apart from a model of its own."""
+    """The settings of a draft head, which a complete model lacks."""
 
     features: FeatureSpec
     first_layer: int = 0
-    """The number that its first layer has in the checkpoint, where its layers come after those of its model."""
+    """The number of its first layer in the checkpoint, where its layers come after those of its model."""
     num_guessed_ids: int | None = None
-    """How many of the ids it can guess; None for all."""
+    """The number of ids that it can guess; None for all."""
     norms_stream: bool = False
-    """Its residual stream begins with features after their norm, not before it."""
+    """Its residual stream begins with normed features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,20 +360,20 @@ class ModelConfig:
     norm_bias: bool = True
     """LayerNorms add a bias."""
     logits_divisor: float = 1.0
-    """What logits are divided by."""
+    """The divisor of logits."""
     num_token_types: int = 0
     """The rows of the embedding of token types; 0 if there is none."""
     pooling: Pooling | None = None
-    """How a pooling model's hidden states become outputs; None for a model that only generates."""
+    """The pooling of a model that pools; None for a model that only generates."""
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
     num_expert_shards: int = 1
-    """The number of devices that experts are dealt out among: so many times fewer share the width of each."""
+    """The number of groups of devices that have different experts; the devices of a group share each expert's width."""
     draft_head: DraftHead | None = None
-    """What sets a draft head apart; None for a model of its own."""
+    """The settings of a draft head; None for a complete model."""
 
     def __post_init__(self) -> None:
-        """Refuse layers and tables that do not fit together with ValueError."""
+        """Raise ValueError for layers and tables that do not fit together."""
         for layer in self.layers:
             if layer.rope is None:
                 continue
@@ -384,7 +384,7 @@ class ModelConfig:
             if rotary_dim % 2:
                 raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.rope_dim}")
             if layer.k_is_v and rope.head_order(layer.head_dim) is not None:
-                raise ValueError("keys that are values too need heads whose order RoPE leaves as it is")
+                raise ValueError("keys that are also values need heads in RoPE's order")
             if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
                 raise ValueError(f"short_factor and long_factor need {rotary_dim // 2} numbers, one for each pair")
             if rotary_dim < 4 and rope.rope_type == "dynamic":
@@ -398,8 +398,8 @@ class ModelConfig:
         return len(self.layers)
 
     def within(self, length: int) -> ModelConfig:
-        """Return the model for sequences of up to `length` tokens: sizes that never cut anything off become None."""
-        # Windows tell cache groups apart, and so whose keys and values a layer borrows.
+        """Return the model for sequences of up to `length` tokens, without windows and chunks that cut nothing off."""
+        # Windows distinguish cache groups, and so decide which layer's keys and values a layer borrows.
         if any(layer.borrows_kv for layer in self.layers):
             return self
 
@@ -413,5 +413,5 @@ class ModelConfig:
         return replace(self, layers=tuple(layers))
 
     def with_layers(self, **fields: Any) -> ModelConfig:
-        """Return the config with fields of all its layers replaced."""
+        """Return the config with these fields replaced in all layers."""
         return replace(self, layers=tuple(replace(layer, **fields) for layer in self.layers))

@@ -1,4 +1,4 @@
-"""What a family of models declares: how to read its config, its layer, and its tensors' HF names."""
+"""The declaration of a family of models: how to read its config, its layer, and its tensors' HF names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .names import DECODER_PREFIXES, NO_PREFIXES, WRAPPER_PREFIXES, Prefixes, Te
 
 EMBEDDING, HEAD, FINAL_NORM = "embed.table", "lm_head.table", "final_norm.scale"
 
-# Tensors that checkpoints may hold and no model needs.
+# Checkpoints may hold these tensors, which no model needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
 OTHER_MODALITIES = (
     "*vision_tower.*",
@@ -29,25 +29,24 @@ OTHER_MODALITIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family of models; `is_wrapper` says that its checkpoints hold other modalities around the decoder."""
+    """One family of models; with `is_wrapper` its checkpoints hold other modalities around the decoder."""
 
     config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     names: Mapping[str, TensorName]
     other_names: tuple[Mapping[str, TensorName], ...] = ()
-    """Names that checkpoints may have in place of those, for some parameters; the first ones whose tensors are there
-    are taken."""
+    """Other names that checkpoints may have for some parameters; the first set with all its tensors present is used."""
     layer: Callable[..., nnx.Module] = DecoderLayer
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
     is_text_part: bool = False
-    """HF's names of this decoder without its output head are `*TextModel` and so on: `*Model` has other modalities."""
+    """HF's classes without the output head are `*TextModel` and so on; `*Model` has other modalities."""
     prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES, NO_PREFIXES)
     """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
     marks: tuple[str, ...] = ("embed.table", "embed_norm.scale")
-    """The parameters that tell a checkpoint's prefixes apart."""
+    """The parameters by which a checkpoint's prefixes are found."""
     leaves_out: tuple[str, ...] = ()
-    """Glob patterns of tensors in its checkpoints that it does not use, besides those that no family uses; `{after}` is
-    the number after that of the last layer."""
+    """Glob patterns of tensors in its checkpoints that it does not use; `{after}` is the number after the last layer's.
+    Tensors that no family uses need not be listed."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -55,9 +54,9 @@ class Family:
         return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
     def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
-        """Read a config.json. The checkpoint's tensor names, if given, decide whether there is an output head.
+        """Read a config.json. The checkpoint's tensor names, if known, decide whether there is an output head.
 
-        Raises ValueError that names the key for what is malformed or not supported.
+        Raises ValueError, with the key, for values that are malformed or not supported.
         """
         try:
             config = self.config_from_hf(hf)
@@ -87,7 +86,7 @@ class Family:
         return {path for path in tables if self.names[path].name.format(**prefixes) in tensor_names}
 
     def find_names(self, tensor_names: Collection[str], *, is_tied: bool = False) -> Mapping[str, TensorName]:
-        """Return the names that a checkpoint has; a tied model that lacks its embedding has the output head for it."""
+        """Return the names in a checkpoint. In a tied model without an embedding the output head takes its place."""
         names = self.names
         if is_tied and self._stored_tables(tensor_names) == {HEAD}:
             names = {**names, EMBEDDING: names[HEAD]}
@@ -98,14 +97,12 @@ class Family:
         return names
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
-        """Return the prefixes under which the checkpoint has the `marks`, or else another norm; the first ones if it
-        has none of them.
-        """
+        """Return the prefixes under which the checkpoint has the `marks` or final norm; by default the first ones."""
         prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
-        # A tied checkpoint may have its embedding as its output head alone.
+        # A tied checkpoint may hold its embedding under the output head's name only.
         for marks in (self.marks, (FINAL_NORM,)):
             names = [self.names[path].name for path in marks if path in self.names]
-            for each in prefixes if names and all("{l}" not in name for name in names) else ():
-                if {name.format(**each._asdict()) for name in names} <= set(tensor_names):
-                    return each
+            for prefix in prefixes if names and all("{l}" not in name for name in names) else ():
+                if {name.format(**prefix._asdict()) for name in names} <= set(tensor_names):
+                    return prefix
         return prefixes[0]

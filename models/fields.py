@@ -1,4 +1,4 @@
-"""Typed fields of a config.json, which may hold anything: missing or malformed ones raise ValueError by name."""
+"""Read typed fields of a config.json. Missing or malformed ones raise ValueError with the field's name."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def read_float(values: Mapping[str, Any], name: str, default: float | None = Non
 
 def read_floats(values: Mapping[str, Any], name: str) -> tuple[float, ...]:
     """Return a list of positive finite numbers."""
-    given = _required(values, name, None)
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"{name} is {given!r}, expected a list of numbers")
-    return tuple(read_float({name: value}, name) for value in given)
+    numbers = _required(values, name, None)
+    if not isinstance(numbers, list | tuple):
+        raise ValueError(f"{name} is {numbers!r}, expected a list of numbers")
+    return tuple(read_float({name: value}, name) for value in numbers)
 
 
 def read_optional_int(values: Mapping[str, Any], name: str) -> int | None:
@@ -50,7 +50,7 @@ def read_optional_float(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def read_bool(values: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Return a truth value; `default` stands in for a field that is missing or null."""
+    """Return a boolean; `default` stands in for a field that is missing or null."""
     value = _required(values, name, default)
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, expected true or false")
@@ -66,13 +66,13 @@ def read_choice(values: Mapping[str, Any], name: str, choices: tuple[str, ...], 
 
 
 def read_ints(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Return a list of integers from 0 on, empty for a field that is missing or null."""
-    given = values.get(name)
-    if given is None:
+    """Return a list of non-negative integers, empty for a field that is missing or null."""
+    numbers = values.get(name)
+    if numbers is None:
         return ()
-    if not isinstance(given, list | tuple) or not all(type(each) is int and 0 <= each <= MAX_INT for each in given):
-        raise ValueError(f"{name} is {given!r}, expected a list of integers")
-    return tuple(given)
+    if not isinstance(numbers, list | tuple) or not all(type(each) is int and 0 <= each <= MAX_INT for each in numbers):
+        raise ValueError(f"{name} is {numbers!r}, expected a list of integers")
+    return tuple(numbers)
 
 
 def read_mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def read_mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def require(values: Mapping[str, Any], **expected: Any) -> None:
-    """Refuse fields with other values than these, which a model always has; a missing or null field is as expected."""
+    """Raise ValueError for fields with other values than these; missing or null fields pass."""
     for name, value in expected.items():
-        given = values.get(name)
-        if given is not None and (given != value or type(given) is not type(value)):
-            raise ValueError(f"{name} is {given!r}; only {value!r} is supported in this architecture")
+        stored = values.get(name)
+        if stored is not None and (stored != value or type(stored) is not type(value)):
+            raise ValueError(f"{name} is {stored!r}; only {value!r} is supported in this architecture")
 
 
 def _required(values: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The inputs of a step: its tokens, and what all its layers share."""
+"""The inputs of a step: its tokens, and the arrays and settings that all its layers share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenBatch(NamedTuple):
     """The tokens of a step, int32 [t] each.
 
     `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by. `type_ids_t`
-    tells the second text of a pair, 1, from the first. `adapter_slots_t` is the slot of each token's LoRA adapter, 0
+    is 1 in the second text of a pair, else 0. `adapter_slots_t` is the slot of each token's LoRA adapter, 0
     for none.
     """
 
@@ -31,12 +31,12 @@ class TokenBatch(NamedTuple):
 
 
 class SharedInputs(NamedTuple):
-    """What all layers of a step share."""
+    """The inputs that all layers of a step share."""
 
     num_tokens: Array
     adapter_rows: Rows
     ropes: Mapping[tuple[int, int], Rope]
-    """By table and the size of what is rotated."""
+    """By RoPE table and the size of the rotated part."""
     query_scales: Mapping[QueryScaling | None, Array | None]
     inputs_ltp: Array | None
     """Each layer's own input, if layers have one."""
@@ -47,7 +47,7 @@ class SharedInputs(NamedTuple):
 def attention_inputs(
     heads: Any, keys_values: Any, spec: LayerSpec, step: SharedInputs
 ) -> tuple[tuple[Array, ...], Any]:
-    """Return the arrays of a layer's tokens that attention takes, and what else it takes in layers of this spec."""
+    """Return attention's arrays for a layer's tokens, and its settings for layers of this spec."""
     rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
     scale_t11 = step.query_scales[spec.query_scaling]
     if isinstance(heads, LatentHeads):
@@ -63,12 +63,12 @@ def attention_inputs(
 
 
 def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
-    """Return the queries multiplied, if there is a factor for each token."""
+    """Return the queries times each token's factor, if there is one."""
     return q_tnh if scale_t11 is None else q_tnh * scale_t11.astype(q_tnh.dtype)
 
 
 def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
-    """Return the batch with each row seeing its whole sequence, or as far ahead as a window reaches back."""
+    """Return the batch with each row's end: that of its sequence, or as far ahead as a window reaches back."""
     rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
     seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
     ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")

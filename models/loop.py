@@ -1,4 +1,4 @@
-"""How a step goes through a model's layers."""
+"""Run a step through a model's layers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Heads(NamedTuple):
     sinks_n: Array | None = None
     """The attention sink of each query head, if the layer has them."""
     gate_tnh: Array | None = None
-    """What the output is multiplied by the sigmoids of, if the layer has a gate."""
+    """The gate, if the layer has one: the output is multiplied by its sigmoids."""
 
 
 class LatentHeads(NamedTuple):
-    """The input of attention over latents: what RoPE is still to rotate is apart."""
+    """The input of attention over latents; the parts that RoPE rotates are separate."""
 
     q_tnl: Array
-    """Queries, absorbed: what they are multiplied by is the latents themselves."""
+    """Absorbed queries, which are multiplied by the latents themselves."""
     q_tnr: Array
     latents_tl: Array
     k_tr: Array
     """The part of keys that is rotated, the same for all heads."""
 
     def joined(self, rope: Rope | None) -> tuple[Array, Array]:
-        """Return queries [t, n, h] and latents [t, h] as attention takes them, their last parts rotated."""
+        """Return attention's queries [t, n, h] and latents [t, h], with their last parts rotated."""
         q_tnr, k_t1r = self.q_tnr, self.k_tr[:, None]
         if rope is not None:
             q_tnr, k_t1r = rotate(q_tnr, rope), rotate(k_t1r, rope)
@@ -54,7 +54,7 @@ type Lent = dict[int, tuple[Array, Array]]
 
 
 class Cached(NamedTuple):
-    """What one layer's attention passes on to the next one's."""
+    """The state that one layer's attention passes on to the next one's."""
 
     pools: tuple[Any, ...]
     """The KV pools of the cache groups."""
@@ -62,25 +62,25 @@ class Cached(NamedTuple):
 
 
 type Stream = tuple[Array, Cached]
-"""The state between two layers: the hidden states [t, d], and what attention passes on."""
+"""The state between two layers: the hidden states [t, d], and the state of attention."""
 
 
 class LayerLoop(enum.Enum):
-    """How a step goes through the layers; all ways give the same result."""
+    """The way that a step goes through the layers; all ways give the same result."""
 
     SCAN = "scan"
     """A loop with one body per kind, over weights stacked along a leading axis: the quickest to compile."""
     UNROLL = "unroll"
     """One body per layer, without a loop: a GPU runs it as one CUDA graph."""
     SWITCH = "switch"
-    """A loop with one body per kind, which switches between the layers' matmuls: out of a stack XLA:CPU would copy a
-    layer's weights in each step. Attention, most of what there is to compile, is still compiled once."""
+    """A loop with one body per kind, which switches between the layers' matmuls, because XLA:CPU would copy a layer's
+    weights out of a stack in each step. Attention, the largest part to compile, is still compiled once."""
     IN_PLACE = "in place"
     """SCAN with the CPU's own matmul, which reads a layer's weights in place in the stack."""
 
     @property
     def stacked(self) -> bool:
-        """Say whether weights have a leading axis of layers."""
+        """Return whether weights have a leading axis of layers."""
         return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
 
 
@@ -88,27 +88,29 @@ class LayerBody(NamedTuple):
     """The computation of a layer, the same for all layers of one kind."""
 
     project: Callable[[Any, Array], Any]
-    """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d]; it returns what `attend` takes:
+    """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d], and returns the input of
+    `attend`:
     `Heads`, `LatentHeads`, or the inputs of a layer with recurrent state."""
     attend: Callable[[Any, Cached, Array | int], tuple[Array | None, Cached]]
-    """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on; None and that
-    for a layer of an MLP alone, whose `project` returns None."""
+    """It takes the layer's index among those of its kind, and returns [t, n, h] and the new state of attention. In a
+    layer
+    with an MLP alone `project` returns None, and so does this in place of [t, n, h]."""
     finish: Callable[[Any, Array, Any, Array | int], Array]
-    """It takes the layer's weights, the hidden states before it, attention's output, and the layer's place."""
+    """It takes the layer's weights, the hidden states before it, attention's output, and the layer's index."""
 
-    def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:
+    def run(self, weights: Any, stream: Stream, index: Array | int) -> Stream:
         """Run one layer."""
         x_td, cached = stream
-        attended_tnh, cached = self.attend(self.project(weights, x_td), cached, place)
-        return self.finish(weights, x_td, attended_tnh, place), cached
+        attended_tnh, cached = self.attend(self.project(weights, x_td), cached, index)
+        return self.finish(weights, x_td, attended_tnh, index), cached
 
-    def run_one_of(self, layers: Sequence[Any], stream: Stream, place: Array | int) -> Stream:
-        """Run the layer at a place, given the weights of all layers of its kind."""
+    def run_one_of(self, layers: Sequence[Any], stream: Stream, index: Array | int) -> Stream:
+        """Run the layer at an index, with the weights of all layers of its kind."""
         x_td, cached = stream
-        heads = jax.lax.switch(place, [partial(self.project, weights) for weights in layers], x_td)
-        attended_tnh, cached = self.attend(heads, cached, place)
+        heads = jax.lax.switch(index, [partial(self.project, weights) for weights in layers], x_td)
+        attended_tnh, cached = self.attend(heads, cached, index)
         finishes = [partial(self.finish, weights) for weights in layers]
-        return jax.lax.switch(place, finishes, x_td, attended_tnh, place), cached
+        return jax.lax.switch(index, finishes, x_td, attended_tnh, index), cached
 
 
 def run_layers(
@@ -119,8 +121,9 @@ def run_layers(
     stream: Stream,
     tapped: Sequence[int] = (),
 ) -> tuple[Stream, Array | None]:
-    """Take the stream through all layers; return it, and what it was before each of the `tapped` layers, [n, t, d], all
-    of them different. The number of layers stands for the end.
+    """Run the stream through all layers; return it, and the hidden states before the `tapped` layers, [n, t, d].
+
+    The tapped layers are all different; the number of layers stands for the end.
 
     `weights` is a tuple, with an entry for each kind if they are stacked, else for each layer; `bodies` has one for
     each kind.
@@ -130,56 +133,56 @@ def run_layers(
         bodies = [LayerBody(*map(jax.jit, body)) for body in bodies]
         weights = [[weights[layer] for layer in layers] for layers in plan.layers_of]
 
-    def run(stream: Stream, kind: int, place: Array | int) -> Stream:
+    def run(stream: Stream, kind: int, index: Array | int) -> Stream:
         body, of_kind = bodies[kind], weights[kind]
         match loop:
             case LayerLoop.SCAN:
-                return body.run(cut_layer(of_kind, place), stream, place)
+                return body.run(cut_layer(of_kind, index), stream, index)
             case LayerLoop.IN_PLACE:
                 return body.run(
-                    jax.tree.map(lambda x: Stacked(x, place), of_kind, is_leaf=_is_quantized), stream, place
+                    jax.tree.map(lambda x: Stacked(x, index), of_kind, is_leaf=_is_quantized), stream, index
                 )
             case LayerLoop.SWITCH:
-                return body.run_one_of(of_kind, stream, place)
+                return body.run_one_of(of_kind, stream, index)
             case LayerLoop.UNROLL:
-                return body.run(of_kind[place], stream, place)
+                return body.run(of_kind[index], stream, index)
 
     loops = loop is not LayerLoop.UNROLL
     if not tapped:
         return walk(plan, stream, run, loops=loops), None
-    # All other layers write one place more, so that each layer does the same.
-    place_of = {layer: place for place, layer in enumerate(tapped)}
-    targets = [[place_of.get(layer, len(tapped)) for layer in layers] for layers in plan.layers_of]
+    # Layers that are not tapped write to one more row, so that all layers do the same.
+    index_of = {layer: index for index, layer in enumerate(tapped)}
+    targets = [[index_of.get(layer, len(tapped)) for layer in layers] for layers in plan.layers_of]
 
-    def run_tapped(carry: tuple[Stream, Array], kind: int, place: Array | int) -> tuple[Stream, Array]:
+    def run_tapped(carry: tuple[Stream, Array], kind: int, index: Array | int) -> tuple[Stream, Array]:
         stream, taps = carry
-        taps = jax.lax.dynamic_update_index_in_dim(taps, stream[0], pick(targets[kind], place), 0)
-        return run(stream, kind, place), taps
+        taps = jax.lax.dynamic_update_index_in_dim(taps, stream[0], pick(targets[kind], index), 0)
+        return run(stream, kind, index), taps
 
     taps = jnp.zeros((len(tapped) + 1, *stream[0].shape), stream[0].dtype)
     stream, taps = walk(plan, (stream, taps), run_tapped, loops=loops)
-    return stream, taps.at[place_of.get(len(plan.layers), len(tapped))].set(stream[0])[:-1]
+    return stream, taps.at[index_of.get(len(plan.layers), len(tapped))].set(stream[0])[:-1]
 
 
-def pick(numbers: Sequence[int], place: Array | int) -> Array | int:
-    """Return numbers[place], where `place` may be traced."""
-    if isinstance(place, int):
-        return numbers[place]
+def pick(numbers: Sequence[int], index: Array | int) -> Array | int:
+    """Return numbers[index], where `index` may be traced."""
+    if isinstance(index, int):
+        return numbers[index]
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
-        return numbers[0] + place
-    return jnp.asarray(numbers, jnp.int32)[place]
+        return numbers[0] + index
+    return jnp.asarray(numbers, jnp.int32)[index]
 
 
-def cut_layer(weights: Any, place: Array | int) -> Any:
-    """Return one layer's weights of a stack, but `Stacked` what kernels read in place: experts, quantized matrices.
+def cut_layer(weights: Any, index: Array | int) -> Any:
+    """Return one layer's weights of a stack; experts and quantized matrices, which kernels read in place, as `Stacked`.
 
-    Plain XLA fuses the cut into a matmul; out of a stack that is cut before, a kernel would get a copy.
+    Plain XLA fuses the cut into a matmul; a kernel would get a copy of weights that are cut first.
     """
 
     def one(path: Any, held: Any) -> Any:
         if _is_quantized(held) or any(getattr(key, "key", None) == "experts" for key in path):
-            return Stacked(held, place)
-        return jax.lax.dynamic_index_in_dim(held, place, keepdims=False)
+            return Stacked(held, index)
+        return jax.lax.dynamic_index_in_dim(held, index, keepdims=False)
 
     return jax.tree_util.tree_map_with_path(one, weights, is_leaf=_is_quantized)
 
@@ -189,7 +192,7 @@ def _is_quantized(held: Any) -> bool:
 
 
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:
-    """Call `run` with the kind and the place of each layer, in order; with `loops`, repeated layers are one `scan`."""
+    """Call `run` with the kind and the index of each layer, in order; with `loops`, repeated layers are one `scan`."""
 
     def times(count: int, step: Callable[[Any, Any], Any], stream: Any) -> Any:
         if loops and count > 1:

@@ -29,17 +29,17 @@ Params = Mapping[str, Any]
 
 
 class Forward(NamedTuple):
-    """What `Model.forward` gives."""
+    """The result of `Model.forward`."""
 
     hidden_td: Array
-    """The hidden states, [t, d], which logits are read off: after the final norm, but in an EAGLE-3 head before it."""
+    """The hidden states, [t, d], from which logits are computed: normed, except in an EAGLE-3 head."""
     pools: tuple[Any, ...]
     features_tf: Array
-    """What a draft head reads, [t, f], as `Model.features` says; `hidden_td` if that names no layers."""
+    """The features that a draft head reads, [t, f], from the layers in `Model.features`, or `hidden_td`."""
 
 
 class Model:
-    """The functions of one model; it holds no arrays. `features` are what a draft head reads of the model."""
+    """The functions of one model; it holds no arrays. `features` are those that a draft head reads."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Model:
         return *self.specs.facts, self.ops, self.adapter_shape, self.features
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
-        """Return the specs of adapters by the path of the weight beside, for the model's slots or others, if any."""
+        """Return the specs of adapters by the path of the weight beside, for the model's slots or for `shape`."""
         shape = shape or self.adapter_shape
         return {} if shape is None else adapter_specs(array_specs(self.specs.param_specs()), shape, self.dtype)
 
@@ -73,9 +73,10 @@ class Model:
         attention: Sequence[Callable[..., tuple[Array, Any]]],
         features_td: Array | None = None,
     ) -> Forward:
-        """Run the step's tokens through all layers. A draft head takes `features_td`, those of `read_features`, or in
-        the rows of guesses its own hidden states.
+        """Run the step's tokens through all layers.
 
+        A draft head takes `features_td`, the result of `read_features`, or in the rows of guesses its own hidden
+        states.
         Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
         groups. For groups with recurrent state they are `StatePools`, a `StateBatch`, and functions called as
         `StateOps.run`.
@@ -111,7 +112,7 @@ class Model:
 
     @jax.named_scope("features")
     def read_features(self, params: Params, features_tf: Array, num_rows: Array | int) -> Array:
-        """Return what a draft head makes of the other model's features of tokens, [t, d]."""
+        """Return a draft head's projection of the other model's features of tokens, [t, d]."""
         return self._frame_of(params, num_rows).read_features(features_tf)
 
     def _body(self, kind: int, step: SharedInputs) -> LayerBody:
@@ -128,20 +129,20 @@ class Model:
 
         # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")
-        def attend(heads: Any, cached: Cached, place: Array | int) -> tuple[Array | None, Cached]:
+        def attend(heads: Any, cached: Cached, index: Array | int) -> tuple[Array | None, Cached]:
             if not spec.has_mixer:
                 return None, cached
             pools, lent = cached
-            where = {"layer": pick(places, place), "num_layers": num_layers}
+            where = {"layer": pick(places, index), "num_layers": num_layers}
             if spec.state is not None:
                 layer_of = {"spec": spec, "cfg": self.config, **where}
                 out, pool = step.attention[group](heads, pools[group], step.batches[group], **layer_of)
                 return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
-            # Borrowed keys and values are in the cache already; writing them again changes nothing.
+            # The cache has borrowed keys and values already; writing them again changes nothing.
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
-            own, settings = attention_inputs(heads, keys_values, spec, step)
+            arrays, settings = attention_inputs(heads, keys_values, spec, step)
             attended_tnh, pool = step.attention[group](
-                *own,
+                *arrays,
                 pools[group],
                 step.batches[group],
                 scale=spec.scale,
@@ -154,9 +155,9 @@ class Model:
             return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
         @jax.named_scope("finish")
-        def finish(weights: Params, x_td: Array, attended_tnh: Array, place: Array | int) -> Array:
-            own = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], place)]]
-            return layer(weights).finish(x_td, attended_tnh, *own)
+        def finish(weights: Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
+            arrays = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], index)]]
+            return layer(weights).finish(x_td, attended_tnh, *arrays)
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
 
@@ -171,10 +172,10 @@ class Model:
 
     @jax.named_scope("pool")
     def pool(self, params: Params, hidden_td: Array, batch: AttentionBatch) -> Array:
-        """Return the float32 outputs [s, o] of the sequences of a step, whose hidden states are those from `forward`.
+        """Return the float32 outputs [s, o] of the sequences of a step, from the hidden states of `forward`.
 
-        A chunk that does not hold what stands for its sequence (`Pooling.kind`) gives a row of no use, and the mean is
-        that of the step's tokens.
+        A chunk without the token that represents its sequence (`Pooling.kind`) gives a row of no use. The mean is over
+        the step's tokens.
         """
         assert self.config.pooling is not None
         return self._head(params, len(batch.query_ends_s))(pooled_states(hidden_td, batch, self.config.pooling.kind))
@@ -193,7 +194,7 @@ class Model:
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
 
     def _nothing_lent(self, num_tokens: int) -> Lent:
-        """Return zeros in place of keys and values to borrow, which no layer has computed yet."""
+        """Return zeros for the keys and values to borrow, which no layer has computed yet."""
         lent: Lent = {}
         for number, group in enumerate(self.plan.groups):
             if group in self.plan.lending_groups:

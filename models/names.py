@@ -12,17 +12,17 @@ class Fused(NamedTuple):
     axis: int = 0
     """The axis of their concatenation; in a tensor of all experts, that of one expert's part."""
     alternates: bool = False
-    """They alternate along the axis, instead of taking a range each."""
+    """The members alternate along the axis instead of taking one range each."""
     by_head: bool = False
-    """Each head has its own one after the other, instead of all heads having one first."""
+    """Each head has its part of all members, instead of each member having all heads."""
 
 
 class TensorName(NamedTuple):
     """The tensor of a checkpoint that a parameter comes from.
 
     `name` is HF's, with the fields of `Prefixes` in braces, `{l}` for the layer and `{e}` for the expert; without
-    `{e}`, a parameter of experts comes from one tensor of all experts. `layout` goes from HF's axes to ours, those of
-    one expert, as in "(n h) d -> d n h".
+    `{e}`, a parameter of experts comes from one tensor of all experts. `layout` maps HF's axes to the parameter's,
+    those of one expert, as in "(n h) d -> d n h".
     """
 
     name: str
@@ -31,8 +31,7 @@ class TensorName(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """What differs between checkpoints in HF's names: the beginnings of those of the model's body and of its output
-    head, and the ends of those of LayerNorms."""
+    """The parts of names that differ between checkpoints: prefixes of body and output head, suffixes of LayerNorms."""
 
     body: str
     head: str
@@ -42,7 +41,7 @@ class Prefixes(NamedTuple):
 
 DECODER_PREFIXES = Prefixes("model.", "")
 NO_PREFIXES = Prefixes("", "")
-# A multimodal wrapper's text part: as on the hub, as later versions of HF name it, and beside the other parts.
+# A multimodal wrapper's text part: on the hub, in later versions of HF, and beside the other parts.
 WRAPPER_PREFIXES = (
     Prefixes("language_model.model.", "language_model."),
     Prefixes("model.language_model.", ""),

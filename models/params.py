@@ -1,4 +1,4 @@
-"""Parameters: the array that holds each one, and the tensors of a checkpoint that it is made of."""
+"""Parameters: the array that holds each one, and the checkpoint's tensors that it comes from."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "channels", "shards")
 """The logical axes that are cut where a model is spread over devices, if their size divides."""
 EXPERT_AXIS, MODEL_AXIS = "expert", "model"
 MESH_AXES = (EXPERT_AXIS, MODEL_AXIS)
-"""The axes of a mesh of devices, over both of which all is spread but experts."""
+"""The axes of a mesh of devices; everything except experts is spread over both."""
 APART = "#"
-"""It comes before the number of an array, in the name of one that is held apart."""
+"""The character before the number in the name of an array that `held_apart` splits off."""
 PART_AXIS = "part"
-"""The axis of a part of a quantized matrix along its inputs, in layouts."""
+"""The name in layouts of a quantized part's axis along the inputs."""
 
 
 HFIndex = tuple[slice | tuple[int, ...], ...]
-"""What is taken of an HF tensor along its first axes: a range, or places one by one."""
+"""The part of an HF tensor along its first axes: a range, or single indices."""
 
 
 class Segment(NamedTuple):
-    """The place of a parameter in a merged array: it begins at row `start` in each of `num_shards` shards."""
+    """The rows of a parameter in a merged array: they begin at row `start` in each of `num_shards` shards."""
 
     array: str
     num_shards: int
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
 
 LEAD_AXES = ("layers", "experts")
-"""The logical axes that come first, if an array has them; each index on them is read from the checkpoint by itself."""
+"""The logical axes that come first, if an array has them; each index on them is read from the checkpoint separately."""
 
 
 class Cut(Enum):
@@ -57,10 +57,10 @@ class Cut(Enum):
 
 
 def cut_of(axes: Sequence[str | None], shape: Sequence[int], num_inputs: int, num_shards: int) -> Cut | None:
-    """Return which side of a matrix so many devices have shares of; None for a matrix that each has whole.
+    """Return the side of a matrix that is cut into shares for the devices; None if each device has the whole matrix.
 
-    The last `num_inputs` of `axes` are the inputs, whose size divides: models whose does not are refused. `shape` has
-    an axis for each name, or no lead axes and all inputs as one.
+    The last `num_inputs` of `axes` are the inputs. Their size divides, as other models are refused. `shape` has an axis
+    for each name, or no lead axes and all inputs as one.
     """
     if num_shards == 1:
         return None
@@ -74,7 +74,7 @@ def cut_of(axes: Sequence[str | None], shape: Sequence[int], num_inputs: int, nu
 
 
 class _Axes:
-    """What `ParamSpec` and `ArraySpec` share."""
+    """The fields and properties that `ParamSpec` and `ArraySpec` share."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -85,7 +85,7 @@ class _Axes:
 
     @property
     def stacked(self) -> bool:
-        """Say whether the first dimension counts layers."""
+        """Return whether the first dimension counts layers."""
         return self.axes[0] == "layers"
 
     @property
@@ -95,21 +95,21 @@ class _Axes:
 
     @property
     def num_experts(self) -> int | None:
-        """Return the number of experts, None if the array is not one of experts."""
+        """Return the number of experts, or None if the array has no axis of experts."""
         return dict(zip(self.axes, self.shape, strict=True)).get("experts")
 
     @property
     def is_rounded(self) -> bool:
-        """Say whether the array's numbers are given, to be rounded to its format."""
+        """Return whether the array is made from numbers that are rounded to its format."""
         return self.format is not None and self.part is None
 
 
 @dataclass(frozen=True)
 class ParamSpec(_Axes):
-    """One parameter, and the HF tensors it is made of: one for each layer if it is stacked, or for each expert of each.
+    """One parameter and its HF tensors: one for each layer if it is stacked, or for each expert of each layer.
 
-    `layout` takes one HF tensor of `hf_shape`, or the part of it at `hf_index`, to one layer's or one expert's part of
-    ours; `axes` names a logical axis per dimension.
+    `layout` maps one HF tensor of `hf_shape`, or its part at `hf_index`, to one layer's or one expert's part of the
+    parameter; `axes` names a logical axis per dimension.
     """
 
     shape: tuple[int, ...]
@@ -119,21 +119,21 @@ class ParamSpec(_Axes):
     layout: str
     hf_shape: tuple[int, ...]
     hf_index: HFIndex = ()
-    """The part of the HF tensor that is this parameter, if it holds several; empty for all of it."""
+    """The part of the HF tensor that is this parameter, if the tensor holds several; empty for all of it."""
     repeats: int = 1
-    """How many consecutive copies ours has of each kv head of the HF tensor."""
+    """The number of consecutive copies of each of the HF tensor's kv heads."""
     head_order: tuple[int, ...] | None = None
-    """The HF tensor's index of each dimension of a head of ours, if the orders differ."""
+    """The HF tensor's index of each dimension of a head, if the orders differ."""
     segment: Segment | None = None
-    """The place in a merged array; None for a parameter that has an array of its own."""
+    """The segment of a merged array; None for a parameter with its own array."""
     num_inputs: int = 0
     """The number of last axes that a matmul sums over; 0 for a parameter that is added, or multiplies elementwise."""
     format: WeightFormat | None = None
-    """The format in which the parameter is held; None for its numbers themselves."""
+    """The format in which the parameter is held; None if it is not quantized."""
     is_packed: bool = False
     """Codes of fewer than 8 bits share bytes, for the CPU's own kernels."""
     part: str | None = None
-    """The part of a quantized parameter that this is, of those of its format."""
+    """The name of this part of a quantized parameter, one of its format's parts; None for a whole parameter."""
 
     @property
     def rows(self) -> int:
@@ -157,48 +157,48 @@ class ArraySpec(_Axes):
 
 
 def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
-    """Return what is stored for a spec: itself, or if it is quantized the specs of its parts."""
+    """Return the spec itself, or if it is quantized the specs of its parts."""
     if spec.format is None or spec.part is not None:
         return spec
     return Quantized({part: part_of(spec, part) for part in spec.format.parts}, spec.format, spec.is_packed)
 
 
 class Outputs(NamedTuple):
-    """The axis of an HF matrix that is its outputs, as the layout has it, and what of it is a parameter."""
+    """The output axis of an HF matrix, as in the layout, and the part of it that is a parameter."""
 
     axes: str
     hf_index: HFIndex
 
 
 def outputs_of(spec: ParamSpec) -> Outputs | None:
-    """Return the outputs of an HF matrix, whichever way round it is; None if a parameter has not all of the inputs."""
+    """Return the outputs of an HF matrix, transposed or not; None if a parameter does not have all of the inputs."""
     theirs, ours = spec.layout.split("->")
     axes, inputs = split_axes(theirs), ours.split()[-spec.num_inputs :]
     index = [*spec.hf_index, *[slice(None)] * (2 - len(spec.hf_index))]
     if len(axes) != 2:
         return None
-    for place, other in ((0, 1), (1, 0)):
+    for side, other in ((0, 1), (1, 0)):
         if axes[other].strip("()").split() == inputs and index[other] == slice(None):
-            return Outputs(axes[place], (index[place],) if spec.hf_index else ())
+            return Outputs(axes[side], (index[side],) if spec.hf_index else ())
     return None
 
 
 def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
-    """Return the spec of one of the arrays that a quantized array is held as, [*out, width]."""
+    """Return the spec of one part of a quantized array, [*out, width]."""
     form, count = spec.format, spec.num_inputs
     assert form is not None
     width = form.width(part, prod(spec.shape[-count:]), packed=spec.is_packed)
     if part == "order":
         return _order_of(spec, width)
-    own: dict[str, Any]
+    changes: dict[str, Any]
     if isinstance(spec, ArraySpec):
-        own = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
+        changes = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
     else:
-        found, own = outputs_of(spec), {}
-        if found is not None:  # else its numbers are rounded, and no part is read
+        outputs, changes = outputs_of(spec), {}
+        if outputs is not None:  # otherwise its numbers are rounded, and no part is read
             ours = " ".join(spec.layout.partition("->")[2].split()[:-count])
-            layout = f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"
-            own = {"layout": layout, "hf_shape": (*spec.hf_shape[:-1], width), "hf_index": found.hf_index}
+            layout = f"{outputs.axes} {PART_AXIS} -> {ours} {PART_AXIS}"
+            changes = {"layout": layout, "hf_shape": (*spec.hf_shape[:-1], width), "hf_index": outputs.hf_index}
     return replace(
         spec,
         shape=(*spec.shape[:-count], width),
@@ -206,20 +206,20 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
         axes=(*spec.axes[:-count], spec.axes[-count] if width > 1 else None),
         dtype=form.device_dtype(part, packed=spec.is_packed),
         part=part,
-        **own,
+        **changes,
     )
 
 
 def _order_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, width: int) -> Spec:
     """Return the spec of the order of a quantized array's inputs, [*lead, in], the same for all outputs."""
-    own: dict[str, Any]
+    changes: dict[str, Any]
     if isinstance(spec, ArraySpec):
-        own = {"params": {path: _order_of(param, width) for path, param in spec.params.items()}}
+        changes = {"params": {path: _order_of(param, width) for path, param in spec.params.items()}}
     else:
-        own = {"layout": f"{PART_AXIS} -> {PART_AXIS}", "hf_shape": (width,), "hf_index": (), "segment": None}
+        changes = {"layout": f"{PART_AXIS} -> {PART_AXIS}", "hf_shape": (width,), "hf_index": (), "segment": None}
     lead = spec.num_lead
     shape, axes = (*spec.shape[:lead], width), (*spec.axes[:lead], None)
-    return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **own)
+    return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **changes)
 
 
 class Axes(NamedTuple):
@@ -232,7 +232,7 @@ class Axes(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Joined:
-    """Arrays [num_shards, rows, ...], which stand for one with all their rows, shard by shard."""
+    """Arrays [num_shards, rows, ...] that act as one array with the rows of all, shard by shard."""
 
     members: tuple[Any, ...]
     can_gate: ClassVar[bool] = False
@@ -265,12 +265,12 @@ class Joined:
 
 
 def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
-    """Return specs with parameters of a merged array in several arrays, if they are held in different formats.
+    """Return specs in which parameters of a merged array with different formats are in several arrays.
 
     The arrays are named "qkv#0", "qkv#1" and so on, in order; `unflatten` joins them. Experts' parameters are widened
     instead, as they are one matmul for all experts.
     """
-    found = dict(specs)
+    apart = dict(specs)
     members: dict[str, list[str]] = {}
     for path, spec in specs.items():
         if spec.segment is not None:
@@ -280,22 +280,22 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
         is_ordered = any(form is not None and form.is_ordered for form in forms)
         if len(set(forms)) == 1 and not is_ordered:
             continue
-        # Each has an order of its own.
+        # Each of them has its own order.
         runs = [[path] for path in paths] if is_ordered else _runs(paths, forms)
         for number, run in enumerate(runs):
             start, form = 0, specs[run[0]].format
             for path in run:
                 spec = specs[path]
                 assert spec.segment is not None
-                own = Segment(f"{array}{APART}{number}", spec.segment.num_shards, start)
+                segment = Segment(f"{array}{APART}{number}", spec.segment.num_shards, start)
                 is_apart = spec.num_experts is None
-                found[path] = replace(spec, segment=own, format=form) if is_apart else replace(spec, format=None)
+                apart[path] = replace(spec, segment=segment, format=form) if is_apart else replace(spec, format=None)
                 start += spec.rows
-    return found
+    return apart
 
 
 def _runs(paths: Sequence[str], forms: Sequence[WeightFormat | None]) -> list[list[str]]:
-    """Return paths with one format side by side."""
+    """Return runs of consecutive paths with one format."""
     pairs = zip(paths, forms, strict=True)
     return [[path for path, _ in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[1])]
 
@@ -320,7 +320,7 @@ def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
 
 
 def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
-    """Turn "layers.attn.q"-style paths into the nested dict that `forward` takes; numbers make a tuple of layers."""
+    """Turn paths like "layers.attn.q" into the nested dict that `forward` takes; numbers make a tuple of layers."""
     nested: dict[str, Any] = {}
     for path, value in _joined(flat).items():
         *parents, leaf = path.split(".")
@@ -335,7 +335,7 @@ def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
 
 
 def _joined(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays with those that are held apart as one."""
+    """Return the arrays, with those of one merged array as a `Joined`."""
     groups: dict[str, list[Any]] = {}
     for path, value in flat.items():
         groups.setdefault(path.partition(APART)[0], []).append(value)

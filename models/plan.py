@@ -1,4 +1,4 @@
-"""The plan of a model's layers: which are of one kind, and the loops that go through them in order."""
+"""The plan of a model's layers: their kinds, their cache groups, and the loops that go through them in order."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ class Run(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A pattern of runs, and how often it repeats."""
+    """A pattern of runs, and the number of its repeats."""
 
     pattern: tuple[Run, ...]
     repeats: int
 
     def counts(self, num_kinds: int) -> list[int]:
-        """Return how many layers of each kind the pattern has."""
+        """Return the number of layers of each kind in the pattern."""
         return [sum(run.length for run in self.pattern if run.kind == kind) for kind in range(num_kinds)]
 
 
 class CacheGroup(NamedTuple):
-    """A cache group is layers that share an array: those whose keys and values have one shape and reach as far back, or
-    those whose recurrent states have one shape.
-    """
+    """Layers that share a cache array, as their keys and values, or their states, have one shape and one window."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,19 +41,18 @@ class CacheGroup(NamedTuple):
     attention_chunk: int | None
     causal: bool
     latent_dim: int | None = None
-    """The first numbers of a key, which are its value too, where layers attend over latents; None where each head has
-    keys and values."""
+    """The size of a key's first part, which is also its value, in attention over latents; else None."""
     state: StateSpec | None = None
-    """The recurrent state of layers that do not attend, and have no keys and values; None where they do."""
+    """The recurrent state of layers without keys and values; None for layers that attend."""
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The layers of a model in order. A layer is known by its kind, and its place among the layers of that kind."""
+    """The layers of a model in order. A layer is identified by its kind and its index among those of its kind."""
 
     layers: tuple[LayerSpec, ...]
     marks: tuple[Hashable, ...] = ()
-    """What sets layers of one spec apart, for each layer: the formats of their weights; empty if nothing does."""
+    """For each layer, the formats of its weights, which distinguish layers of one spec; empty if nothing does."""
 
     @cached_property
     def _marked(self) -> tuple[tuple[LayerSpec, Hashable], ...]:
@@ -63,7 +60,7 @@ class LayerPlan:
 
     @cached_property
     def kinds(self) -> tuple[LayerSpec, ...]:
-        """Return the spec of each kind, in the order in which they come first."""
+        """Return the spec of each kind, in the order of their first layers."""
         return tuple(spec for spec, _ in dict.fromkeys(self._marked))
 
     @cached_property
@@ -82,7 +79,7 @@ class LayerPlan:
 
     @cached_property
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
-        """Return the numbers of the layers in each cache group, of those that compute keys and values.
+        """Return the numbers of the layers in each cache group that compute keys and values or have a state.
 
         Groups with recurrent state come last. Layers of an MLP alone are in none.
         """
@@ -91,7 +88,7 @@ class LayerPlan:
             if layer.has_mixer and not layer.borrows_kv:
                 group = group_of(layer)
                 groups[group] = (*groups.get(group, ()), number)
-        return dict(sorted(groups.items(), key=lambda each: each[0].state is not None))
+        return dict(sorted(groups.items(), key=lambda item: item[0].state is not None))
 
     @cached_property
     def attention_groups(self) -> tuple[CacheGroup, ...]:
@@ -105,22 +102,22 @@ class LayerPlan:
 
     @cached_property
     def lending_groups(self) -> frozenset[CacheGroup]:
-        """Return the cache groups some of whose layers' keys and values are borrowed by others."""
+        """Return the cache groups with keys and values that other layers borrow."""
         return frozenset(group_of(layer) for layer in self.kinds if layer.borrows_kv)
 
     def depth(self, group: CacheGroup) -> int:
-        """Return how many layers' keys and values the group's array holds.
+        """Return the number of layers with keys and values in the group's array.
 
-        Prompts go whole through layers that are not causal, and nothing is read again: one layer's keys and values take
-        the place of those of the layer before it.
+        Prompts go whole through layers that are not causal, and nothing is read again, so the keys and values of one
+        layer overwrite those of the layer before it.
         """
         return len(self.groups[group]) if group.causal else 1
 
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
-        """Return the cache group of a kind, by its place among the groups, and its layers' places in the group.
+        """Return the index of a kind's cache group, and its layers' indices in the group.
 
-        A layer that borrows keys and values has the place of the layer that computes them. Layers that are not causal
-        have one place, see `depth`.
+        A layer that borrows keys and values has the index of the layer that computes them. Layers that are not causal
+        share one index, see `depth`.
         """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
@@ -131,7 +128,7 @@ class LayerPlan:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the layers as few loop bodies, each compiled once however often it runs."""
+        """Return the layers as a few loop bodies; each is compiled once and may run many times."""
         return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
 
 
@@ -151,7 +148,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
 
 
 def _segments(runs: Sequence[Run]) -> Iterator[Segment]:
-    """Cut runs into segments, each with the pattern that covers most of what is left, or of one run."""
+    """Cut runs into segments, each with the pattern that covers most of the remaining runs, or with one run."""
     start = 0
     while start < len(runs):
         left = runs[start:]
@@ -163,7 +160,7 @@ def _segments(runs: Sequence[Run]) -> Iterator[Segment]:
 
 
 def _repeats(runs: Sequence[Run], period: int) -> int:
-    """Return how often the first `period` runs come in a row."""
+    """Return the number of times that the first `period` runs are repeated in a row."""
     repeats = 1
     while runs[repeats * period : (repeats + 1) * period] == runs[:period]:
         repeats += 1

@@ -1,4 +1,4 @@
-"""Decoders that pool: an embedding model or a classifier out of a family of decoders, or out of a decoder's config."""
+"""Decoders that pool: make an embedding model or a classifier of a family of decoders, or of a decoder's config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMBED = ("embed", "token_embed")
 CLASSIFY = ("classify", "token_classify")
 TOKEN_CLASSIFY = ("token_classify",)
 METHODS = ("from_2_way_softmax", "no_post_processing")
-"""How rows of an output head become a classifier's scores: as their difference, or as they are."""
+"""The ways to make scores of an output head's logits: their difference, or the logits themselves."""
 
 
 def as_embedder(decoder: Family) -> Family:
@@ -33,16 +33,15 @@ def as_token_classifier(decoder: Family) -> Family:
 
 
 def embedding(config: ModelConfig, kind: str = "LAST") -> ModelConfig:
-    """Return a decoder's config with its hidden states for outputs; see `Pooling.kind`."""
+    """Return a decoder's config with hidden states as outputs; see `Pooling.kind`."""
     return pooled(config, Pooling(tasks=EMBED, kind=kind))
 
 
 def classification(config: ModelConfig, hf: Mapping[str, Any], family: Family) -> ModelConfig:
-    """Return a decoder's config with a score for each class, which its last token's hidden state gives.
+    """Return a decoder's config with a score for each class, from the last token's hidden state.
 
-    With `classifier_from_token` in the config.json, which are then ids of tokens, scores are those tokens' logits, or
-    the second one's less the first one's if `method` says so. Raises ValueError that names the key for what does not
-    fit.
+    If the config.json has `classifier_from_token`, a list of tokens, scores are those tokens' logits or, depending on
+    `method`, the second one's minus the first one's. Raises ValueError, with the key, for values that do not fit.
     """
     if hf.get("classifier_from_token") is None:
         head = HeadLayer(source="score", size=read_num_labels(hf), bias=False)
@@ -67,13 +66,13 @@ def token_classification(config: ModelConfig, hf: Mapping[str, Any], source: str
 def pooled(config: ModelConfig, pooling: Pooling) -> ModelConfig:
     """Return a decoder's config with a head in place of its output head."""
     if config.embed_size is not None:
-        raise ValueError(f"word_embed_proj_dim is {config.embed_size}, which a model that pools cannot have")
+        raise ValueError(f"word_embed_proj_dim is {config.embed_size}, which is not supported in a model that pools")
     # Tied to the embedding, the output head is not loaded: nothing reads its logits.
     return replace(config, pooling=pooling, tie_word_embeddings=True)
 
 
 def read_num_labels(hf: Mapping[str, Any]) -> int:
-    """Return the number of a classifier's classes: those of `id2label`, or else `num_labels`, by default 2."""
+    """Return the number of a classifier's classes: of `id2label`, or else `num_labels`, by default 2."""
     names = read_mapping(hf, "id2label")
     num_labels = read_int(hf, "num_labels", len(names) or 2)
     if names and num_labels != len(names):

@@ -1,4 +1,4 @@
-"""Weights are rounded to fewer bits when they are loaded; activations are not quantized."""
+"""Round weights to fewer bits when they are loaded; activations are not quantized."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ METHODS: Mapping[str, WeightFormat] = {
 }
 """The format that each method rounds weights to."""
 LARGEST = {"integer": 127.0, "e4m3": 448.0}
-"""The largest number of 8 bits; the smallest is its negative."""
+"""The largest code of 8 bits; the smallest is its negative."""
 LEAST_SCALE = 2.0**-24
-"""The smallest float16."""
+"""The smallest scale, which is the smallest float16."""
 
 
 def quantize(weight: Array, num_inputs: int, form: WeightFormat, *, is_packed: bool = False) -> Quantized:
-    """Round a weight [*out, *in], whose last `num_inputs` axes are summed over, to a format of `METHODS`.
+    """Round a weight [*out, *in], summed over its last `num_inputs` axes, to a format of `METHODS`.
 
-    With 8 bits each output's largest number becomes the largest or the smallest there is, with 4 bits each group's
-    smallest and largest, or 0 if that is beyond, become 0 and 15.
+    With 8 bits the scale of an output makes its largest magnitude the largest code. With 4 bits the scale and zero of a
+    group map its range, extended to include 0, to 0 to 15.
     """
     weight = weight.astype(jnp.float32).reshape(*weight.shape[: weight.ndim - num_inputs], -1)
     if form.group is None:

@@ -1,4 +1,4 @@
-"""Reading HF's config.json: what the families share. Malformed or unsupported values raise ValueError by name."""
+"""Read the parts of HF's config.json that families share. Unsupported values raise ValueError with the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .config import HIDDEN_ACTS, LayerSpec, ModelConfig, RopeConfig
 from .fields import read_bool, read_choice, read_float, read_floats, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Far above any model; a config.json that says more would only cost memory.
+# Far above any model; a config.json with more would only cost memory.
 MAX_LAYERS = 1000
 
 
@@ -30,7 +30,7 @@ def read_decoder(
     """Read the fields that all models share; see `read_rope` for `rotates_part`.
 
     `layers` has the fields in which layers differ, with a value for each layer. `family` has further fields of
-    `ModelConfig`, and of `LayerSpec` for all layers, which override those read here.
+    `ModelConfig`, and of `LayerSpec` for all layers, which override those from `hf`.
     """
     if hf.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention is not supported, only causal attention")
@@ -73,7 +73,7 @@ def read_num_layers(hf: Mapping[str, Any]) -> int:
 def read_layer_types(
     hf: Mapping[str, Any], default: tuple[str, ...], known: tuple[str, ...] = LAYER_TYPES
 ) -> tuple[str, ...]:
-    """Return the kind of attention of each layer, one of those `known` to the family."""
+    """Return the kind of attention of each layer, one of `known`."""
     layer_types = default if hf.get("layer_types") is None else hf["layer_types"]
     if not isinstance(layer_types, list | tuple):
         raise ValueError(f"layer_types is {layer_types!r}, expected a list")
@@ -84,14 +84,14 @@ def read_layer_types(
 
 
 def read_rotated_layers(hf: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Say of each layer whether it rotates queries and keys: `no_rope_layers` has a 1 if so, and a 0 if not."""
-    num_layers, given = read_num_layers(hf), hf.get("no_rope_layers")
-    if given is None:
+    """Return for each layer whether it rotates queries and keys: it does if `no_rope_layers` has a 1, not a 0."""
+    num_layers, flags = read_num_layers(hf), hf.get("no_rope_layers")
+    if flags is None:
         interval = read_int(hf, "no_rope_layer_interval", 4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if not isinstance(given, list | tuple) or len(given) < num_layers or any(each not in (0, 1) for each in given):
-        raise ValueError(f"no_rope_layers is {given!r}, expected {num_layers} numbers, each 0 or 1")
-    return tuple(each == 1 for each in given[:num_layers])
+    if not isinstance(flags, list | tuple) or len(flags) < num_layers or any(each not in (0, 1) for each in flags):
+        raise ValueError(f"no_rope_layers is {flags!r}, expected {num_layers} numbers, each 0 or 1")
+    return tuple(each == 1 for each in flags[:num_layers])
 
 
 def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
@@ -148,11 +148,11 @@ def read_ropes_by_type(
 
     Scaling under the old key, rope_scaling, applies to full attention only.
     """
-    given = read_mapping(hf, "rope_parameters")
-    flat = sorted(set(given) - set(LAYER_TYPES))
+    parameters = read_mapping(hf, "rope_parameters")
+    flat = sorted(set(parameters) - set(LAYER_TYPES))
     if flat:
         raise ValueError(f"rope_parameters are per layer type in this architecture, but there is {', '.join(flat)}")
-    settings = {kind: read_mapping(given, kind) for kind in LAYER_TYPES}
+    settings = {kind: read_mapping(parameters, kind) for kind in LAYER_TYPES}
     settings["full_attention"].update(read_mapping(hf, "rope_scaling"))
     settings["full_attention"].setdefault("rope_theta", full_theta)
     settings["sliding_attention"].setdefault("rope_theta", sliding_theta)
@@ -162,14 +162,14 @@ def read_ropes_by_type(
 
 
 def read_typed_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
-    """Build the RoPE table of one layer type, of several that a config has settings for."""
+    """Build the RoPE table of one layer type, in a config with settings for several."""
     if not read_bool(settings, "truncate", True):
-        raise ValueError("truncate is false for a layer type, where HF takes it for true; leave it out to do as HF")
+        raise ValueError("truncate is false for a layer type, where HF ignores it; leave it out")
     return read_rope(hf, settings)
 
 
 def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """Return what a multimodal config.json says about tied embeddings, in its own keys or in its text part's."""
+    """Return whether a multimodal config.json ties embeddings, in its own keys or in its text part's."""
     return read_bool(hf, "tie_word_embeddings", read_bool(text, "tie_word_embeddings"))
 
 
@@ -225,15 +225,15 @@ def _longrope_fields(settings: Mapping[str, Any], positions: int, trained: int) 
 
 
 def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
-    """Return the factor on cos and sin, given or inferred from the scaling factor."""
+    """Return the factor on cos and sin, from its key or inferred from the scaling factor."""
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    given = read_optional_float(settings, "attention_factor")
-    if given is not None:
-        return given
-    # 0 means "not given" here, as in HF.
+    attention_factor = read_optional_float(settings, "attention_factor")
+    if attention_factor is not None:
+        return attention_factor
+    # 0 means that it is not set, as in HF.
     if settings.get("mscale") and settings.get("mscale_all_dim"):
         return mscale(read_float(settings, "mscale")) / mscale(read_float(settings, "mscale_all_dim"))
     return mscale(1.0)

@@ -1,4 +1,4 @@
-"""The ops of layers with recurrent state, and the pools that their states are in."""
+"""The ops of layers with recurrent state, and the pools of their states."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .state_specs import ConvSpec, DeltaSpec, ScanSpec, StateSpec
 
 
 class StatePools(NamedTuple):
-    """The states of a group of layers: in each slot, the inputs that convolutions look back on, and the scans' states.
+    """The states of a group of layers: in each slot, the last inputs of convolutions, and the scans' states.
 
-    They are arrays of JAX, or their specs; a device has its share of the channels and heads.
+    They are JAX arrays, or their specs; a device has its share of the channels and heads.
     """
 
     conv: Any
-    """The last axis is that of channels."""
+    """Its last axis is channels."""
     scan: Any
-    """The second axis is that of heads; None where a layer is a convolution alone."""
+    """Its second axis is heads; None if a layer is a convolution alone."""
 
 
 @dataclass(frozen=True)
 class StateOps:
-    """What a group of layers with recurrent state computes with on one device."""
+    """The ops of a group of layers with recurrent state, on one device."""
 
     conv: CausalConv
     scan: GatedDelta | StateSpace | None = None
@@ -43,8 +43,8 @@ class StateOps:
         return StatePools(self.conv, self.scan)
 
     def _map(self, function: Callable[..., Any], *pools: Any) -> StatePools:
-        each = zip(self._all, *pools, strict=True)
-        return StatePools(*(None if op is None else function(op, *of_op) for op, *of_op in each))
+        rows = zip(self._all, *pools, strict=True)
+        return StatePools(*(None if op is None else function(op, *of_op) for op, *of_op in rows))
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -53,16 +53,16 @@ class StateOps:
 
     @property
     def is_invariant(self) -> bool:
-        """Say whether on a CPU a row has the same bits whatever is beside it, decoded or in a chunk."""
+        """Return whether on a CPU a row has the same bits in every batch, decoded or in a chunk."""
         return set(self.implementations) == {"cpu"}
 
     def missing_kernels(self, platform: str, architecture: str | None = None) -> dict[str, str]:
-        """Say of each op, by its name for people, why a platform's own kernels do not run it."""
-        found = {op.name: op.missing_kernels(platform, architecture) for op in self._all if op is not None}
-        return {name: reason for name, reason in found.items() if reason is not None}
+        """Return the reason why a platform's own kernels do not run an op, by the op's readable name."""
+        reasons = {op.name: op.missing_kernels(platform, architecture) for op in self._all if op is not None}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def pool_spec(self, num_layers: int, num_slots: int) -> StatePools:
-        """Return shape and dtype of pools of `num_slots` slots per layer, the null slot counted."""
+        """Return shape and dtype of pools of `num_slots` slots per layer, including the null slot."""
         return self._map(lambda op: op.pool_spec(num_layers, num_slots))
 
     def make_pool(self, spec: StatePools) -> StatePools:
@@ -70,21 +70,21 @@ class StateOps:
         return self._map(lambda op, x: op.make_pool(x), spec)
 
     def settle_pool(self, pools: StatePools, num_layers: int) -> None:
-        """Do what the memory of new pools needs before it is used; not traced."""
+        """Prepare the memory of new pools for its first use; not traced."""
         self._map(lambda op, x: op.settle_pool(x, num_layers), pools)
 
     def run(self, inputs: Any, pools: StatePools, batch: StateBatch, **layer: Any) -> tuple[Array, StatePools]:
-        """Take a step's tokens through a layer's states; return what its `output` takes, and the pools.
+        """Run a step's tokens through a layer's states; return the input of its `output`, and the pools.
 
-        `inputs` are what the layer's `project` gives; they know what is to be done. `layer` has the layer's place in
-        the pools as `layer`, their `num_layers`, and its `spec` and `cfg`.
+        `inputs` are the result of the layer's `project`, and have the computation as their `run`. `layer` has the
+        layer's index in the pools as `layer`, their `num_layers`, and its `spec` and `cfg`.
         """
         where = {"layer": layer.pop("layer"), "num_layers": layer.pop("num_layers")}
         out, recur = inputs.run(Recur(self, pools, batch, **where), **layer)
         return out, recur.pools
 
     def prepare(self, folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program with these ops that another one compiled."""
+        """Prepare a process to load a program with these ops that another process compiled."""
         self._map(lambda op: op.prepare(folder))
 
 
@@ -99,7 +99,7 @@ def pick_state_ops(
 ) -> StateOps:
     """Return the ops for one device's share of a state.
 
-    `name` is that of an implementation. Raises ValueError for one that does not exist or cannot run here.
+    `name` is an implementation. Raises ValueError for one that does not exist or cannot run on this platform.
     """
     dtype = jnp.dtype(dtype)
     where: dict[str, Any] = {"platform": platform, "name": name, "architecture": architecture}
@@ -118,22 +118,22 @@ def pick_state_ops(
 
 
 class Recur(NamedTuple):
-    """Where a layer's states are, for the function of a layer that takes a step's tokens through them."""
+    """A layer's states in the pools, with the ops that run a step's tokens through them."""
 
     ops: StateOps
     pools: StatePools
     batch: StateBatch
     layer: Array | int
-    """The layer's place in the pools."""
+    """The layer's index in the pools."""
     num_layers: int
 
     def convolve(self, x_tc: Array, weight_kc: Array, **settings: Any) -> tuple[Array, Recur]:
-        """Return what `CausalConv` gives, and what is to follow."""
+        """Return the result of `CausalConv`, and this with the new pools."""
         out_tc, pool = self.ops.conv(x_tc, weight_kc, self.pools.conv, self.batch, **self._place, **settings)
         return out_tc, self._replace(pools=self.pools._replace(conv=pool))
 
     def scan(self, *inputs: Array) -> tuple[Array, Recur]:
-        """Return what the scan of the layer's kind gives, and what is to follow."""
+        """Return the result of the layer's scan, and this with the new pools."""
         assert self.ops.scan is not None
         run: Any = self.ops.scan
         out, pool = run(*inputs, self.pools.scan, self.batch, **self._place)

@@ -1,6 +1,6 @@
-"""The families of models by HF architecture: those in `families`, each declared in its own file, and users' own.
+"""The families of models by HF architecture: those that the modules of `families` declare, and users' own.
 
-A decoder's family also makes the families of the models that pool around it.
+The family of a decoder also gives the families of the models that pool around it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOLED = MappingProxyType(
         "ForTokenClassification": as_token_classifier,
     }
 )
-"""How to make a family of models that pool of a family of decoders, by the end of the architecture's name."""
+"""The functions that make a family of pooling models of a family of decoders, by the end of the architecture's name."""
 DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
 ALIKE = 0.6
 """The least similarity of two names, from 0 to 1, at which one is suggested for the other."""
@@ -38,7 +38,7 @@ class Registry:
 
     @cached_property
     def _built_in(self) -> Mapping[str, Family]:
-        """Import the modules in `families`, and return what their `FAMILIES` declare."""
+        """Import the modules of `families`, and return the entries of their `FAMILIES`."""
         names = [f"{families.__name__}.{name}" for _, name, _ in pkgutil.iter_modules(families.__path__)]
         modules = [import_module(name) for name in names]
         return {name: family for module in modules for name, family in getattr(module, "FAMILIES", {}).items()}
@@ -46,9 +46,9 @@ class Registry:
     def get_family(self, architecture: str) -> Family:
         """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
 
-        `*Model`, `*ForSequenceClassification` and `*ForTokenClassification` are made of the decoder of that name.
-
-        A family that was registered by name is imported now: ValueError if that fails, or finds no family.
+        `*Model`, `*ForSequenceClassification` and `*ForTokenClassification` follow from the decoder of that name. A
+        family
+        that was registered by name is imported now: ValueError if that fails, or finds no family.
         """
         if architecture in self._added:
             family = self._added[architecture]
@@ -65,15 +65,15 @@ class Registry:
         return self._built_in[architecture]
 
     def is_built_in(self, architecture: str) -> bool:
-        """Say whether an architecture's family is ours, and no other was registered in its place."""
+        """Return whether an architecture's family is built in, and no other was registered in its place."""
         decoder, _ = self._derived().get(architecture, (architecture, None))
         return decoder in self._built_in and not {architecture, decoder} & self._added.keys()
 
     def register_model(self, architecture: str, family: Family | str) -> None:
         """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or names no embedding.
 
-        `architecture` is what a config.json says; the family's own config function may name another one. A family may
-        be given by name, "module:FAMILY", which is imported when a model of that architecture is loaded.
+        `architecture` is the name in a config.json; the family's config function may return another one. `family` may
+        be a name, "module:FAMILY", which is imported when a model of that architecture is loaded.
         """
         if isinstance(family, str):
             _split(architecture, family)
@@ -90,7 +90,7 @@ class Registry:
         return frozenset(self.supported_architectures())
 
     def _derived(self) -> dict[str, tuple[str, Callable[[Family], Family]]]:
-        """Return the decoder, and what to make of it, for each architecture that is nowhere but made of one."""
+        """Return the decoder, and the function to apply to it, for each architecture that follows from a decoder."""
         known = {**self._built_in, **self._added}
         derived: dict[str, tuple[str, Callable[[Family], Family]]] = {}
         for decoder, family in known.items():
@@ -101,7 +101,7 @@ class Registry:
 
 
 def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
-    """Return the known architecture whose model's name is most like this one's, None if none is like it."""
+    """Return the known architecture with the most similar model name, or None if none is similar."""
 
     def likeness(other: str) -> tuple[float, float]:
         return _ratio(_model_name(architecture), _model_name(other)), _ratio(architecture, other)
@@ -111,7 +111,7 @@ def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
 
 
 def _model_name(architecture: str) -> str:
-    """Return what comes before the kind of head, which many architectures share."""
+    """Return the part of an architecture before the kind of head, which many architectures share."""
     return re.split("For|LMHead|Model", architecture, maxsplit=1)[0].lower()
 
 
@@ -144,10 +144,10 @@ def _check(architecture: str, family: object) -> None:
 
 
 REGISTRY = Registry()
-"""The process's: users add a family before they make an engine, so no engine can own it."""
+"""The registry of the process: users add a family before they make an engine, so no engine can own it."""
 
 ModelRegistry = REGISTRY
-"""This is vLLM's name for it."""
+"""vLLM's name for the registry."""
 get_family = REGISTRY.get_family
 is_built_in = REGISTRY.is_built_in
 register_model = REGISTRY.register_model

@@ -1,4 +1,4 @@
-"""RoPE tables and factors on queries: what depends on positions, computed once per step outside the layers.
+"""RoPE tables and factors on queries, which depend on positions and are computed once per step outside the layers.
 
 The formulas follow `transformers.modeling_rope_utils`, in float32 as there.
 """
@@ -34,7 +34,7 @@ def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths
 
 
 def query_scale(scaling: QueryScaling | None, positions_t: Array) -> Array | None:
-    """Return the factors on the queries of the tokens at these positions, float32 [t, 1, 1]; None if there are none."""
+    """Return the factors on queries at these positions, float32 [t, 1, 1]; None without scaling."""
     if scaling is None:
         return None
     periods_t = jnp.floor((positions_t + scaling.first).astype(jnp.float32) / scaling.length)
@@ -93,7 +93,7 @@ def _llama3_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     factor = np.float32(rope.factor)
     wavelengths = np.float32(2 * math.pi) / base
     if low == high:
-        # As in Llama 4, where no wave is between the long ones and the short ones.
+        # In Llama 4 no wave is between the long ones and the short ones.
         return np.where(wavelengths > trained / low, base / factor, base)
     smooth = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
     blended = (1 - smooth) * base / factor + smooth * base

@@ -17,9 +17,9 @@ from .specs import ModelSpecs, declared
 
 
 def linear_shapes(specs: ModelSpecs) -> list[LinearShape]:
-    """Return one device's matmuls, those of experts aside; sizes are those of the last axes as they are held.
+    """Return one device's matmuls except those of experts; sizes are those of the last axes as they are held.
 
-    Where a model is spread over devices, those by quantized weights are the shares that `linear` multiplies by.
+    If a model is spread over devices, the shapes of quantized weights are those of one device's share.
     """
     shapes: dict[LinearShape, None] = {}
     for path, array in array_specs(specs.param_specs()).items():
@@ -41,10 +41,10 @@ def linear_shapes(specs: ModelSpecs) -> list[LinearShape]:
 
 
 def _activations(specs: ModelSpecs) -> tuple[tuple[str, bool], ...]:
-    """Return the activations of dense layers, each with whether it is a gate's."""
+    """Return the activations of dense layers, and for each whether it is a gate's."""
     names = (declared(state) for _, state in specs.kinds)
-    each = zip(specs.plan.kinds, names, strict=True)
-    return tuple(dict.fromkeys((kind.hidden_act, "mlp.gate" in own) for kind, own in each if "mlp.up" in own))
+    layers = zip(specs.plan.kinds, names, strict=True)
+    return tuple(dict.fromkeys((kind.hidden_act, "mlp.gate" in names) for kind, names in layers if "mlp.up" in names))
 
 
 def grouped_shapes(specs: ModelSpecs) -> list[MatmulShape]:
@@ -55,10 +55,10 @@ def grouped_shapes(specs: ModelSpecs) -> list[MatmulShape]:
     shapes: dict[MatmulShape, None] = {}
     for number, (kind, layers) in enumerate(zip(specs.plan.kinds, specs.plan.layers_of, strict=True)):
         if kind.moe is not None:
-            place = number if specs.loop.stacked else layers[0]
-            own = {path: array for path, array in arrays.items() if path.startswith(f"layers.{place}.")}
+            index = number if specs.loop.stacked else layers[0]
+            in_layer = {path: array for path, array in arrays.items() if path.startswith(f"layers.{index}.")}
             gate_up, down = (
-                next(array for path, array in own.items() if path.endswith(f"experts.{name}"))
+                next(array for path, array in in_layer.items() if path.endswith(f"experts.{name}"))
                 for name in ("gate_up", "down")
             )
             formats = gate_up.format, down.format
@@ -67,6 +67,6 @@ def grouped_shapes(specs: ModelSpecs) -> list[MatmulShape]:
 
 
 def head_shapes(specs: ModelSpecs) -> list[MatmulShape]:
-    """Return one device's matmuls by weights that each head has its own of."""
-    found = (head_matmuls(kind, specs.config, specs.dtype) for kind in specs.plan.kinds)
-    return list(dict.fromkeys(shape for shapes in found for shape in shapes))
+    """Return one device's matmuls by weights with a matrix for each head."""
+    shapes = (shape for kind in specs.plan.kinds for shape in head_matmuls(kind, specs.config, specs.dtype))
+    return list(dict.fromkeys(shapes))

@@ -1,4 +1,4 @@
-"""The specs of a model's parameters, from what its layers declare and what the checkpoint calls it."""
+"""The specs of a model's parameters, from its layers' declarations and the checkpoint's tensor names."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Declared(NamedTuple):
     num_inputs: int
     rotates: bool
     num_heads: int | None = None
-    """How many heads its first axis has; None where they are that axis."""
+    """The number of heads in its first axis; None if that axis is the heads."""
 
     @property
     def has_experts(self) -> bool:
-        """Say whether it has an axis of experts, which is its first."""
+        """Return whether its first axis is experts."""
         return self.axes[0] == "experts"
 
     def hf_shape(self, layout: str, kv_repeats: int) -> tuple[int, ...]:
-        """Return the shape that `layout` = "(n h) d -> d n h" comes from, of one expert if it has some."""
+        """Return the shape of the left side of `layout` = "(n h) d -> d n h", for one expert if there are several."""
         theirs, ours = layout.split("->")
         once = [
             size // kv_repeats if axis == KV_HEADS else size
@@ -66,13 +66,13 @@ class Declared(NamedTuple):
 
 
 def declared(state: nnx.State) -> dict[str, Declared]:
-    """Return each parameter of a module by path; those of a merged array one by one."""
-    found: dict[str, Declared] = {}
+    """Return each parameter of a module by path; parameters of a merged array separately."""
+    params: dict[str, Declared] = {}
     for names, variable in nnx.to_flat_state(state):
         path, metadata = ".".join(map(str, names)), variable.get_metadata()
         shape, axes, num_inputs = tuple(variable.shape), tuple(metadata["out_sharding"]), metadata["num_inputs"]
         if "parts" not in metadata:
-            found[path] = Declared(shape, variable.dtype, axes, None, num_inputs, metadata["rotates"])
+            params[path] = Declared(shape, variable.dtype, axes, None, num_inputs, metadata["rotates"])
             continue
         start, num_shards, lead = 0, metadata["num_shards"], sum(axis in LEAD_AXES for axis in axes)
         for part in metadata["parts"]:
@@ -80,18 +80,18 @@ def declared(state: nnx.State) -> dict[str, Declared]:
             own_shape = (*shape[:lead], part.size, *shape[lead + 2 :])
             own_axes = (*axes[:lead], part.axis, *axes[lead + 2 :])
             owner = path.rpartition(".")[0]
-            found[f"{owner}.{part.name}"] = Declared(
+            params[f"{owner}.{part.name}"] = Declared(
                 own_shape, variable.dtype, own_axes, segment, num_inputs, part.rotates, part.num_heads
             )
             start += part.size // num_shards
-    return found
+    return params
 
 
 class Reading(NamedTuple):
-    """How the parameters of a module are read, besides their names."""
+    """The settings by which the parameters of a module are read, besides their names."""
 
     formats: Mapping[str, WeightFormat] = {}
-    """The formats of the checkpoint's tensors that are to be held as they are."""
+    """The formats of the checkpoint's tensors that are held unchanged, by HF name."""
     rounded_to: WeightFormat | None = None
     """The format that all other weights are rounded to, if any."""
     is_packed: bool = False
@@ -104,7 +104,7 @@ class Reading(NamedTuple):
 def make_spec(
     path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], source: str, reading: Reading
 ) -> ParamSpec:
-    """Return the spec of one parameter of a module, whose tensors are called `source`, with `{e}` for the expert."""
+    """Return the spec of one parameter of a module; its tensors are named `source`, with `{e}` for the expert."""
     param, tensor = params[path], names[path]
     hf_shape, hf_index = param.hf_shape(tensor.layout, reading.kv_repeats), ()
     if tensor.fused:
@@ -132,7 +132,7 @@ def make_spec(
 
 
 def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the order of all dimensions along a parameter's heads, of which RoPE rotates the last, if not all."""
+    """Return the order of all dimensions of a parameter's heads, where RoPE rotates the last ones or all."""
     if order is None:
         return None
     rest = param.shape[param.axes.index(HEAD_DIM)] - len(order)
@@ -140,7 +140,7 @@ def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ..
 
 
 def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
-    """Say why a parameter cannot be held in a format, so that it is widened when it is loaded; None if it can."""
+    """Return the reason why a parameter cannot be held in a format and is widened at load instead; None if it can."""
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
     if spec.sources[0] in reading.formats:
         outputs = outputs_of(spec)
@@ -164,7 +164,7 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
 def _taken_of_fused(
     path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], kv_repeats: int
 ) -> tuple[tuple[int, ...], HFIndex]:
-    """Return the shape of a tensor that holds several parameters, and the part of it that is this one."""
+    """Return the shape of a tensor that holds several parameters, and the index of this parameter in it."""
     owner, _, name = path.rpartition(".")
     fused = names[path].fused
     assert fused is not None
@@ -173,10 +173,10 @@ def _taken_of_fused(
         other = f"{owner}.{member}"
         shapes[member] = params[other].hf_shape(names[other].layout, kv_repeats)
     sizes = {member: shape[fused.axis] for member, shape in shapes.items()}
-    whole, place = sum(sizes.values()), fused.members.index(name)
-    start, size, part = sum(sizes[member] for member in fused.members[:place]), sizes[name], ()
+    whole, index = sum(sizes.values()), fused.members.index(name)
+    start, size, part = sum(sizes[member] for member in fused.members[:index]), sizes[name], ()
     if fused.alternates:
-        part = slice(place, None, len(fused.members))
+        part = slice(index, None, len(fused.members))
     elif fused.by_head:
         num_heads = params[path].num_heads or params[path].shape[0]
         part = np.arange(whole).reshape(num_heads, -1)[:, start // num_heads :][:, : size // num_heads]
@@ -189,7 +189,7 @@ def _taken_of_fused(
 
 
 def under(owner: str, spec: ParamSpec) -> ParamSpec:
-    """Return the spec with its merged array's path put under `owner`."""
+    """Return the spec with its merged array's path prefixed by `owner`."""
     return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
 
 
@@ -205,7 +205,7 @@ def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
 
 
 class Abstract(NamedTuple):
-    """A module without arrays: what `nnx.split` returns of it."""
+    """A module without arrays, as `nnx.split` returns it."""
 
     definition: Any
     state: nnx.State
@@ -216,8 +216,8 @@ class ModelSpecs:
 
     `formats` has the formats of the checkpoint's tensors that are held unchanged, by HF name. The embedding and all
     other matmuls' weights except routers' are rounded when they are loaded if `quantization` is one of `METHODS`.
-    `tensor_names` are the checkpoint's, if it is known: they settle which of a family's name prefixes it uses. `lent`
-    are the specs of a draft head's parameters that are those of the model whose tokens it guesses. Weights have a
+    `tensor_names` are the checkpoint's, if known, and decide which of a family's name prefixes it uses. `lent` are the
+    specs of the parameters that a draft head shares with the model whose tokens it guesses. Weights have a
     leading layer axis if the loop is over stacked layers.
     """
 
@@ -255,9 +255,7 @@ class ModelSpecs:
         return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent
 
     def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
-        """Return the formats of each layer's weights, as layers that differ in them are not stacked; () if none has
-        any.
-        """
+        """Return the formats of each layer's weights, by which layers are stacked; () if none has any."""
         if not self.formats:
             return ()
         prefixes = self.family.find_prefixes(self._tensor_names)
@@ -273,7 +271,7 @@ class ModelSpecs:
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """Return glob patterns of checkpoint tensors that this model knowingly leaves out.
+        """Return glob patterns of checkpoint tensors that this model does not use.
 
         Layers that borrow keys and values may have projections that nothing uses.
         """
@@ -288,10 +286,11 @@ class ModelSpecs:
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
-        """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
-        stacked, and else that of the first layer.
+        """Return a spec per parameter path.
 
-        `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
+        "layers.0.attn.q" is for all layers of the first kind if layers are stacked, else for the first layer.
+
+        `tensor_names` are the checkpoint's, and decide which of a family's name prefixes it uses.
         """
         reading = Reading(
             formats=self.formats,

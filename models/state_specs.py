@@ -1,4 +1,4 @@
-"""The frozen values that describe layers with recurrent state: what a sequence leaves behind is of fixed size."""
+"""The frozen values that describe layers with recurrent state: a sequence has a state of fixed size."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     conv_size: int
-    """How many tokens the convolution is over, the token itself counted."""
+    """The number of tokens that the convolution covers, including the current one."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit together with ValueError."""
+        """Raise ValueError for sizes that do not fit together."""
         if self.num_value_heads % self.num_key_heads:
             heads = f"{self.num_value_heads} value heads"
             raise ValueError(f"linear_num_key_heads is {self.num_key_heads}, which does not divide {heads}")
 
     @property
     def num_channels(self) -> int:
-        """Return the channels of the convolution."""
+        """Return the number of channels of the convolution."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def num_bytes(self, itemsize: int) -> int:
-        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's dtype."""
         matrix = 4 * self.key_dim * self.value_dim
         return (self.conv_size - 1) * self.num_channels * itemsize + self.num_value_heads * matrix
 
     def shard_refusal(self, num_devices: int) -> str | None:
-        """Say why its heads cannot be shared out to so many devices, None if they can."""
+        """Return the reason why its heads cannot be divided among the devices, or None if they can."""
         if self.num_key_heads % num_devices:
             return f"its {self.num_key_heads} key heads of linear attention do not divide"
         return None
@@ -49,11 +49,11 @@ class ConvSpec:
     bias: bool
 
     def num_bytes(self, itemsize: int) -> int:
-        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's dtype."""
         return (self.conv_size - 1) * self.num_channels * itemsize
 
     def shard_refusal(self, num_devices: int) -> str | None:
-        """Say why its channels cannot be shared out to so many devices, None if they can."""
+        """Return the reason why its channels cannot be divided among the devices, or None if they can."""
         if self.num_channels % num_devices:
             return f"its {self.num_channels} channels of convolutions do not divide"
         return None
@@ -69,15 +69,15 @@ class ScanSpec:
     """The heads of a group share b and c, and are normed together."""
     state_dim: int
     conv_size: int
-    """How many tokens the convolution is over, the token itself counted."""
+    """The number of tokens that the convolution covers, including the current one."""
     conv_bias: bool = True
     bias: bool = False
     """The projections into the layer and out of it add biases."""
     dt_limits: tuple[float, float] = (0.0, math.inf)
-    """The least time step, and the greatest."""
+    """The least and the greatest time step."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes and limits that do not fit together with ValueError."""
+        """Raise ValueError for sizes and limits that do not fit together."""
         if self.num_heads % self.num_groups:
             raise ValueError(f"{self.num_groups} groups of a state space do not divide its {self.num_heads} heads")
         if not 0 <= self.dt_limits[0] <= self.dt_limits[1]:
@@ -85,20 +85,20 @@ class ScanSpec:
 
     @property
     def num_inner(self) -> int:
-        """Return the numbers of all heads together."""
+        """Return the size of all heads together."""
         return self.num_heads * self.head_dim
 
     @property
     def num_channels(self) -> int:
-        """Return the channels of the convolution."""
+        """Return the number of channels of the convolution."""
         return self.num_inner + 2 * self.num_groups * self.state_dim
 
     def num_bytes(self, itemsize: int) -> int:
-        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's dtype."""
         return (self.conv_size - 1) * self.num_channels * itemsize + 4 * self.num_inner * self.state_dim
 
     def shard_refusal(self, num_devices: int) -> str | None:
-        """Say why its groups cannot be shared out to so many devices, None if they can."""
+        """Return the reason why its groups cannot be divided among the devices, or None if they can."""
         if self.num_groups % num_devices:
             return f"its {self.num_groups} groups of heads of state spaces do not divide"
         return None

@@ -1,7 +1,6 @@
 """A layer's weights as its modules take them, and the kernels that multiply by them.
 
-`Weight` is what they have in common. Besides those here, `params.Joined` and `adapters.Adapted` are weights that
-consist of others.
+`Weight` is their common interface. `params.Joined` and `adapters.Adapted` are weights that consist of others.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ EVERYWHERE = PartitionSpec()
 
 
 class Weight(Protocol):
-    """A weight [*out, in] of a layer in use."""
+    """A weight [*out, in] of a layer, bound to the kernels that multiply by it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,11 +38,11 @@ class Weight(Protocol):
 
     @property
     def can_gate(self) -> bool:
-        """True if `multiply` can multiply one half of the outputs by the activation of the other."""
+        """True if `multiply` can gate: multiply one half of the outputs by the activation of the other."""
         ...
 
     def multiply(self, x_ti: Array, axes: Axes, **options: Any) -> Array:
-        """Return the product with rows [t, in] as [t, n], n the number of all outputs; `options` are `Linear`'s."""
+        """Return the product with rows [t, in], [t, n], with all outputs in one axis; `options` are `Linear`'s."""
         ...
 
 
@@ -56,13 +55,13 @@ class Ops(NamedTuple):
     mesh: Mesh | None = None
     """The devices that experts and quantized weights are spread over; None for one device."""
     by_head: GroupedMatmul = GroupedMatmul()
-    """The op for weights that each head has its own of; plain XLA's is one matmul with a batch of heads."""
+    """The op for weights with a matrix for each head; plain XLA's is one matmul with a batch of heads."""
     lora: Lora = Lora()
     """The op for adapters beside weights."""
 
     @property
     def has_cpu_norms(self) -> bool:
-        """Say whether norms are the CPU's own kernels, as matmuls are."""
+        """Return whether norms use the CPU's own kernels, as matmuls do."""
         return self.linear.platform == "cpu"
 
 
@@ -114,7 +113,7 @@ class QuantizedLayer(LayerOf):
         if mesh is None or mesh.size == 1:
             return self.ops.linear(x_ti, stack, self.layer, num_rows=self.num_rows, **options)
         if options.pop("is_gated", True) and options.get("activation"):
-            raise ValueError("on several devices gates and what they gate are in different columns of an array")
+            raise ValueError("on several devices a matmul cannot gate: gates and ups are in different columns")
         cut = cut_of(axes.names, self.shape, axes.num_inputs, mesh.size)
         return self._multiply_spread(x_ti, stack, cut, **options)
 
@@ -129,16 +128,16 @@ class QuantizedLayer(LayerOf):
         bias_o: Array | None = None,
         activation: str | None = None,
     ) -> Array:
-        """Return the product with a weight [l, n, in] of which each device of a mesh has a share.
+        """Return the product with a weight [l, n, in] that is shared out over the devices of a mesh.
 
         XLA shares out plain matmuls itself, but no kernels. Devices with shares of the inputs exchange their sums in
-        the result's dtype, as XLA does. An activation applies to all columns: none gates others.
+        the result's dtype, as XLA does. An activation applies to all columns; no column gates another.
         """
         mesh, op = self.ops.mesh, self.ops.linear
         assert mesh is not None
         out_dtype = jnp.dtype(out_dtype or x_ti.dtype)
         is_finished = plus_to is None and bias_o is None and activation is None
-        # Sums that are exchanged are half as many bytes in bfloat16; others are rounded once, at the end.
+        # Exchanged sums in bfloat16 are half as many bytes; others are rounded once, at the end.
         dtype = out_dtype if is_finished or cut is Cut.INPUTS else jnp.float32
 
         def multiply(x_ti: Array, weight: Quantized, layer: Array, num_rows: Array) -> Array:
@@ -146,7 +145,7 @@ class QuantizedLayer(LayerOf):
             return jax.lax.psum(y_to, MESH_AXES) if cut is Cut.INPUTS else y_to
 
         def weights(part: Array) -> PartitionSpec:
-            """What there is once for all inputs, such as a scale for each output, is whole where those are cut."""
+            """Cut a part like the weight; one with a single number for all inputs stays whole if inputs are cut."""
             if cut is Cut.INPUTS:
                 return PartitionSpec(None, None, MESH_AXES) if part.shape[2] > 1 else EVERYWHERE
             return EVERYWHERE if cut is None else PartitionSpec(None, MESH_AXES)
@@ -163,18 +162,18 @@ class QuantizedLayer(LayerOf):
         y_to = sharded(x_ti, weight, jnp.asarray(self.layer, jnp.int32), jnp.asarray(self.num_rows, jnp.int32))
         if is_finished:
             return y_to
-        for each in (plus_to, bias_o):
-            y_to = y_to if each is None else y_to.astype(jnp.float32) + each
+        for term in (plus_to, bias_o):
+            y_to = y_to if term is None else y_to.astype(jnp.float32) + term
         return (y_to if activation is None else ACTIVATIONS[activation](y_to)).astype(out_dtype)
 
 
 def held_by(param: nnx.Param[Array]) -> Any:
-    """Return the `Weight` that a parameter of a layer in use holds."""
+    """Return the `Weight` that a bound layer's parameter holds."""
     return param.get_raw_value()
 
 
 class Stacked(NamedTuple):
-    """An array or a quantized matrix in a stack, before it is known what applies it."""
+    """An array or a quantized matrix in a stack, not yet bound to ops."""
 
     stack: Any
     layer: Array | int

@@ -1,1 +1,1 @@
-"""The families of models: each file reads like the architectures it serves."""
+"""The families of models, one file each; `FAMILIES` in a file maps architectures to families."""

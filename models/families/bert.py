@@ -1,4 +1,4 @@
-"""BERT and everything of that shape, as MiniLM, E5, BGE and GTE: an encoder that norms its stream."""
+"""BERT and models of its shape, such as MiniLM, E5, BGE and GTE: an encoder that norms its stream."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EMBEDDING = Pooling(tasks=EMBED, kind="CLS")
 
 
 def read_bert(hf: Mapping[str, Any], architecture: str, pooling: Pooling, **family: Any) -> ModelConfig:
-    """Read what all of BERT's shape share; `family` is as `read_decoder` takes it."""
+    """Read the fields that all models of BERT's shape share; `family` is that of `read_decoder`."""
     hf = DEFAULTS | dict(hf)
     require(hf, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     hf |= own_heads(read_int(hf, "hidden_size"), read_int(hf, "num_attention_heads"))
@@ -81,7 +81,7 @@ def read_bert(hf: Mapping[str, Any], architecture: str, pooling: Pooling, **fami
 
 
 def token_classifier(hf: Mapping[str, Any]) -> Pooling:
-    """Return the pooling of HF's `*ForTokenClassification` of this shape."""
+    """Return the pooling of HF's `*ForTokenClassification` models of this shape."""
     head = HeadLayer(source="classifier", size=read_num_labels(hf))
     return Pooling(tasks=TOKEN_CLASSIFY, kind="CLS", head=(head,))
 
@@ -111,7 +111,7 @@ BERT = Family(
     names=BERT_NAMES,
     layer=GPTLayer,
     frame=EncoderFrame,
-    # The first checkpoints have TensorFlow's names of LayerNorms.
+    # The first checkpoints have TensorFlow's names for LayerNorms.
     prefixes=tuple(Prefixes(body, "", *ends) for ends in ((), ("gamma", "beta")) for body in ("bert.", "")),
     # The heads of pretraining, and buffers that older versions of HF saved.
     leaves_out=("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "*embeddings.token_type_ids"),

@@ -82,14 +82,14 @@ def read_latent_decoder(
 ) -> ModelConfig:
     """Read a decoder with attention over latents, and experts `moe` in layers that are not dense.
 
-    Unless they are given, the first `first_k_dense_replace` layers are `dense`.
+    By default `dense` is true for the first `first_k_dense_replace` layers.
     """
     require(hf, mlp_bias=False, moe_layer_freq=1, num_key_value_heads=read_int(hf, "num_attention_heads"))
     if dense is None:
         first = read_int(hf, "first_k_dense_replace", minimum=0)
         dense = tuple(layer < first for layer in range(read_num_layers(hf)))
     settings = read_rope_settings(hf)
-    # The rotated part is of a size of its own, and rotated whole.
+    # The rotated part has its own size, and all of it is rotated.
     is_interleaved = read_bool(hf, "rope_interleave", True)
     rope = replace(read_rope(hf, settings, rotates_part=True), rotated=1.0, interleaved=is_interleaved)
     latent, bias = read_latent(hf), read_bool(hf, "attention_bias")
@@ -120,7 +120,7 @@ def read_latent(hf: Mapping[str, Any]) -> LatentSpec:
 
 
 def read_experts(hf: Mapping[str, Any], **fields: Any) -> MoESpec:
-    """Return the experts of a layer, with shared ones, which are one expert of all their width."""
+    """Return the experts of a layer. Shared experts are one expert with the sum of their widths."""
     width = read_int(hf, "moe_intermediate_size")
     return MoESpec(
         num_experts=read_int(hf, "n_routed_experts"),
@@ -133,23 +133,23 @@ def read_experts(hf: Mapping[str, Any], **fields: Any) -> MoESpec:
 
 
 def read_sigmoid_experts(hf: Mapping[str, Any]) -> MoESpec:
-    """Return experts as V3 has them, which are chosen by the sigmoids of their scores and a learned bias."""
+    """Return experts like V3's, which are chosen by the sigmoids of their scores and a learned bias."""
     require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     return read_experts(hf, sigmoid=True, correction_bias=True, **read_groups(hf), **read_normalizer(hf))
 
 
 def read_groups(hf: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many groups experts are in, and of how many of them a token may choose."""
+    """Return the number of groups of experts, and the number of groups that a token may choose from."""
     return {"num_groups": read_int(hf, "n_group", 1), "top_groups": read_int(hf, "topk_group", 1)}
 
 
 def read_normalizer(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the weights of a token's experts are normalized."""
+    """Return the fields that normalize the weights of a token's experts."""
     return {"normalizes": read_bool(hf, "norm_topk_prob"), "normalizer_eps": 1e-20}
 
 
 def _softmax_scale(latent: LatentSpec, rope: RopeConfig, settings: Mapping[str, Any]) -> float:
-    """Return the factor on scores, which for a scaled RoPE with `mscale_all_dim` grows with the scaling factor."""
+    """Return the factor on scores; with a scaled RoPE and `mscale_all_dim` it grows with the scaling factor."""
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     weight = settings.get("mscale_all_dim")
     if rope.rope_type == "default" or not weight or rope.factor <= 1:

@@ -1,8 +1,8 @@
 """EAGLE-3 heads: one layer that guesses a model's next token from its features at three depths.
 
 Attention reads the embedding of a token beside the features of the token before it, projected to one hidden state; the
-residual stream is that of the features alone. For each further guess in a row the model has no features yet: the stream
-that the head ended with takes their place. Heads are checkpoints of their own, with the ids that they can guess: often
+residual stream is that of the features alone. For each further guess in a row the model has no features yet: the head's
+own last stream takes their place. Heads are checkpoints of their own, with the ids that they can guess: often
 only the most frequent of the model's.
 """
 
@@ -62,7 +62,7 @@ class EagleFrame(nnx.Module):
         return jnp.concatenate((self.embed.embed(tokens.token_ids_t, 1.0), features_td), axis=-1)
 
     def end(self, x_td: Array) -> Array:
-        """Return the stream, which is the feature of the next guess and not normed for that."""
+        """Return the stream unchanged: it is the feature of the next guess, and not normed."""
         return x_td
 
     def logits(self, hidden_sd: Array) -> Array:
@@ -101,10 +101,10 @@ class EagleLayer(DecoderLayer):
 
 
 def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of an EAGLE-3 head, or that of the speculators library, which has the layer's apart.
+    """Read the config.json of an EAGLE-3 head, also in the speculators library's form, with the layer's keys apart.
 
-    `num_target_layers`, the layers of the model whose tokens it guesses, decides at which depths it reads features
-    unless it says so itself.
+    `num_target_layers`, the layers of the model whose tokens it guesses, decides at which depths it reads features,
+    unless its config.json has them.
     """
     is_speculators = "transformer_layer_config" in hf
     hf = read_mapping(hf, "transformer_layer_config") | dict(hf)
@@ -129,13 +129,13 @@ def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_depths(hf: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers that the features are the inputs of."""
+    """Return the layers whose inputs are the features."""
     eagle, name = read_mapping(hf, "eagle_config"), "eagle_aux_hidden_state_layer_ids"
     require(eagle, use_aux_hidden_state=True)
-    given = read_ints(hf, name) or read_ints(eagle, name)
-    if given:
+    layers = read_ints(hf, name) or read_ints(eagle, name)
+    if layers:
         # Some name the layers whose outputs are read. Their first is 1, as the usual depths begin with layer 2's input.
-        return tuple(layer + 1 for layer in given) if given[0] == 1 else given
+        return tuple(layer + 1 for layer in layers) if layers[0] == 1 else layers
     if hf.get("num_target_layers") is None:
         raise ValueError(
             "it is a draft head, which guesses another model's tokens: name that model, and the head in "
@@ -152,7 +152,7 @@ EAGLE3 = Family(
     frame=EagleFrame,
     prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
     marks=("layers.attn.q",),
-    # Which ids it can guess is said twice; and a head that can guess all may say that too.
+    # Checkpoints hold the ids that it can guess in two forms, and a head that can guess all may hold them too.
     leaves_out=("t2d", "d2t"),
 )
 EAGLE3_HEAD = "LlamaForCausalLMEagle3"

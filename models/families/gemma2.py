@@ -13,7 +13,7 @@ from ..names import TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 
-# Gemma calls "post_attention" what comes after attention, where Llama means the norm before the MLP.
+# Gemma's "post_attention" norm comes after attention; Llama's is the norm before the MLP.
 GEMMA_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
@@ -23,7 +23,7 @@ GEMMA_NAMES = MappingProxyType(
     }
 )
 
-# HF's values for keys that a config.json leaves out, as Gemma's own do.
+# HF's values for keys that a config.json leaves out. Gemma's own leave out many.
 DEFAULTS = {
     "vocab_size": 256_000,
     "hidden_size": 2304,
@@ -57,7 +57,7 @@ def read_gemma(
     layers: Mapping[str, Sequence[Any]] | None = None,
     **overrides: Any,
 ) -> ModelConfig:
-    """Read what Gemma 2 and 3 share; `hf` has the family's defaults filled in, `layers` the fields of each layer."""
+    """Read the fields that Gemma 2 and 3 share; `hf` includes the family's defaults, `layers` each layer's fields."""
     windows = windows_of(layer_types, read_optional_int(hf, "sliding_window"))
     bias = read_bool(hf, "attention_bias")
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Gemma 3 text: Gemma 2 with norms on q and k instead of soft caps; sliding and global layers have a RoPE each.
+"""Gemma 3 text: Gemma 2 with norms on q and k instead of soft caps, and two RoPE tables, for sliding and global layers.
 
 EmbeddingGemma is a Gemma 3 whose attention is not causal.
 """
@@ -16,7 +16,7 @@ from ..reading import is_tied_wrapper, read_layer_types, read_num_layers, read_r
 from .gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from .gemma2 import GEMMA_NAMES, read_gemma
 
-# HF's values for keys that a config.json leaves out, as Gemma's own do.
+# HF's values for keys that a config.json leaves out. Gemma's own leave out many.
 DEFAULTS = GEMMA2_DEFAULTS | {
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
@@ -36,7 +36,7 @@ def gemma3_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def gemma3_embedder_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a Gemma 3 that embeds, with causal attention or as EmbeddingGemma."""
+    """Read the config.json of a Gemma 3 embedder: with causal attention, or with EmbeddingGemma's."""
     if not read_bool(hf, "use_bidirectional_attention"):
         return embedding(_read("Gemma3TextModel", hf))
     # The window counts the tokens on both sides.
@@ -58,7 +58,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
         architecture,
         layer_types,
         qk_norm=True,
-        soft_cap=None,  # HF reads attn_logit_softcapping, and does nothing with it
+        soft_cap=None,  # HF reads attn_logit_softcapping but does not use it
         ropes=ropes,
         layers={"rope": rope_of},
         **overrides,

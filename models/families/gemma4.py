@@ -60,7 +60,7 @@ GEMMA4_NAMES = MappingProxyType(
     }
 )
 
-# HF's values for keys that a config.json leaves out, as Gemma's own do.
+# HF's values for keys that a config.json leaves out. Gemma's own leave out many.
 DEFAULTS = {
     "vocab_size": 262_144,
     "hidden_size": 2304,
@@ -96,12 +96,12 @@ def gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
-    # Attention among the tokens of one image is not causal then; text is.
+    # Then attention among the tokens of one image is not causal, but that among text is.
     if hf.get("use_bidirectional_attention") == "vision":
         del hf["use_bidirectional_attention"]
     num_layers, width = read_num_layers(hf), read_int(hf, "intermediate_size")
     pattern = tuple("sliding_attention" if (layer + 1) % 6 else "full_attention" for layer in range(num_layers))
-    # The last layer is global whatever a config says.
+    # HF makes the last layer global, whatever the config.
     layer_types = (*read_layer_types(hf, pattern)[:-1], "full_attention")
     first_borrower = num_layers - read_int(hf, "num_kv_shared_layers", 0, minimum=0, maximum=num_layers)
     borrows = [layer >= first_borrower for layer in range(num_layers)]
@@ -139,10 +139,10 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 
 def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, list[int]]:
-    """Return head_dim and num_kv_heads of each layer, from the hub's keys or from those of later versions of HF."""
+    """Return head_dim and num_kv_heads of each layer, from the hub's keys or those of later versions of HF."""
     ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
     overrides = _by_layer(read_mapping(hf, "per_layer_config"), len(layer_types))
-    # An empty one says that all heads have one size.
+    # An empty one means that all heads have one size.
     if hf.get("per_layer_config") is None:
         wide = {"head_dim": read_int(hf, "global_head_dim")}
         if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
@@ -150,30 +150,30 @@ def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, 
         overrides = {layer: wide for layer, kind in enumerate(layer_types) if kind == "full_attention"}
     sizes = []
     for layer in range(len(layer_types)):
-        own = overrides.get(layer, {})
-        if unknown := sorted(set(own) - set(ours)):
+        override = overrides.get(layer, {})
+        if unknown := sorted(set(override) - set(ours)):
             raise ValueError(f"per_layer_config has {', '.join(unknown)}; only {' and '.join(ours)} may differ")
-        sizes.append({name: read_int(own, name, size) for name, size in ours.items()})
+        sizes.append({name: read_int(override, name, size) for name, size in ours.items()})
     return {
         "head_dim": [each["head_dim"] for each in sizes],
         "num_kv_heads": [each["num_key_value_heads"] for each in sizes],
     }
 
 
-def _by_layer(given: Mapping[str, Any], num_layers: int) -> dict[int, dict[str, Any]]:
-    """Return what `per_layer_config` has of each layer by its number, which HF writes with leading zeros."""
-    numbers = {name: int(name) for name in given if name.isdecimal() and name.isascii()}
-    if wrong := sorted(name for name in given if numbers.get(name, num_layers) >= num_layers):
+def _by_layer(entries: Mapping[str, Any], num_layers: int) -> dict[int, dict[str, Any]]:
+    """Return the entries of `per_layer_config` by layer number, which HF writes with leading zeros."""
+    numbers = {name: int(name) for name in entries if name.isdecimal() and name.isascii()}
+    if wrong := sorted(name for name in entries if numbers.get(name, num_layers) >= num_layers):
         raise ValueError(f"per_layer_config has {', '.join(wrong)}, expected numbers of {num_layers} layers")
-    return {number: read_mapping(given, name) for name, number in numbers.items()}
+    return {number: read_mapping(entries, name) for name, number in numbers.items()}
 
 
 def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
     """Return the RoPE table of one layer type."""
-    given = read_mapping(hf, "rope_parameters") or ROPES
-    if kind not in given:
+    ropes = read_mapping(hf, "rope_parameters") or ROPES
+    if kind not in ropes:
         raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
-    return read_typed_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(given, kind))
+    return read_typed_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(ropes, kind))
 
 
 def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
@@ -191,7 +191,7 @@ def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
 
 
 def _read_input_size(hf: Mapping[str, Any]) -> int | None:
-    """Return the width of per-layer inputs, None if the model has none."""
+    """Return the width of per-layer inputs, or None if the model has none."""
     size = read_int(hf, "hidden_size_per_layer_input", minimum=0)
     vocab_size = read_int(hf, "vocab_size_per_layer_input")
     if size and vocab_size != read_int(hf, "vocab_size"):
@@ -233,11 +233,11 @@ class Gemma4Layer(nnx.Module):
             self.post_input_norm = norm()
 
     def project(self, x_td: Array) -> Heads:
-        """Return what attention takes, from the stream [t, d]."""
+        """Return the inputs of attention, from the stream [t, d]."""
         return self.attn.project(self.attn_norm(x_td))
 
     def finish(self, x_td: Array, attended_tnh: Array, input_tp: Array | None = None) -> Array:
-        """Return the stream after this layer, from what it was before, what attention gives, and the layer's input."""
+        """Return the stream after this layer, from the stream before it, attention's output, and the layer's input."""
         x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
         out_td = self.mlp(self.mlp_norm(x_td))
         if self.spec.moe:

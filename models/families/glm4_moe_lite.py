@@ -36,7 +36,7 @@ def glm4_moe_lite_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_dense_layers(hf: Mapping[str, Any]) -> tuple[bool, ...] | None:
-    """Say of each layer whether it has an MLP; None where `mlp_layer_types` leaves that open."""
+    """Return for each layer whether it has an MLP; None if there is no `mlp_layer_types`."""
     types = hf.get("mlp_layer_types")
     if types is None:
         return None

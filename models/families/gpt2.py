@@ -1,4 +1,4 @@
-"""GPT-2: OPT with matrices stored [in, out], of which q, k and v are one."""
+"""GPT-2: OPT with matrices stored [in, out]; q, k and v are one of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KEYS = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-"""GPT-2's key for each key of other architectures; a config.json may have either."""
+"""GPT-2's name for each key of other architectures; a config.json may have either."""
 
 
 def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:

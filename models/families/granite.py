@@ -1,4 +1,4 @@
-"""Granite 4: layers of Mamba-2 and a few of attention, or attention alone, with multipliers of what layers add."""
+"""Granite 4: layers of Mamba-2 and a few of attention, or attention alone, with factors on what layers add."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATE_UP = Fused(("gate", "up"))
 
 
 def shared_names(mlp: str) -> dict[str, TensorName]:
-    """Return the names of the MLP that all tokens go through, which is `mlp` here."""
+    """Return the names of the MLP that all tokens go through; its path is `mlp`."""
     return {
         f"{mlp}.gate": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
         f"{mlp}.up": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
@@ -88,16 +88,16 @@ def granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    given = hf.get("layer_types", hf.get("layers_block_type"))
+    kinds = hf.get("layer_types", hf.get("layers_block_type"))
     return read_layer_types(
-        {"layer_types": renamed_layer_types(given)}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES
+        {"layer_types": renamed_layer_types(kinds)}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES
     )
 
 
 def _read_scan(hf: Mapping[str, Any]) -> ScanSpec:
     num_heads, inner = read_int(hf, "mamba_n_heads"), read_int(hf, "mamba_expand") * read_int(hf, "hidden_size")
-    given = hf.get("mamba_d_head")
-    head_dim = inner // num_heads if given in (None, "auto") else read_int(hf, "mamba_d_head")
+    stored = hf.get("mamba_d_head")
+    head_dim = inner // num_heads if stored in (None, "auto") else read_int(hf, "mamba_d_head")
     if num_heads * head_dim != inner:
         raise ValueError(f"mamba_n_heads is {num_heads}, of {head_dim} numbers each (mamba_d_head), expected {inner}")
     return ScanSpec(
@@ -120,7 +120,7 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec | None:
         num_experts=num_experts,
         top_k=read_int(hf, "num_experts_per_tok"),
         intermediate_size=read_int(hf, "intermediate_size", 11_008),
-        # The softmax over the chosen ones' logits.
+        # This is the softmax over the logits of the chosen experts.
         normalizes=True,
         shared_size=read_int(hf, "shared_intermediate_size"),
     )

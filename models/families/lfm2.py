@@ -120,7 +120,7 @@ def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[
         architecture=architecture,
         intermediate_size=width,
         norm_eps=read_float(hf, "norm_eps"),
-        # Older configs call it so.
+        # Older configs have this key.
         tie_word_embeddings=read_bool(hf, "tie_embedding", read_bool(hf, "tie_word_embeddings")),
         qk_norm=True,
         layers={
@@ -132,7 +132,7 @@ def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[
 
 
 def _mlp_width(hf: Mapping[str, Any]) -> int:
-    """Return the width of the MLPs: two thirds of what most configs give, times a factor, rounded up."""
+    """Return the width of the MLPs: in most configs two thirds of the key's value, times a factor, rounded up."""
     width = read_int(hf, "block_ff_dim", read_int(hf, "intermediate_size", 12_288))
     if not read_bool(hf, "block_auto_adjust_ff_dim"):
         return width

@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 and everything of that shape: SmolLM2, TinyLlama, Vicuna."""
+"""Llama 2, 3, 3.1, 3.2 and models of their shape, such as SmolLM2, TinyLlama and Vicuna."""
 
 from __future__ import annotations
 

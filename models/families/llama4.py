@@ -1,6 +1,6 @@
 """Llama 4's text model: layers that attend within chunks around global ones without RoPE, and one expert for a token.
 
-Also as the text part of the multimodal `llama4` wrapper.
+It is also read as the text part of the multimodal `llama4` wrapper.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def llama4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
-    # The first configs have an empty list in place of null, and say with a number that queries grow.
+    # The first configs have an empty list in place of null, and a number in place of true.
     if hf.get("no_rope_layers") == []:
         hf["no_rope_layers"] = None
     if type(hf["attn_temperature_tuning"]) is int:
@@ -95,7 +95,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
     rope = replace(read_rope(hf, read_rope_settings(hf)), interleaved=True)
     bias, epsilon = read_bool(hf, "attention_bias"), None
     if read_bool(hf, "use_qk_norm"):
-        # HF norms after rotation, which takes the table's factor out again, but for its part in the epsilon.
+        # HF norms after rotation. That removes the table's factor, except from the epsilon.
         epsilon, rope = read_float(hf, "rms_norm_eps") / rope.attention_factor**2, replace(rope, attention_factor=1.0)
     return read_decoder(
         hf,

@@ -1,4 +1,4 @@
-"""What the families with layers of Mamba-2 share."""
+"""Tensor names and config fields that the families with layers of Mamba-2 share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def scan_names(mixer: str) -> dict[str, TensorName]:
-    """Return the names of a layer's tensors, which begin with `mixer`."""
+    """Return the names of a layer's tensors; all begin with `mixer`."""
     fused = {
         "in_proj.weight": ("c d -> c d", PARTS, ""),
         "in_proj.bias": ("c -> c", PARTS, "_bias"),
@@ -36,28 +36,28 @@ def scan_names(mixer: str) -> dict[str, TensorName]:
     return {f"layers.recurrent.{name}": tensor for name, tensor in names.items()}
 
 
-def renamed_layer_types(given: Any) -> Any:
-    """Return layer types by their newer names, and what is no list as it is."""
-    if not isinstance(given, list | tuple):
-        return given
-    return [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+def renamed_layer_types(kinds: Any) -> Any:
+    """Return layer types by their newer names; a value that is not a list is returned unchanged."""
+    if not isinstance(kinds, list | tuple):
+        return kinds
+    return [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
 
 
 def read_time_limits(hf: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the least time step and the greatest; by default they are from 0 on."""
-    given = hf.get("time_step_limit")
-    if given is None:
+    """Return the least and the greatest time step; by default 0 and infinity."""
+    limits = hf.get("time_step_limit")
+    if limits is None:
         return 0.0, math.inf
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise ValueError(f"time_step_limit is {given!r}, expected two numbers")
-    least, greatest = map(_read_limit, given)
+    if not isinstance(limits, list | tuple) or len(limits) != 2:
+        raise ValueError(f"time_step_limit is {limits!r}, expected two numbers")
+    least, greatest = map(_read_limit, limits)
     return least, greatest
 
 
-def _read_limit(given: Any) -> float:
+def _read_limit(limit: Any) -> float:
     """Return a number, which HF writes as an object if it is infinite."""
-    if given in ({"__float__": "Infinity"}, "Infinity"):
+    if limit in ({"__float__": "Infinity"}, "Infinity"):
         return math.inf
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ValueError(f"time_step_limit has {given!r}, expected a number")
-    return float(given)
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise ValueError(f"time_step_limit has {limit!r}, expected a number")
+    return float(limit)

@@ -1,6 +1,6 @@
 """Mistral: Llama with a sliding window over all layers. Ministral 3: queries also grow with their positions.
 
-Both also as the text part of the multimodal `mistral3` wrapper.
+Both are also read as the text part of the multimodal `mistral3` wrapper.
 """
 
 from __future__ import annotations

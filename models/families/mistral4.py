@@ -1,4 +1,4 @@
-"""Mistral 4's text model: layers of DeepSeek V3 whose experts have softmax scores, and queries that grow."""
+"""Mistral 4's text model: DeepSeek V3's layers with softmax scores of experts, and queries that grow by position."""
 
 from __future__ import annotations
 

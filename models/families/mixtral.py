@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose layers have experts in place of the MLP."""
+"""Mixtral: Mistral with experts in place of the MLP."""
 
 from __future__ import annotations
 

@@ -78,17 +78,17 @@ class ModernBertLayer(nnx.Module):
         self.attn, self.mlp_norm, self.mlp = Attention(spec, cfg, dtype), norm(), GatedMLP(spec, cfg, dtype)
 
     def project(self, x_td: Array) -> Heads:
-        """Return what attention takes, from the stream [t, d]."""
+        """Return the inputs of attention, from the stream [t, d]."""
         return self.attn.project(x_td if self.attn_norm is None else self.attn_norm(x_td))
 
     def finish(self, x_td: Array, attended_tnh: Array) -> Array:
-        """Return the stream after this layer, from what it was before and from what attention gives."""
+        """Return the stream after this layer, from the stream before it and attention's output."""
         x_td = self.attn.output(attended_tnh, x_td)
         return self.mlp(self.mlp_norm(x_td), x_td)
 
 
 def modernbert_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a ModernBERT that embeds."""
+    """Read the config.json of a ModernBERT embedder."""
     return _read(hf, "ModernBertModel", Pooling(tasks=EMBED, kind="CLS"))
 
 

@@ -1,8 +1,8 @@
-"""Heads that predict the token after the next (MTP): a layer that DeepSeek V3 and GLM-4.5 keep after their last.
+"""Heads that predict the token after the next (MTP): an extra layer after the last one of DeepSeek V3 and GLM-4.5.
 
 The layer is one of the model's own kind. Its input is the model's hidden state of a token beside the embedding of the
 token that follows, each normed and both projected together; embedding and output head are the model's. For each further
-guess in a row the model has no hidden state yet: the head's own, after its norm, takes its place.
+guess in a row the model has no hidden state yet, and the head's own normed one takes its place.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MTPFrame(Frame):
         self.fuse = declare((cfg.hidden_size, 2 * cfg.hidden_size), ("embed", "features"), dtype, 1)
 
     def read_features(self, features_td: Array) -> Array:
-        """Return the model's hidden states as they are."""
+        """Return the model's hidden states unchanged."""
         return features_td
 
     def join(self, tokens: TokenBatch, features_td: Array) -> Array:
@@ -63,7 +63,7 @@ def mtp_of(family: Family, architecture: str) -> Family:
         head = DraftHead(features=FeatureSpec((), config.hidden_size), first_layer=config.num_layers)
         return replace(config, architecture=architecture, layers=config.layers[-1:], draft_head=head)
 
-    # The rest of the checkpoint is the model's, which looks at it.
+    # All other tensors belong to the model, which checks them itself.
     names = {**family.names, **MTP_NAMES}
     return replace(family, config_from_hf=read_config, names=names, frame=MTPFrame, leaves_out=("*",))
 

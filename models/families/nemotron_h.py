@@ -1,4 +1,4 @@
-"""Nemotron-H, and Nemotron 3: layers of one part each, be it Mamba-2, attention, an MLP or experts."""
+"""Nemotron-H, and Nemotron 3: each layer is Mamba-2, attention, an MLP or experts alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NEMOTRON_H_NAMES = MappingProxyType(
     }
 )
 
-# HF's values for keys that a config.json leaves out, and what other names stand for.
+# HF's values for keys that a config.json leaves out, and for other names of keys.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 131_072,
     "hidden_size": 4096,
@@ -108,13 +108,13 @@ def nemotron_h_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kind of each layer, which a pattern may have a letter for."""
-    given, pattern = hf.get("layers_block_type", hf.get("layer_types")), hf.get("hybrid_override_pattern")
-    if given is None and pattern is not None:
+    """Return the kind of each layer; older configs have a pattern of letters."""
+    kinds, pattern = hf.get("layers_block_type", hf.get("layer_types")), hf.get("hybrid_override_pattern")
+    if kinds is None and pattern is not None:
         if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
             raise ValueError(f"hybrid_override_pattern is {pattern!r}, expected letters of {''.join(LETTERS)}")
-        given = [LETTERS[letter] for letter in pattern]
-    types = read_layer_types({"layer_types": renamed_layer_types(given)}, (), LAYER_TYPES)
+        kinds = [LETTERS[letter] for letter in pattern]
+    types = read_layer_types({"layer_types": renamed_layer_types(kinds)}, (), LAYER_TYPES)
     if not 0 < len(types) <= MAX_LAYERS:
         raise ValueError(f"hybrid_override_pattern has {len(types)} layers, expected 1 to {MAX_LAYERS}")
     return types
@@ -129,7 +129,7 @@ def _read_scan(hf: Mapping[str, Any]) -> ScanSpec:
         conv_size=read_int(hf, "conv_kernel"),
         conv_bias=read_bool(hf, "use_conv_bias"),
         bias=read_bool(hf, "use_bias"),
-        # HF clips those of prompts, and not of decodes, to `time_step_min` too; NVIDIA's own code does not.
+        # HF also clips time steps of prompts, but not of decodes, to `time_step_min`; NVIDIA's own code does not.
         dt_limits=read_time_limits(hf),
     )
 

@@ -76,7 +76,7 @@ def opt_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def own_heads(hidden_size: int, num_heads: int) -> dict[str, int]:
-    """Return the config keys of multi-head attention whose heads together are as wide as the residual stream."""
+    """Return the config keys of multi-head attention with heads that are together as wide as the residual stream."""
     if hidden_size % num_heads:
         raise ValueError(f"a hidden size of {hidden_size} is not a multiple of {num_heads} heads")
     return {"num_key_value_heads": num_heads, "head_dim": hidden_size // num_heads}

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama whose tensors hold several matrices, with RoPE for long contexts."""
+"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama with several matrices in one tensor, and RoPE for long contexts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULTS = {
     "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096,
 }
-# What Microsoft's first checkpoints call longrope.
+# Microsoft's first checkpoints have other names for longrope.
 LONGROPE_NAMES = ("su", "yarn", "longrope")
 
 

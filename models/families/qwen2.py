@@ -28,12 +28,12 @@ def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def qwen2_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a Qwen2 that rewards a text, with a number for each token."""
+    """Read the config.json of a Qwen2 reward model, which gives one number for each token."""
     return _rewarding(qwen2_config(hf), 1)
 
 
 def qwen2_process_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a Qwen2 that judges steps of a solution: the scores of bad and of good for each token."""
+    """Read the config.json of a Qwen2 that judges the steps of a solution, with two scores for each token."""
     return _rewarding(qwen2_config(hf), 2)
 
 

@@ -1,4 +1,4 @@
-"""Qwen3: Llama with a norm on each head of q and k, and a head size of its own."""
+"""Qwen3: Llama with a norm on each head of q and k, and a head size that does not follow from the width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6: the layers of Qwen3-Next, with MLPs or experts, also as the text part of a wrapper."""
+"""Qwen3.5 and Qwen3.6: the layers of Qwen3-Next, with MLPs or experts, also in a multimodal wrapper."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _read_moe(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelC
 # The multi-token-prediction layers are left out.
 OTHERS = ("mtp.*", "model.mtp.*")
 QWEN3_5 = Family(config_from_hf=qwen3_5_config, names=QWEN3_5_NAMES, leaves_out=OTHERS)
-# All experts are one tensor as Qwen publishes them; what others make of them has a tensor for each.
+# Qwen's own checkpoints have one tensor for all experts; converted ones have a tensor for each.
 MOE_NAMES: dict[str, Any] = {"names": QWEN3_5_MOE_NAMES, "other_names": (FUSED_EXPERTS,)}
 QWEN3_5_MOE = Family(config_from_hf=qwen3_5_moe_config, leaves_out=OTHERS, **MOE_NAMES)
 QWEN3_5_MULTIMODAL = Family(

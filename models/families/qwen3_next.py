@@ -83,7 +83,7 @@ def qwen3_next_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_gated_moe(hf: Mapping[str, Any]) -> list[Any]:
-    """Return each layer's experts, with one that all tokens go through and a gate on it."""
+    """Return each layer's experts, with a shared one behind a gate."""
     shared = read_int(hf, "shared_expert_intermediate_size", 512)
     return list(read_qwen_moe(hf, shared_size=shared, shared_gate=True))
 
@@ -91,7 +91,7 @@ def read_gated_moe(hf: Mapping[str, Any]) -> list[Any]:
 def read_delta_decoder(
     hf: Mapping[str, Any], architecture: str, layers: Mapping[str, Any] | None = None, **fields: Any
 ) -> ModelConfig:
-    """Read a decoder whose layers have gated delta nets, or attention with an output gate."""
+    """Read a decoder with layers of gated delta nets and layers of attention with an output gate."""
     require(hf, attention_bias=False)
     interval = read_int(hf, "full_attention_interval", 4)
     default = tuple(LAYER_TYPES[(layer + 1) % interval == 0] for layer in range(read_num_layers(hf)))

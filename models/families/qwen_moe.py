@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 whose layers have experts in place of the MLP; Qwen2's share one more."""
+"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in place of the MLP; Qwen2-MoE also has a shared expert."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_qwen2(architecture: str, hf: Mapping[str, Any], model_type: str) -> ModelConfig:
-    # The first checkpoints have the text part's keys beside the wrapper's.
+    # The first checkpoints have the text part's keys among the wrapper's.
     text = read_text_config(hf, model_type) if read_mapping(hf, "text_config") else hf
     text = with_plain_rope(QWEN2_VL_DEFAULTS | dict(text))
     tied = is_tied_wrapper(hf, text)
@@ -65,7 +65,7 @@ def _read_qwen2(architecture: str, hf: Mapping[str, Any], model_type: str) -> Mo
 
 
 def with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without what its RoPE does for pictures."""
+    """Return the config without RoPE's settings for pictures."""
     settings = read_rope_settings(text)
     settings = {name: value for name, value in settings.items() if name not in ("mrope_section", "mrope_interleaved")}
     if read_rope_type(settings) == "mrope":

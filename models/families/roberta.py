@@ -13,12 +13,12 @@ from ..pooling import read_num_labels
 from .bert import BERT, EMBEDDING, read_bert, token_classifier
 from .bert import DEFAULTS as BERT_DEFAULTS
 
-# HF's values for keys that a config.json leaves out, as BERT's own do.
+# HF's values for keys that a config.json leaves out.
 DEFAULTS = {"pad_token_id": 1}
 
 
 def roberta_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a RoBERTa that embeds."""
+    """Read the config.json of a RoBERTa embedder."""
     return _read(hf, "RobertaModel", EMBEDDING)
 
 

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that know no positions, which may have a sliding window."""
+"""SmolLM3: Llama with some layers without RoPE, which may have a sliding window."""
 
 from __future__ import annotations
 

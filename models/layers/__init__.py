@@ -1,4 +1,4 @@
-"""Layers shared by the families, as Flax NNX modules that only declare parameters and compute; none holds state.
+"""Layers shared by the families, as Flax NNX modules that declare parameters and compute; none holds state.
 
 Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are stored [out, in], as HF stores them.
 """

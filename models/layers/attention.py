@@ -15,7 +15,7 @@ from .params import Part, declare, declare_merged, split
 
 
 class Attention(nnx.Module):
-    """The projections around grouped-query self-attention, which `paged_attention` itself computes."""
+    """The projections around grouped-query self-attention; `paged_attention` computes attention itself."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
@@ -46,7 +46,7 @@ class Attention(nnx.Module):
                 self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
 
     def project(self, x_td: Array) -> Heads:
-        """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
+        """Return queries, keys and values, not yet rotated; queries alone if the layer borrows keys and values."""
         qkv = linear(x_td, self.qkv, bias=self.qkv_bias if self.spec.qkv_bias else None)
         q_tnh, *keys_values = split(qkv, self.heads)
         gate_tnh = keys_values.pop() if self.spec.output_gate else None

@@ -22,7 +22,7 @@ from .recurrent import StateInputs, make_recurrent
 class DecoderLayer(nnx.Module):
     """Attention, then MLP or experts, each added to the residual stream, with a norm before it, after it, or both.
 
-    Layers with recurrent state have it in place of attention. A layer may have one of the two parts alone.
+    A recurrent state may take the place of attention. A layer may have one of the two parts alone.
     """
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -47,15 +47,15 @@ class DecoderLayer(nnx.Module):
         return self.recurrent if self.has_state else self.attn
 
     def project(self, x_td: Array) -> Heads | LatentHeads | StateInputs | None:
-        """Return what attention takes, or the recurrent state, from the stream [t, d]; None in a layer of neither."""
+        """Return the inputs of attention or of the recurrent state, from the stream [t, d]; None without either."""
         if not self.has_mixer:
             return None
         return self._mixer.project(x_td if self.attn_norm is None else self.attn_norm(x_td))
 
     def finish(self, x_td: Array, attended_tnh: Any) -> Array:
-        """Return the stream after this layer, from what it was before and from what attention gives.
+        """Return the stream after this layer, from the stream before it and attention's output.
 
-        That is None in a layer without attention and recurrent state.
+        The output is None in a layer without attention and recurrent state.
         """
         if self.has_mixer:
             x_td = self._add(x_td, partial(self._mixer.output, attended_tnh), self.post_attn_norm)
@@ -65,7 +65,7 @@ class DecoderLayer(nnx.Module):
         return self._add(x_td, partial(self.mlp, mlp_input_td), self.post_mlp_norm)
 
     def _add(self, x_td: Array, part: partial[Array], post_norm: RMSNorm | None) -> Array:
-        """Return the stream with what a part gives, which adds that itself unless it is normed or scaled first."""
+        """Return the stream plus a part's output. The part adds it itself unless it is normed or scaled first."""
         if post_norm is not None:
             return x_td + post_norm(part())
         return part(x_td) if self.residual_scale == 1.0 else x_td + self.residual_scale * part()

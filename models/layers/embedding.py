@@ -19,7 +19,7 @@ def soft_cap(x: Array, cap: float | None) -> Array:
 
 
 class Embedding(nnx.Module):
-    """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both; d is the model's by default."""
+    """A [v, d] matrix that embeds tokens, or computes logits of hidden states, or both; d is the model's by default."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike, size: int | None = None) -> None:
         size = size or cfg.embed_size or cfg.hidden_size
@@ -27,7 +27,7 @@ class Embedding(nnx.Module):
         self.dtype = dtype
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
-        """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as HF does."""
+        """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as in HF."""
         x_td = held_by(self.table)[token_ids_t].astype(self.dtype)
         return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)
 

@@ -1,4 +1,4 @@
-"""The parts around the layers: those of most decoders, and those of encoders."""
+"""The parts around the layers, of most decoders and of encoders: embedding, final norm, output head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .params import declare
 
 
 class Frame(nnx.Module):
-    """The parts around the layers: embedding, last norm, output head."""
+    """The parts around a decoder's layers: embedding, final norm, output head."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.embed = Embedding(cfg, dtype)
@@ -37,9 +37,9 @@ class Frame(nnx.Module):
 
 
 class EncoderFrame(nnx.Module):
-    """The parts around the layers: the normed sum of embeddings, and the last norm; there is no output head.
+    """The parts around an encoder's layers: the normed sum of embeddings, and the final norm. It has no output head.
 
-    Tokens are embedded, and positions unless layers rotate by them, and token types if the model has some.
+    The embeddings are those of tokens, of positions unless layers use RoPE, and of token types if the model has some.
     """
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:

@@ -20,9 +20,9 @@ from .params import Part, declare, declare_merged
 
 
 class DeltaInputs(NamedTuple):
-    """The input of a gated delta net's state: a step's tokens, projected, and what is learned of the state.
+    """The input of a gated delta net's state: a step's projected tokens, and the state's own parameters.
 
-    Its arrays are those of all devices, or one device's share of them.
+    Its arrays are for all devices, or one device's share.
     """
 
     projected_tsr: Array
@@ -35,11 +35,11 @@ class DeltaInputs(NamedTuple):
 
     @property
     def sharded_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of each array that devices share out; None for one that each has whole."""
+        """Return the axis along which devices share each array; None for an array that each device has whole."""
         return 1, 0, 0, 0, None
 
     def run(self, recur: Recur, spec: LayerSpec, cfg: ModelConfig) -> tuple[Array, Recur]:
-        """Take a step's tokens through their states; return [t, value heads, value_dim], gated and normed."""
+        """Run a step's tokens through their states; return [t, value heads, value_dim], gated and normed."""
         state, num_shards = spec.state, cfg.num_shards
         assert isinstance(state, DeltaSpec)
         (t, shards, _), dtype = self.projected_tsr.shape, self.projected_tsr.dtype
@@ -86,7 +86,7 @@ class GatedDeltaNet(nnx.Module):
         self.o = declare((d, n * state.value_dim), ("embed", "heads"), dtype, 1)
 
     def project(self, x_td: Array) -> DeltaInputs:
-        """Return what the state takes of a step's tokens."""
+        """Return the state's inputs for a step's tokens."""
         arrays = self.conv[...], self.log_decay[...], self.decay_bias[...], self.norm[...]
         return DeltaInputs(linear(x_td, self.projections), *arrays)
 

@@ -1,4 +1,4 @@
-"""The layer of GPT-2 and OPT, and the parts around it: LayerNorms, an MLP without gate, learned positions."""
+"""The layer of GPT-2 and OPT, and the parts around it, with LayerNorms, an MLP without gate, and learned positions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class GPTLayer(nnx.Module):
         self.norms_stream = spec.norms_stream
 
     def project(self, x_td: Array) -> Heads:
-        """Return what attention takes, from the stream [t, d]."""
+        """Return the inputs of attention, from the stream [t, d]."""
         return self.attn.project(x_td if self.norms_stream else self.attn_norm(x_td))
 
     def finish(self, x_td: Array, attended_tnh: Array) -> Array:
-        """Return the stream after this layer, from what it was before and from what attention gives."""
+        """Return the stream after this layer, from the stream before it and attention's output."""
         x_td = self.attn.output(attended_tnh, x_td)
         if self.norms_stream:
             x_td = self.attn_norm(x_td)
@@ -42,9 +42,9 @@ class GPTLayer(nnx.Module):
 
 
 class GPTFrame(nnx.Module):
-    """The parts around the layers: embeddings of tokens and of positions, last norm, output head.
+    """The parts around the layers: embeddings of tokens and of positions, final norm, output head.
 
-    An embedding of another width than the residual stream is projected to it, and the stream back.
+    If the embedding has another width than the residual stream, it is projected to the stream, and the stream back.
     """
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:

@@ -41,7 +41,7 @@ class Dense(nnx.Module):
 
 
 class PoolingHead(nnx.Module):
-    """The layers between a hidden state and an output; none for a model that does not pool, or gives the states."""
+    """The layers between a hidden state and an output; none if the model does not pool or returns the states."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         layers = cfg.pooling.head if cfg.pooling else ()
@@ -60,9 +60,9 @@ class PoolingHead(nnx.Module):
 
 
 def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
-    """Return what stands for each sequence of a step, [s, d], of its tokens' hidden states; see `Pooling.kind`.
+    """Return the state that represents each sequence, [s, d], from its tokens' hidden states; see `Pooling.kind`.
 
-    A mean is summed in float32, token by token, so that it does not depend on what else is in the step.
+    A mean is summed in float32, token by token, so that it does not depend on the rest of the batch.
     """
     starts_s, ends_s = batch.query_starts_s, batch.query_ends_s
     if kind == "CLS":
@@ -71,7 +71,7 @@ def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
         return hidden_td[ends_s - 1]
     rows_t = jnp.arange(len(hidden_td), dtype=jnp.int32)
     seqs_t = jnp.searchsorted(ends_s, rows_t, side="right", method="compare_all")
-    # Between sequences there may be rows of padding, which belong to none.
+    # Rows of padding between sequences belong to none.
     seqs_t = jnp.where(rows_t >= starts_s.at[seqs_t].get(mode="clip"), seqs_t, len(ends_s))
     sums_sd = jax.ops.segment_sum(hidden_td.astype(jnp.float32), seqs_t, len(ends_s), indices_are_sorted=False)
     lengths_s1 = jnp.maximum(ends_s - starts_s, 1).astype(jnp.float32)[:, None]
@@ -79,7 +79,7 @@ def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
 
 
 def taken_rows(cfg: ModelConfig, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
-    """Return anew the specs of weights that are one or two rows of the checkpoint's output head; see `HeadLayer`."""
+    """Return new specs for the weights that are one or two rows of the checkpoint's output head; see `HeadLayer`."""
     taken: dict[str, ParamSpec] = {}
     for number, layer in enumerate(cfg.pooling.head if cfg.pooling else ()):
         if layer.rows is not None:
@@ -97,7 +97,7 @@ def _name(number: int) -> str:
 
 
 def head_names(pooling: Pooling | None) -> Mapping[str, TensorName]:
-    """Return the checkpoint's tensor of each parameter of a head, whose paths begin with "head."."""
+    """Return the checkpoint's tensor for each parameter of a head; their paths begin with "head."."""
     names: dict[str, TensorName] = {}
     for number, layer in enumerate(pooling.head if pooling else ()):
         path = f"head.{_name(number)}"

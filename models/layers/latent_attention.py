@@ -19,17 +19,18 @@ from .params import declare
 
 
 class LatentAttention(nnx.Module):
-    """The projections around multi-head latent attention, absorbed: `latent_attention` itself attends over latents.
+    """The absorbed projections around multi-head latent attention; `latent_attention` attends over the latents.
 
     A head's keys without rotation are `up_k` times the latents, and its values `up_v` times them. The scores are the
-    same if the queries are multiplied by `up_k` instead, and the output if the sums of latents are by `up_v`.
+    same if queries are multiplied by `up_k` instead of keys, and the output is the same if the sums
+    of latents are multiplied by `up_v`.
     """
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.latent is not None
         d, n, latent = cfg.hidden_size, spec.num_heads, spec.latent
         self.spec, self.latent = spec, latent
-        # Norms of what is between two matrices have an epsilon of their own.
+        # The norms between two matrices have another epsilon.
         inner = replace(cfg, norm_eps=latent.norm_eps)
         q_dim = latent.nope_dim + latent.rope_dim
         if latent.q_rank is None:
@@ -70,7 +71,7 @@ class LatentAttention(nnx.Module):
 
 
 def head_matmuls(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> list[MatmulShape]:
-    """Return one device's matmuls of a layer by matrices of heads; none without latents."""
+    """Return one device's matmuls by heads' own matrices in a layer; none without latents."""
     if spec.latent is None:
         return []
     num_heads, dtype, latent = spec.num_heads // cfg.num_shards, jnp.dtype(dtype), spec.latent

@@ -1,4 +1,4 @@
-"""Matmuls of a step's rows by weights, by whichever op the model was made with."""
+"""Multiply a step's rows by weights, with the ops that the model was made with."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ def linear(
     bias: nnx.Param[Array] | None = None,
     act: str | None = None,
 ) -> Array:
-    """Return act(weight x + plus + bias), [t, *out], of x [t, *in], in x's dtype; float32 is never rounded on the way.
+    """Return act(weight x + plus + bias), [t, *out], of x [t, *in], in x's dtype; float32 is never rounded in between.
 
     A weight is [*out, in]: with several axes of inputs XLA would copy it into another order in each step, on a CPU and,
-    where its heads do not fill tiles, on a TPU. `plus`, of the result's shape and dtype, and `bias`, [*out], are added
-    if given.
+    if its heads do not fill tiles, on a TPU. `plus` has the result's shape and dtype, `bias` is [*out].
     """
     if act is not None and act not in FUSED_ACTIVATIONS:
         return ACTIVATIONS[act](linear(x, weight, out_dtype, plus, bias=bias))
@@ -78,7 +77,7 @@ def heads_linear(x_tni: Array, weight: nnx.Param[Array]) -> Array:
 
 
 def _heads_as_groups(x_tni: Array, held: LayerOf) -> Array:
-    """Multiply by the matrices in place in their stack, as by those of experts with equally many tokens each."""
+    """Multiply by the matrices in place in their stack, as if they were experts with equal numbers of tokens."""
     t, n, i = x_tni.shape
     op = held.ops.by_head
     rows = -(-t // op.row_alignment) * op.row_alignment

@@ -1,4 +1,4 @@
-"""The layers of Mamba-2, as Nemotron-H and Granite 4 have them."""
+"""The layers of Mamba-2 in Nemotron-H and Granite 4."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .params import Part, declare, declare_merged
 
 
 class ScanInputs(NamedTuple):
-    """The input of a state space: a step's tokens, projected, and what is learned of the state.
+    """The input of a state space: a step's projected tokens, and the state's own parameters.
 
-    Its arrays are those of all devices, or one device's share of them.
+    Its arrays are for all devices, or one device's share.
     """
 
     projected_tsr: Array
@@ -37,11 +37,11 @@ class ScanInputs(NamedTuple):
 
     @property
     def sharded_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of each array that devices share out."""
+        """Return the axis along which devices share each array."""
         return 1, 0, 0, 0, 0, 0, 0
 
     def run(self, recur: Recur, spec: LayerSpec, cfg: ModelConfig) -> tuple[Array, Recur]:
-        """Take a step's tokens through their states; return [t, heads, head_dim], gated and normed."""
+        """Run a step's tokens through their states; return [t, heads, head_dim], gated and normed."""
         state, num_shards = spec.state, cfg.num_shards
         assert isinstance(state, ScanSpec)
         (t, shards, _), dtype = self.projected_tsr.shape, self.projected_tsr.dtype
@@ -87,7 +87,7 @@ class Mamba2(nnx.Module):
             self.o_bias = declare((d,), ("embed",), dtype)
 
     def project(self, x_td: Array) -> ScanInputs:
-        """Return what the state takes of a step's tokens."""
+        """Return the state's inputs for a step's tokens."""
         projected_tsr = linear(x_td, self.projections, bias=self.projections_bias if self.has_bias else None)
         conv_bias_sr = self.conv_bias[...] if self.has_conv_bias else None
         of_heads = self.log_rate[...], self.step_bias[...], self.skip[...], self.norm[...]

@@ -38,7 +38,7 @@ class Choices(NamedTuple):
 
 
 class Router(nnx.Module):
-    """The router scores experts, in float32 whatever the model's dtype: rounding could change which are chosen."""
+    """The router, which scores experts in float32 for every dtype: rounding could change which are chosen."""
 
     def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
         self.spec = spec
@@ -63,7 +63,7 @@ class Router(nnx.Module):
         return Choices(experts_tj, weights_tj * spec.routed_scale)
 
     def _within_groups(self, ranked_te: Array) -> Array:
-        """Mask all experts but those of the best groups, which are ranked by the sum of their best experts."""
+        """Mask all experts except those of the best groups; groups are ranked by the sum of their best experts."""
         spec, t = self.spec, len(ranked_te)
         if spec.top_groups == spec.num_groups:
             return ranked_te
@@ -93,26 +93,25 @@ class Experts(nnx.Module):
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
-        place: LayerOf = held_by(self.gate_up)
+        held: LayerOf = held_by(self.gate_up)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: held_by(getattr(self, name)).stack for name in names}
-        total_td = self._spread(place.ops, x_td, choices, place.num_rows, place.layer, stacks)
+        total_td = self._spread(held.ops, x_td, choices, held.num_rows, held.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
             total_td = total_td + _weighted_sum(self._output_weights(choices), bias_tjd)
         return total_td
 
     def _output_weights(self, choices: Choices) -> Array:
-        """Return [t, j]: what the experts' outputs are multiplied by, which is nothing where inputs were."""
+        """Return the factors on the experts' outputs, [t, j], which are ones if the inputs were scaled."""
         return jnp.ones_like(choices.weights_tj) if self.spec.scales_inputs else choices.weights_tj
 
     def _spread(
         self, ops: Ops, x_td: Array, choices: Choices, num_rows: Array | int, layer: Array | int, stacks: Any
     ) -> Array:
-        """Return float32 [t, d]: on a mesh the sum over devices, each of which has some of the experts, or a share of
-        each one's width, or both.
+        """Return float32 [t, d]; on a mesh, the sum over devices, which share out experts, their width, or both.
 
-        Devices exchange tokens' sums, of which there are fewer than rows.
+        Devices exchange the sums of tokens, which are fewer than the rows of experts.
         """
         if ops.mesh is None or ops.mesh.size == 1:
             return self._give(ops.grouped_matmul, self.spec.num_experts, x_td, choices, num_rows, layer, stacks)
@@ -120,11 +119,11 @@ class Experts(nnx.Module):
 
         def give(x_td: Array, choices: Choices, *arguments: Any) -> Array:
             first = jax.lax.axis_index(EXPERT_AXIS) * num_experts
-            own = choices._replace(experts_tj=choices.experts_tj - first)
-            return jax.lax.psum(self._give(ops.grouped_matmul, num_experts, x_td, own, *arguments), MESH_AXES)
+            shifted = choices._replace(experts_tj=choices.experts_tj - first)
+            return jax.lax.psum(self._give(ops.grouped_matmul, num_experts, x_td, shifted, *arguments), MESH_AXES)
 
         def spec(path: Any, array: Array) -> PartitionSpec:
-            """Shard experts and widths; the scales of a quantized `down` are there once for all of a width."""
+            """Shard experts and widths; a quantized `down` may have one scale for a whole width."""
             width = 3 if path[0].key == "down" else 2
             is_whole = array.ndim <= width or array.shape[width] == 1
             return PartitionSpec(None, EXPERT_AXIS, *([] if is_whole else [*[None] * (width - 2), MODEL_AXIS]))
@@ -150,7 +149,7 @@ class Experts(nnx.Module):
         layer: Array | int,
         stacks: Mapping[str, Any],
     ) -> Array:
-        """Return float32 [t, d]: what the experts from 0 to `num_experts` - 1 give, whose weights the stacks hold."""
+        """Return float32 [t, d], the sum over experts 0 to `num_experts` - 1; the stacks hold their weights."""
         grouping = group_rows(choices.experts_tj, num_experts, matmul.row_alignment, num_rows)
         x_rd = x_td[grouping.tokens_r]
         if self.spec.scales_inputs:
@@ -164,7 +163,7 @@ class Experts(nnx.Module):
     def _multiply(
         self, matmul: GroupedMatmul, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]
     ) -> Array:
-        """Return float32 [r, d], computed with what the stacks hold of the experts."""
+        """Return float32 [r, d], computed with the stacks' share of the experts."""
         multiply = partial(_multiply_groups, matmul, groups=grouping.groups, layer=layer)
         h_rf = multiply(x_rd, stacks["gate_up"], activation=self.fused_act)
         if self.fused_act is None:
@@ -201,8 +200,8 @@ class MoE(nnx.Module):
         self.router, self.experts = Router(spec.moe, cfg), Experts(spec, cfg, dtype)
         self.has_shared, self.has_gate = spec.moe.shared_size is not None, spec.moe.shared_gate
         if spec.moe.shared_size is not None:
-            own = replace(spec, intermediate_size=spec.moe.shared_size)
-            self.shared = (GatedMLP if spec.gated else PlainMLP)(own, cfg, dtype)
+            shared_spec = replace(spec, intermediate_size=spec.moe.shared_size)
+            self.shared = (GatedMLP if spec.gated else PlainMLP)(shared_spec, cfg, dtype)
         self.has_latents = spec.moe.latent_size is not None
         if spec.moe.latent_size is not None:
             d, latent = cfg.hidden_size, spec.moe.latent_size
@@ -224,7 +223,7 @@ class MoE(nnx.Module):
         return out_td if plus_td is None else plus_td + out_td
 
     def _routed(self, x_td: Array) -> Array:
-        """Return float32 [t, d]: what the routed experts give."""
+        """Return the routed experts' output, float32 [t, d]."""
         choices = self.router(x_td)
         if not self.has_latents:
             return self.experts(x_td, choices)
@@ -233,12 +232,12 @@ class MoE(nnx.Module):
 
 
 def _stream_size(moe: MoESpec, cfg: ModelConfig) -> int:
-    """Return the width of what experts take and give."""
+    """Return the width of experts' inputs and outputs."""
     return moe.latent_size or cfg.hidden_size
 
 
 def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
-    """Add up what experts give one after the other: an order that a compiler chose might depend on the rows' number."""
+    """Add up experts' outputs one after the other: a compiler's order might depend on the number of rows."""
     total_td = weights_tj[:, :1] * y_tjd[:, 0]
     for j in range(1, weights_tj.shape[1]):
         total_td = total_td + weights_tj[:, j : j + 1] * y_tjd[:, j]
@@ -254,7 +253,7 @@ def fused_activation(spec: LayerSpec) -> str | None:
 def matmul_shapes(
     spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, formats: tuple[WeightFormat | None, WeightFormat | None]
 ) -> list[MatmulShape]:
-    """Return one device's grouped matmuls of a layer, whose weights have these formats; none without experts."""
+    """Return one device's grouped matmuls of a layer with weights of these formats; none without experts."""
     if spec.moe is None:
         return []
     d, num_experts = _stream_size(spec.moe, cfg), spec.moe.num_experts // cfg.num_expert_shards

@@ -25,7 +25,7 @@ def unit_norm(x: Array, eps: float) -> Array:
 
 
 class LayerNorm(nnx.Module):
-    """Norm of mean and variance over the last axis, with a bias or without, computed in float32."""
+    """Norm by mean and variance over the last axis, with a bias or without, computed in float32."""
 
     def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.scale = declare((size,), (axis,), dtype)
@@ -82,5 +82,5 @@ class HeadsNorm(RMSNorm):
         self.scale = declare((num_heads, head_dim), (axis, "head_dim"), dtype, rotates=True)
 
     def __call__(self, x: Array) -> Array:
-        """Normalise [t, heads, head_dim]; kv heads that are repeated, all equally often, do not change the mean."""
+        """Normalise [t, heads, head_dim]; kv heads that all repeat equally often do not change the mean."""
         return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)

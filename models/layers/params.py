@@ -1,4 +1,4 @@
-"""Declarations of parameters: arrays with a name per axis. A merged array holds several parameters."""
+"""Declare parameters: arrays with a name per axis. A merged array holds several parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def declare(
 ) -> nnx.Param[Array]:
     """Declare a parameter with one logical sharding axis per dimension; matmuls sum over its last `num_inputs`.
 
-    `num_inputs` is 0 for a parameter that is added, or multiplies elementwise or by heads, each head's by its own; it
+    `num_inputs` is 0 for a parameter that is added, multiplies elementwise, or multiplies each head by its own matrix;
+    it
     is never quantized. `rotates` says that RoPE rotates its outputs, so that the dimensions of its heads are read in
     the order of the RoPE table.
     """
@@ -26,7 +27,7 @@ def declare(
 
 class Part(NamedTuple):
     """One parameter of a merged array: its name, the name and size of its first axis, whether RoPE rotates its outputs,
-    and how many heads it has, if that is not the axis's size."""
+    and the number of its heads, if that is not the axis's size."""
 
     name: str
     axis: str
@@ -58,7 +59,7 @@ def declare_merged(
 
 
 def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
-    """Return what [t, num_shards, rows, ...] holds of each part, [t, size, ...]."""
+    """Return each part of [t, num_shards, rows, ...] as [t, size, ...]."""
     t, num_shards, _, *rest = merged.shape
     *ends, _ = itertools.accumulate(part.size // num_shards for part in parts)
     pieces = jnp.split(merged, ends, axis=2)

@@ -1,4 +1,4 @@
-"""The layers that have recurrent state in place of attention, by what their specs say."""
+"""Choose the module of a layer with recurrent state, by its spec."""
 
 from __future__ import annotations
 

@@ -17,23 +17,23 @@ from .params import Part, declare, declare_merged
 
 
 class ConvInputs(NamedTuple):
-    """The input of a short convolution's state: a step's tokens, projected, and the convolution's weights.
+    """The input of a short convolution's state: a step's projected tokens, and the convolution's weights.
 
-    Its arrays are those of all devices, or one device's share of them.
+    Its arrays are for all devices, or one device's share.
     """
 
     projected_tsr: Array
-    """Each shard has the gate before the convolution, that behind it, and what is convolved."""
+    """Each shard has the gate before the convolution, the gate after it, and the input that is convolved."""
     conv_c1k: Array
     bias_c: Array | None
 
     @property
     def sharded_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of each array that devices share out."""
+        """Return the axis along which devices share each array."""
         return 1, 0, 0
 
     def run(self, recur: Recur, spec: LayerSpec, cfg: ModelConfig) -> tuple[Array, Recur]:
-        """Take a step's tokens through their states; return [t, channels]."""
+        """Run a step's tokens through their states; return [t, channels]."""
         del spec, cfg
         t = len(self.projected_tsr)
         gate_in_tc, gate_out_tc, x_tc = (x.reshape(t, -1) for x in jnp.split(self.projected_tsr, 3, axis=-1))
@@ -60,7 +60,7 @@ class ShortConv(nnx.Module):
             self.o_bias = declare((d,), ("embed",), dtype)
 
     def project(self, x_td: Array) -> ConvInputs:
-        """Return what the state takes of a step's tokens."""
+        """Return the state's inputs for a step's tokens."""
         projected_tsr = linear(x_td, self.projections, bias=self.projections_bias if self.has_bias else None)
         return ConvInputs(projected_tsr, self.conv[...], self.conv_bias[...] if self.has_bias else None)
 

@@ -1,4 +1,4 @@
-"""This stands in for paged attention and compiles in a fraction of the time: one sequence, all blocks at once."""
+"""A stand-in for paged attention that compiles in a fraction of the time: one sequence, all blocks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests read the draft heads of tests/data/heads, and their goldens of HF's parts, here."""
+"""Read the draft heads of tests/data/heads, and their goldens, made with HF's parts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tests.models.tiny import folder
 
 HEADS = Path(__file__).parents[1] / "data" / "heads"
 BASES = {"eagle3": "llama2", "eagle3_speculators": "qwen3"}
-"""The tiny cases whose tokens EAGLE-3 heads guess; an MTP case is a checkpoint of its own model."""
+"""The tiny case for whose tokens each EAGLE-3 head guesses; an MTP case is a checkpoint with its model."""
 CASES = tuple(sorted(path.name for path in HEADS.iterdir()))
 
 
 @dataclass(frozen=True)
 class HeadGolden:
-    """A sequence, and what HF's parts make of it in float32."""
+    """A sequence, and the outputs of HF's parts for it in float32."""
 
     sequence: np.ndarray
     guesses: np.ndarray
-    """Greedy guesses of what follows."""
+    """Greedy guesses of the next tokens."""
     logprobs: np.ndarray | None
     """[sequence - 1, v]: row i is of the token after next; for the shorter sequences."""
 
 
 def model_folder(case: str) -> Path:
-    """Return the checkpoint of the model whose tokens a case guesses."""
+    """Return the checkpoint of the model for a case's head."""
     return folder(BASES[case]) if case in BASES else HEADS / case
 
 

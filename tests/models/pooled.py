@@ -1,4 +1,4 @@
-"""Tests run a model that pools on its own here, all texts of a golden in one step."""
+"""Run a model that pools without an engine, all texts of a golden in one step."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.quick import QUICK_COMPILE
 
 
 class PooledGolden(NamedTuple):
-    """A text, and what HF gives for it in float32."""
+    """A text, and HF's output for it in float32."""
 
     tokens: np.ndarray
     types: np.ndarray
     output: np.ndarray
-    """[t, d], the last hidden states, of a model that embeds; [o] of one that classifies texts, [t, o] of one that
-    classifies tokens."""
+    """The last hidden states [t, d] of an embedding model, [o] of a classifier of texts, [t, o] of a classifier of
+    tokens."""
 
 
 class Outputs(NamedTuple):
-    """What a model gives for texts in one step."""
+    """A model's outputs for texts in one step."""
 
     of_texts: list[np.ndarray]
     """[o] each."""
@@ -69,11 +69,11 @@ def run_pooled(model: Model, params: Mapping[str, Any], texts: Sequence[PooledGo
 
 
 def step_inputs(texts: Sequence[PooledGolden]) -> tuple[TokenBatch, AttentionBatch]:
-    """Return the inputs of a step of whole texts, with rows of padding between and behind."""
+    """Return the inputs of a step of whole texts, with rows of padding between and after them."""
     lengths, blocks, next_block = [len(text.tokens) for text in texts], [], 1
     for length in lengths:
         count = -(-length // BLOCK_SIZE)
-        # Out of order, so that a model that ignored the table would be found out.
+        # Out of order, so that a model that ignores the table fails.
         blocks.append(list(range(next_block, next_block + count))[::-1])
         next_block += count
     chunks = [(length, length) for length in lengths]

@@ -1,4 +1,4 @@
-"""Random weights of a checkpoint, made of the names and shapes of its tensors alone: HF's process makes the same."""
+"""Random weights of a checkpoint, from the names and shapes of its tensors alone: HF's process makes the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, model_type: str) -> np.n
         # Gemma scales its embeddings up; they must not drown the layers.
         return (0.3 if model_type.startswith("gemma") else 0.6) * noise
     gain = 3.0 if any(part in name for part in HEADS) else 1.1
-    # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
+    # Experts are stacked; they may sum over either of the other axes, which have similar sizes.
     num_inputs = shape[1] if len(shape) == 3 and shape[1] > 1 else int(np.prod(shape[1:]))
     return gain * noise / np.float32(num_inputs) ** np.float32(0.5)
 

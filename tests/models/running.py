@@ -1,4 +1,4 @@
-"""Tests run a model on its own here, without an engine: parameters from HF tensors, one sequence at a time."""
+"""Run a model without an engine: parameters from HF tensors, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.quick import QUICK_COMPILE
 
 ROWS = 80
 """Rows of the one program that runs whole sequences, chunks and decodes; the longest golden has 75."""
-# Out of order, so that a model that ignored the table would be found out. Block 0 is the null block.
+# Out of order, so that a model that ignores the table fails. Block 0 is the null block.
 BLOCK_IDS = (3, 1, 5, 2, 4)
 
 
@@ -40,7 +40,7 @@ def build_model(
 
 
 def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return parameters made of HF tensors."""
+    """Return the model's parameters, from HF tensors."""
 
     def read(array: ArraySpec) -> Any:
         weights = jnp.asarray(_read(array, tensors), array.dtype)
@@ -78,7 +78,8 @@ class Runner:
         return self.lowered.compile(compiler_options=dict(QUICK_COMPILE))
 
     def whole(self, golden: Golden) -> np.ndarray:
-        """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk, or as the model's own chunks."""
+        """Return log-probabilities [tokens, v] of prompt and decodes, run as one chunk or in the model's attention
+        chunks."""
         pools, logprobs = empty_pools(self.model.config), []
         for start, ids in self.cut(golden.sequence, ROWS):
             some, pools = self.run(pools, ids, start, len(golden.prompt))
@@ -107,7 +108,8 @@ class Runner:
         return np.asarray(logprobs)[: len(token_ids)], pools
 
     def cut(self, token_ids: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray]]:
-        """Return chunks of so many tokens at most, with their first positions; none is of two of the model's own."""
+        """Return chunks of up to `chunk` tokens with their first positions; none spans two of the model's attention
+        chunks."""
         sizes = {chunk, *(group.attention_chunk or chunk for group in self.model.plan.groups)}
         starts = sorted({start for size in sizes for start in range(0, len(token_ids), size)})
         return list(zip(starts, np.split(token_ids, starts[1:]), strict=True))
@@ -151,12 +153,12 @@ def state_ops_of(group: CacheGroup, dtype: Any = jnp.float32) -> StateOps:
 
 
 def recurrence_of(group: CacheGroup) -> Callable[..., Any]:
-    """Return what `Model.forward` takes for a group of layers with recurrent state."""
+    """Return the function that `Model.forward` takes for a group of layers with recurrent state."""
     return state_ops_of(group).run
 
 
 def state_inputs(start: int, count: int) -> StateBatch:
-    """Return where the state of one sequence is for a chunk: in slot 1, if it has begun."""
+    """Return the slots of one sequence's state for a chunk: slot 1, if it has begun."""
     none, one, ends = int32([0]), int32([1]), int32([count])
     return StateBatch(
         query_starts_s=none,
@@ -206,7 +208,7 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
 
 
 def within_chunk(attention: AttentionBatch, size: int | None, start: int) -> AttentionBatch:
-    """Return the batch of tokens from a position on as layers see it that attend within chunks of `size`, if any."""
+    """Return the batch of tokens that start at a position, for layers that attend within chunks of `size`, if any."""
     if size is None:
         return attention
     first = start // size * size
@@ -219,7 +221,7 @@ def _read(array: ArraySpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     params = [_read_param(spec, tensors) for spec in array.params.values()]
     if array.shape == params[0].shape:
         return params[0]
-    # The arrays that hold several have one shard here.
+    # Merged arrays have one shard here.
     return np.concatenate(params, axis=array.axes.index("rows") - 1).reshape(array.shape)
 
 

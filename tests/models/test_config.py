@@ -102,7 +102,7 @@ def test_gemma3_4b_relies_on_defaults() -> None:
     assert config.max_position_embeddings == 131_072
 
 
-# The config.json of the hub, without the keys that transformers never reads.
+# The hub's config.json, without the keys that transformers never reads.
 OPT_350M = {
     "_remove_final_layer_norm": False,
     "activation_dropout": 0.0,
@@ -198,7 +198,7 @@ def test_smollm3_rotates_three_layers_of_four() -> None:
     assert windows(slides) == (None, None, None, 32)
 
 
-# As on the hub, but for what a text model does not read.
+# As on the hub, without the keys that a text model does not read.
 LLAMA4_SCOUT = {
     "attn_scale": 0.1,
     "attn_temperature_tuning": 4,
@@ -258,9 +258,9 @@ def test_llama4_layers() -> None:
     assert [layer.moe is None for layer in config.layers] == [True, False, True, False]
     assert {layer.intermediate_size for layer in config.layers} == {16_384}
     assert {(layer.qk_unit_norm, layer.query_scaling) for layer in config.layers} == {(None, None)}
-    given = read("Llama4ForCausalLM", num_key_value_heads=2, moe_layers=[0, 7], no_rope_layers=[0, 1, 1, 0])
-    assert [layer.moe is None for layer in given.layers] == [False, True, True, True]
-    assert [layer.attention_chunk for layer in given.layers] == [None, 8192, 8192, None]
+    listed = read("Llama4ForCausalLM", num_key_value_heads=2, moe_layers=[0, 7], no_rope_layers=[0, 1, 1, 0])
+    assert [layer.moe is None for layer in listed.layers] == [False, True, True, True]
+    assert [layer.attention_chunk for layer in listed.layers] == [None, 8192, 8192, None]
     types = ["full_attention"] * 3 + ["chunked_attention"]
     dense = read(
         "Llama4ForCausalLM",
@@ -344,8 +344,8 @@ def test_gemma4_old_and_new_head_sizes_agree() -> None:
         (32, 2, False),
         (64, 1, True),
     ]
-    given = read("Gemma4ForCausalLM", **sizes, num_global_key_value_heads=1)
-    assert given.layers[3].num_kv_heads == 2, "one projection for keys and values is what fewer heads depend on"
+    fewer = read("Gemma4ForCausalLM", **sizes, num_global_key_value_heads=1)
+    assert fewer.layers[3].num_kv_heads == 2, "fewer heads need one projection for keys and values"
 
 
 def test_gemma4_late_layers_borrow_and_are_wide() -> None:
@@ -428,8 +428,8 @@ def test_windows() -> None:
             windows(read(architecture, num_key_value_heads=2, use_sliding_window=True, sliding_window=None))
             == (None,) * 4
         )
-    given = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
-    assert windows(given) == (None,) * 4
+    config = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
+    assert windows(config) == (None,) * 4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -619,7 +619,7 @@ def test_deepseek_v3_as_it_is() -> None:
     assert sparse.latent == LatentSpec(rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128)
     assert sparse.moe is not None
     assert (sparse.moe.num_groups, sparse.moe.top_groups, sparse.moe.group_best) == (8, 4, 2)
-    # What its authors multiply by: (0.1 ln 40 + 1)^2 / sqrt(192).
+    # Its authors' factor is (0.1 ln 40 + 1)^2 / sqrt(192).
     assert sparse.scale == pytest.approx(1.8738542 / 192**0.5)
     [rope] = config.ropes
     assert (rope.interleaved, rope.attention_factor, rope.factor) == (True, 1.0, 40.0)

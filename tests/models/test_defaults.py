@@ -46,7 +46,7 @@ TYPES: dict[str, str] = {
     "modernbert": "ModernBertModel",
 }
 CHANGES: dict[str, dict[str, Any]] = {
-    # HF's own values make no model.
+    # HF's own values do not make a valid model.
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
@@ -55,7 +55,7 @@ NEEDED = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("layers_block_type", "num_experts_per_tok"),
 }
-"""What has to be said: no file on the hub leaves it out."""
+"""Keys without a default; no file on the hub leaves them out."""
 
 
 @pytest.mark.parametrize("model_type", TYPES)

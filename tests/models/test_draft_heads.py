@@ -1,4 +1,4 @@
-"""A draft head on its own, without an engine, equals HF's parts in float32, however its model's layers are run."""
+"""A draft head without an engine equals HF's parts in float32, with every loop over its model's layers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def build(case: str, loop: LayerLoop) -> tuple[Model, Any, Model, Any]:
     lent = {path: specs[path] for path in tables}
     head = Model(ModelSpecs(head_config, jnp.float32, loop, lent=lent))
     params = load_params(specs, checkpoints[0])
-    own = {path: spec for path, spec in head.specs.param_specs(checkpoints[1].tensors).items() if path not in lent}
+    own_specs = {
+        path: spec for path, spec in head.specs.param_specs(checkpoints[1].tensors).items() if path not in lent
+    }
     shared = {owner: params[owner] for owner in (path.partition(".")[0] for path in lent)}
-    return model, params, head, load_params(own, checkpoints[1]) | shared
+    return model, params, head, load_params(own_specs, checkpoints[1]) | shared
 
 
 @cache
 def runner(case: str, loop: LayerLoop) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what gives the log-probabilities [t, v] of all tokens of a sequence but the first two."""
+    """Return a function that gives the log-probabilities [t, v] of all tokens of a sequence except the first two."""
     model, params, head, head_params = build(case, loop)
     groups = [list(each.plan.groups) for each in (model, head)]
 
@@ -68,8 +70,8 @@ def runner(case: str, loop: LayerLoop) -> Callable[[np.ndarray], np.ndarray]:
         out = model.forward(params, pools, tokens, [batch] * len(groups[0]), attention=attention[0])
         tokens, batch = head_inputs
         features_td = head.read_features(head_params, out.features_tf, count)
-        own = {"attention": attention[1], "features_td": features_td}
-        hidden_td, _, _ = head.forward(head_params, head_pools, tokens, [batch] * len(groups[1]), **own)
+        inputs_of_head = {"attention": attention[1], "features_td": features_td}
+        hidden_td, _, _ = head.forward(head_params, head_pools, tokens, [batch] * len(groups[1]), **inputs_of_head)
         return jax.nn.log_softmax(head.logits(head_params, hidden_td, count))
 
     def run(sequence: np.ndarray) -> np.ndarray:
@@ -108,7 +110,8 @@ def test_depths_follow_from_the_number_of_layers() -> None:
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_depths_may_be_those_of_outputs(where: str) -> None:
-    """The usual ones are 2, half and 3 from the end by their inputs; heads that begin with 1 count outputs."""
+    """By default features are the inputs of layers 2, half and 3 from the end; lists that begin with 1 count
+    outputs."""
     depths = {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}
     changes = {"eagle_config": depths} if where == "inside" else {"eagle_config": None} | depths
     assert read_head(read_config("eagle3") | changes).features.layers == (2, 47, 91)

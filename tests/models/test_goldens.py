@@ -1,4 +1,4 @@
-"""A model on its own, without an engine, equals HF in float32; tests/e2e/test_families.py has every family in `LLM`."""
+"""A model without an engine equals HF in float32; tests/e2e/test_families.py runs every family in `LLM`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_STATES = [
     "qwen3_5_moe",
     "qwen3_next",
 ]
-"""Those with recurrent state, which is carried from chunk to chunk."""
+"""Cases with recurrent state, which is carried from chunk to chunk."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Goldens notice the absence of every feature that their case is there for.
+"""Goldens notice the absence of every feature that their case tests.
 
 `scripts/test.sh` runs these when goldens have changed (scripts/guarded.py): each compiles a model of its own.
 """
@@ -230,7 +230,7 @@ FEATURES: dict[tuple[str, str], Change] = {
 }
 
 
-# What is always there, and is noticed by a checkpoint that has ones in its place.
+# Parameters that are always present: a checkpoint with ones in their place must be noticed.
 SCALES = {"gemma4_dense": ("layer_scalar",), "gemma4_moe": ("router.scale", "router.per_expert_scale")}
 
 

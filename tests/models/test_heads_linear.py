@@ -1,4 +1,4 @@
-"""Matrices that each head has its own of are read in place, and a row has the same bits beside any number of others."""
+"""Matrices of heads are read in place, and a row has the same bits beside any number of other rows."""
 
 from __future__ import annotations
 

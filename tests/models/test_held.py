@@ -1,4 +1,4 @@
-"""Weights that stay quantized give what the numbers they stand for give, held as the CPU's kernels or XLA take them."""
+"""Weights that stay quantized give the same outputs as their widened numbers, in the CPU's kernels and in XLA."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PROMPT = Golden(
 
 def run(case: str, loop: LayerLoop, *, keeps: bool) -> tuple[np.ndarray, Any]:
     checkpoint = open_checkpoint(str(ROOT / case))
-    found = {name: checkpoint.format_of(name) for name in checkpoint.tensors} if keeps else {}
-    formats = {name: form for name, form in found.items() if form is not None}
+    names = checkpoint.tensors if keeps else ()
+    formats = {name: form for name in names if (form := checkpoint.format_of(name)) is not None}
     config = get_family("LlamaForCausalLM").read_config(checkpoint.config, checkpoint.tensors)
     model = Model(ModelSpecs(config, "float32", loop, formats=formats))
     params = load_params(model.specs.param_specs(checkpoint.tensors), checkpoint, progress=False)

@@ -1,4 +1,4 @@
-"""The abstract tree takes no memory, a checkpoint is read whole, and a program does not grow with depth."""
+"""The abstract tree takes no memory, all of a checkpoint is read, and a program does not grow with depth."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def deepened(config: ModelConfig, times: int) -> ModelConfig:
 
 
 def test_abstract_tree_allocates_nothing() -> None:
-    gc.collect()  # what earlier tests left
+    gc.collect()  # free the memory of earlier tests
     before = len(jax.live_arrays())
     model = Model(ModelSpecs(get_family("LlamaForCausalLM").read_config(LLAMA_70B), jnp.bfloat16))
     specs = model.specs.param_specs()

@@ -1,4 +1,4 @@
-"""A plan's loops go through the layers in order, with few bodies for the models there are."""
+"""A plan's loops go through the layers in order, with few bodies for existing models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.models.plan import LayerPlan
 
 
 def plan_of(kinds: str) -> LayerPlan:
-    """Return the plan of layers whose kinds are letters."""
+    """Return a plan with a layer for each letter; equal letters are one kind."""
     return LayerPlan(
         tuple(
             LayerSpec(num_heads=1, num_kv_heads=1, head_dim=2, intermediate_size=ord(kind), scale=1.0) for kind in kinds
@@ -47,8 +47,8 @@ def test_every_layer_is_passed_once_in_order() -> None:
         kinds = "".join(source.choices("abc", k=source.randint(1, 12))) * source.randint(1, 4)
         plan, passed = plan_of(kinds), []
 
-        def run(stream: int, kind: int, place: int, plan: LayerPlan = plan, passed: list[int] = passed) -> int:
-            passed.append(plan.layers_of[kind][place])
+        def run(stream: int, kind: int, index: int, plan: LayerPlan = plan, passed: list[int] = passed) -> int:
+            passed.append(plan.layers_of[kind][index])
             return stream + 1
 
         assert walk(plan, 0, run, loops=False) == len(kinds)
@@ -58,13 +58,13 @@ def test_every_layer_is_passed_once_in_order() -> None:
 def test_a_layer_that_borrows_keys_and_values_has_no_place_in_the_cache_of_its_own() -> None:
     sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 2, "intermediate_size": 4, "scale": 1.0}
     sliding, full = LayerSpec(**sizes, window=8), LayerSpec(**sizes)
-    own = [sliding, sliding, full, sliding, full]
-    plan = LayerPlan((*own, *(replace(layer, borrows_kv=True) for layer in own)))
+    lenders = [sliding, sliding, full, sliding, full]
+    plan = LayerPlan((*lenders, *(replace(layer, borrows_kv=True) for layer in lenders)))
     assert list(plan.groups.values()) == [(0, 1, 3), (2, 4)]
     assert plan.lending_groups == set(plan.groups)
     assert plan.layers_of == ((0, 1, 3), (2, 4), (5, 6, 8), (7, 9))
     assert [plan.cache_layers(kind) for kind in range(4)] == [(0, (0, 1, 2)), (1, (0, 1)), (0, (2, 2, 2)), (1, (1, 1))]
-    assert not LayerPlan(tuple(own)).lending_groups
+    assert not LayerPlan(tuple(lenders)).lending_groups
 
 
 def test_chunks_are_a_cache_group_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of models that pool are read under all names that there are, and what is not supported is refused."""
+"""Checkpoints of models that pool are read under all their names, and unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(architecture: str, **hf: Any) -> ModelConfig:
 
 
 def assert_loads(model: Model, path: Path) -> None:
-    """Check that the loader takes a folder as it is, and reads what the tests' own reader does."""
+    """Check that the loader accepts a folder, and reads the same values as the tests' own reader."""
     checkpoint = open_checkpoint(str(path))
     specs = model.specs.param_specs(checkpoint.tensors)
     check_names(specs, checkpoint, ignored=model.specs.ignored_tensors)

@@ -33,12 +33,12 @@ def with_kind(model: Model, kind: str) -> Model:
 
 
 def stands_for(states_td: np.ndarray, kind: str) -> np.ndarray:
-    """Return the state [d] that stands for a text."""
+    """Return the state [d] that represents a text."""
     return {"CLS": states_td[0], "LAST": states_td[-1], "MEAN": states_td.mean(0)}[kind]
 
 
 def output_of(model: Model, outputs: Outputs, index: int) -> np.ndarray:
-    """Return what HF gives, too, for a text."""
+    """Return the same output for a text as HF's golden has."""
     assert model.config.pooling is not None
     tasks = model.config.pooling.tasks
     return (outputs.of_texts if "classify" in tasks else outputs.of_tokens)[index]
@@ -80,7 +80,7 @@ def test_all_loops_match_hf(case: str, loop: LayerLoop) -> None:
 @pytest.mark.parametrize("method", ["from_2_way_softmax", "no_post_processing"])
 @pytest.mark.parametrize("case", ["qwen3", "llama2"])
 def test_scores_are_logits_of_tokens(case: str, method: str, ids: tuple[int, int]) -> None:
-    """One case's embedding is its output head too, the other one's is not."""
+    """In one case the embedding is also the output head, in the other it is not."""
     hf = read_hf_config(case) | {"classifier_from_token": list(ids), "method": method}
     architecture = hf["architectures"][0].replace("CausalLM", "SequenceClassification")
     model, tensors = Model(ModelSpecs(get_family(architecture).read_config(hf), jnp.float32)), read_tensors(case)
@@ -116,7 +116,7 @@ def with_one_rope(cfg: ModelConfig) -> ModelConfig:
 
 
 def with_head(**fields: object) -> Change:
-    """Return the change of fields of the head's first layer."""
+    """Return a function that changes fields of the head's first layer."""
 
     def change(cfg: ModelConfig) -> ModelConfig:
         assert cfg.pooling is not None

@@ -1,4 +1,4 @@
-"""Matmuls of float32 ask for all bits: by default a GPU rounds their operands to 11 bits, and a TPU to 8."""
+"""Matmuls of float32 request full precision: by default a GPU rounds operands to 11 bits, and a TPU to 8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in int8 are as near as 8 bits allow, and only those that are multiplied with are quantized."""
+"""Weights in int8 are as near as 8 bits allow, and only weights of matmuls are quantized."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INT8: WeightFormat = METHODS["int8"]
 
 
 def rounded(weight: np.ndarray) -> np.ndarray:
-    """Return what an HF matrix [out, in] is in int8; HF's other tensors have one dimension."""
+    """Return an HF matrix [out, in] as rounded to int8; HF's other tensors have one dimension."""
     if weight.ndim < 2:
         return weight
     held = quantize(jnp.asarray(weight), 1, INT8)
@@ -67,7 +67,7 @@ def test_only_matrices_are_quantized(case: str) -> None:
     for path, spec in model.specs.param_specs(read_tensors(case)).items():
         num_axes = len(spec.hf_shape) - (spec.num_experts == spec.hf_shape[0] and len(spec.sources) < spec.hf_shape[0])
         is_exact = path == "positions" or path.endswith("bias") or "router" in path or "shared_gate" in path
-        is_exact |= path.endswith(("attn.up_k", "attn.up_v"))  # heads have their own
+        is_exact |= path.endswith(("attn.up_k", "attn.up_v"))  # each head has its own matrix
         assert (spec.format is not None) == (num_axes == 2 and not is_exact), path
     for array in array_specs(model.specs.param_specs()).values():
         leaves = jax.tree.leaves(stored(array))

@@ -52,7 +52,7 @@ PARTS: Mapping[str, tuple[str, str, str]] = {
 
 
 class TheirLayer(DecoderLayer):
-    """Llama's layer, counting the times that it is traced."""
+    """Llama's layer, which counts the times that it is traced."""
 
     num_calls = 0
 
@@ -62,7 +62,7 @@ class TheirLayer(DecoderLayer):
 
 
 def their_config(hf: Mapping[str, Any]) -> ModelConfig:
-    # The name of a built-in architecture, as somebody has it who starts from that one's file.
+    # The name of a built-in architecture, as in a copy of that family's file.
     return read_decoder({KEYS[key]: hf[key] for key in KEYS}, architecture="LlamaForCausalLM")
 
 

@@ -69,7 +69,7 @@ def test_what_pools_is_made_of_decoders(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(registry.REGISTRY, "_added", {})
     known = supported_architectures()
     assert {"Qwen3Model", "Gemma2ForSequenceClassification", "LlamaForTokenClassification", "GPT2Model"} <= set(known)
-    # HF's name of the text model; that without "Text" has other modalities.
+    # HF's name of the text model; the name without "Text" has other modalities.
     assert "Llama4TextModel" in known
     assert "Llama4Model" not in known
     assert get_family("Qwen3Model").layer is get_family("Qwen3ForCausalLM").layer

@@ -1,4 +1,4 @@
-"""RoPE tables are right at real sizes, where the tiny goldens' short positions would hide a wrong last bit."""
+"""RoPE tables are right at real sizes; the tiny goldens' short positions would hide a wrong last bit."""
 
 from __future__ import annotations
 

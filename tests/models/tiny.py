@@ -1,4 +1,4 @@
-"""Tests read the tiny checkpoints of tests/data, and HF's goldens for those that generate, here."""
+"""Read the tiny checkpoints of tests/data, and HF's goldens for those that generate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Golden:
-    """One prompt and what HF makes of it: greedy tokens, and log-probabilities in float32."""
+    """One prompt and HF's outputs for it: greedy tokens, and log-probabilities in float32."""
 
     prompt: np.ndarray
     tokens: np.ndarray
@@ -31,7 +31,7 @@ class Golden:
 
     @property
     def sequence(self) -> np.ndarray:
-        """Return prompt and tokens but for the last, which nothing follows."""
+        """Return prompt and tokens, without the last token, which nothing follows."""
         return np.concatenate((self.prompt, self.tokens[:-1]))
 
 
