@@ -8,43 +8,11 @@ import pytest
 
 from jaxllm.loading.hf import AutoConfig
 from jaxllm.models import get_family
+from tests.models.tiny import CASES, read_hf_config
 
-TYPES: dict[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "mistral4": "Mistral4ForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "lfm2_moe": "Lfm2MoeForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "opt": "OPTForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "bert": "BertModel",
-    "modernbert": "ModernBertModel",
-}
+DECODERS = {hf["model_type"]: hf["architectures"][0] for hf in map(read_hf_config, CASES)}
+TYPES = {kind: name for kind, name in DECODERS.items() if not get_family(name).is_wrapper}
+TYPES |= {"qwen3_5_text": "Qwen3_5ForCausalLM", "bert": "BertModel", "modernbert": "ModernBertModel"}
 CHANGES: dict[str, dict[str, Any]] = {
     # HF's own values do not make a valid model.
     "glm4_moe": {"head_dim": 128},
