@@ -14,7 +14,7 @@ from tests.e2e.tiny_tokenizer import save_tokenizer
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_folder() -> Iterator[None]:
-    """Let what engines leave behind be told from what others, as the other workers, have in the common folder."""
+    """Give each worker a folder of its own: what its engines leave behind is not mixed with that of others."""
     with tempfile.TemporaryDirectory(prefix="jx-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)  # for processes that are started
         patch.setattr(tempfile, "tempdir", folder)

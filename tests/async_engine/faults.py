@@ -1,4 +1,4 @@
-"""Logits processors that a core loads by name, and that fail it where a request asks for it."""
+"""Logits processors that a core loads by name, and that fail when a request asks for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW_SECONDS = 2.0
 
 
 class Faults(AdapterLogitsProcessor):
-    """This does at a request's tenth step what its extra_args["fault"] says: "raise", "memory" or "hang"."""
+    """Fails at a request's tenth step as its extra_args["fault"] says: "raise", "memory" or "hang"."""
 
     def is_argmax_invariant(self) -> bool:
         return False

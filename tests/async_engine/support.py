@@ -1,4 +1,4 @@
-"""Tests of the asynchronous engine start engines, read streams, and look for what is left of them, here."""
+"""Helpers that start asynchronous engines, read their streams, and check that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def tokens_of(outputs: list[RequestOutput]) -> list[int]:
 
 
 async def until(condition: Callable[[], bool], seconds: float = END_SECONDS) -> None:
-    """Wait until something is so; fail after `seconds`."""
+    """Wait until a condition is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it has not come about in time"
@@ -118,7 +118,7 @@ def remote_of(llm: AsyncLLM) -> RemoteCore:
 
 
 def handle_of(llm: AsyncLLM) -> CoreProcess:
-    """Return what watches the process of an engine's core."""
+    """Return the watch over the process of an engine's core."""
     handle = remote_of(llm).handle
     assert isinstance(handle, CoreProcess)
     return handle
@@ -139,7 +139,7 @@ def metric(llm: AsyncLLM, name: str, **labels: str) -> float:
 
 
 def traces() -> set[str]:
-    """Name what engines could leave behind: children of this process, folders of sockets, shared memory."""
+    """Return the names of children of this process, folders of sockets and shared memory, which engines could leave."""
     children = {f"child {each.pid}" for each in psutil.Process().children(recursive=True)}
     files = glob.glob(os.path.join(tempfile.gettempdir(), "jaxllm-*")) + glob.glob("/dev/shm/*")
     return children | set(files)

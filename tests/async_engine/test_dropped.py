@@ -1,4 +1,4 @@
-"""An asynchronous engine that nobody holds any more ends its core, while its event loop goes on, as in a notebook."""
+"""An asynchronous engine without references ends its core while its event loop goes on, as in a notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def cores() -> Iterator[Cores]:
-    """Return what starts engines, without Python's garbage collector: they must end without it."""
+    """Return a function that starts engines. Python's garbage collector is off: they must end without it."""
     gc.disable()
     try:
         yield Cores()

@@ -36,7 +36,7 @@ LONG = 400
 
 @asynccontextmanager
 async def streams(llm: AsyncLLM, count: int = NUM_STREAMS) -> AsyncIterator[list[asyncio.Task[list[RequestOutput]]]]:
-    """Open streams that go on for long, and wait until each that there is room for has had a token."""
+    """Open long streams, and wait until each one that fits in the core has had a token."""
     tasks = [asyncio.create_task(read(llm, f"open {i}", greedy(max_tokens=LONG))) for i in range(count)]
     stream = llm.generate(ids(), greedy(max_tokens=3), "first")
     assert [output async for output in stream][-1].finished
@@ -46,7 +46,7 @@ async def streams(llm: AsyncLLM, count: int = NUM_STREAMS) -> AsyncIterator[list
 async def assert_all_dead(
     llm: AsyncLLM, tasks: list[asyncio.Task[list[RequestOutput]]], reason: str, seconds: float = END_SECONDS
 ) -> None:
-    """Check that streams end in time with the reason, and so does all that is asked of the engine after."""
+    """Check that streams, and all later calls of the engine, end in time with the reason."""
     ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), seconds)
     assert {type(each) for each in ends} == {EngineDeadError}
     assert all(reason in str(each) for each in ends)

@@ -36,7 +36,7 @@ STEP_SECONDS = 0.01
 
 
 class Cores:
-    """This starts engines whose cores are fake ones in threads, and keeps hold of the cores."""
+    """Starts engines over fake cores in threads, and keeps references to the cores."""
 
     def __init__(self) -> None:
         self.cores: list[FakeCore] = []
@@ -72,7 +72,7 @@ class Cores:
 
 @pytest.fixture
 def cores() -> Iterator[Cores]:
-    """Return what starts engines; at the end all of them have ended."""
+    """Return a function that starts engines, and check at the end that all of them have ended."""
     made = Cores()
     yield made
     for engine in made.engines:

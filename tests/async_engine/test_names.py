@@ -1,4 +1,4 @@
-"""What programs written for vLLM do with an engine, on a core without a model."""
+"""Programs written for vLLM run against an engine with a core that has no model."""
 
 from __future__ import annotations
 

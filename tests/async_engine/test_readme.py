@@ -1,4 +1,4 @@
-"""README's example of an asynchronous engine runs as it stands, but for the model's name."""
+"""README's example of an asynchronous engine runs unchanged, except for the model's name."""
 
 from __future__ import annotations
 

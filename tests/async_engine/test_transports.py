@@ -75,7 +75,7 @@ def args(tokenizer: str) -> Any:
 
 
 def run_llm(args: Any) -> list[RequestOutput]:
-    """Run all in one call of `LLM.generate`."""
+    """Run all requests in one call of `LLM.generate`."""
     fields = {name: getattr(args, name) for name in EngineArgs.__dataclass_fields__}
     with LLM.from_engine_args(EngineArgs(**fields)) as llm:
         prompts = [TokensPrompt(prompt_token_ids=job.prompt) for job in JOBS]
@@ -91,7 +91,7 @@ def expected(args: Any) -> list[RequestOutput]:
 
 
 def comparable(output: RequestOutput) -> tuple[Any, ...]:
-    """Return all that an output says of what was computed, but for what was cached."""
+    """Return the computed values of an output, without the number of cached tokens."""
     matrix = output.prompt_token_id_logprobs
     asked = None if matrix is None else np.asarray(matrix).tobytes()
     return output.prompt_token_ids, output.prompt_logprobs, output.outputs, asked

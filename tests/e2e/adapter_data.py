@@ -1,4 +1,4 @@
-"""Tests read LoRA adapters for tiny checkpoints, and what HF's models give with them, here."""
+"""LoRA adapters for tiny checkpoints, and goldens of HF's models with these adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class AdapterGolden(NamedTuple):
-    """What HF gives with an adapter: greedy tokens, and the log-probabilities of the vocabulary, [tokens, v]."""
+    """HF's greedy tokens with an adapter, and the log-probabilities of the vocabulary, [tokens, v]."""
 
     tokens: list[int]
     logprobs: np.ndarray
@@ -40,7 +40,7 @@ def names_of(case: str) -> tuple[str, ...]:
 
 
 def request(name: str, case: str, **fields: Any) -> LoRARequest:
-    """Return what names an adapter."""
+    """Return the request that names an adapter."""
     return LoRARequest(name, names_of(case).index(name) + 1, str(ADAPTERS / case / name), **fields)
 
 

@@ -33,7 +33,7 @@ def _prompt(row: dict[str, Any]) -> Any:
 
 
 def first_difference(output: RequestOutput, row: dict[str, Any]) -> str | None:
-    """Say where tokens or log-probabilities leave the golden's; None means nowhere."""
+    """Return where tokens or log-probabilities differ from the golden's, or None."""
     completion = output.outputs[0]
     assert output.prompt_token_ids == row["prompt_ids"], "the prompt's own tokens differ"
     assert completion.logprobs is not None

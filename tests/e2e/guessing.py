@@ -1,4 +1,4 @@
-"""Tests and checks look at what draft heads guess, and make them guess right, here."""
+"""Record what draft heads guess, or replace their guesses by right ones."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jaxllm.speculation.guesses import ModelGuesses
 from tests.models.heads import HEADS
 
 MOST = 4
-"""The guesses about a request at a time, as many as the goldens have."""
+"""The number of guesses per step, as in the goldens."""
 
 
 def head_config(case: str) -> dict[str, Any]:
-    """Return what an engine's speculation is to be."""
+    """Return the `speculative_config` of a case."""
     method = {"method": "mtp"} if case.startswith("mtp") else {"method": "eagle3", "model": str(HEADS / case)}
     return method | {"num_speculative_tokens": MOST}
 
 
 class Guesses:
-    """Keeps what an engine's head guesses, and may replace it by guesses that are mostly right."""
+    """Records what an engine's head guesses, and may replace it by guesses that are mostly right."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         speculation = scheduler._speculation

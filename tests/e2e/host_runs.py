@@ -1,4 +1,4 @@
-"""One process of a model over several hosts, for test_hosts.py and scripts/check.py hosts; or one that has it all.
+"""Run one process of a model over several hosts, or the whole model, for test_hosts.py and scripts/check.py hosts.
 
 Arguments: a case, the number of hosts, devices of each, this host's rank, or auto, a port, and a file for what comes
 out.
@@ -72,7 +72,7 @@ def pooled(spread: Arguments, *_: str) -> list[Any]:
 
 
 def for_ever(spread: Arguments, *_: str) -> None:
-    """Say that the engine runs, and run requests until something happens."""
+    """Print that the engine runs, and run requests until the process is ended."""
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True, detokenize=False)
     with tiny_llm("qwen3", max_num_seqs=8, num_gpu_blocks_override=33, **spread) as (llm, _scheduler):
         while True:

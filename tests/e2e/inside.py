@@ -1,4 +1,4 @@
-"""Tests that look at the engine's state reach into an `LLM` with these functions."""
+"""Functions that return the core, scheduler and state inside an `LLM`, for tests that look at them."""
 
 from __future__ import annotations
 

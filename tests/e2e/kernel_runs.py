@@ -62,7 +62,7 @@ def make_job(num_prompt_tokens: int, num_output_tokens: int, logprobs: int | Non
 
 
 def count_calls(backend: str) -> Callable[[], int]:
-    """Make the implementation count how often it runs on the device; return what reads the count."""
+    """Make the implementation count its runs on the device, and return a function that reads the count."""
     calls: list[int] = []
 
     def load_counting(name: str) -> Callable[..., Any]:

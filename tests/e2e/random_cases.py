@@ -29,7 +29,7 @@ class RandomCase(NamedTuple):
     gaps: list[float]
     """How far each choice is ahead of the second best."""
     shown: list[int]
-    """The tokens whose log-probabilities there are, of all positions but the last choice's own."""
+    """The tokens with a known log-probability at every position before that of the last choice."""
     logprobs: list[list[float]]
     doubt: float
     """How far HF is from itself where it computes all positions at once."""
@@ -41,7 +41,7 @@ def read_case(path: Path) -> RandomCase:
 
 
 def write_checkpoint(case: RandomCase, folder: Path) -> None:
-    """Write the checkpoint that HF had."""
+    """Write the checkpoint that HF ran."""
     weights = draw_weights(case.shapes, case.seed, case.config["model_type"], case.config["dtype"])
     dtype = ml_dtypes.bfloat16 if case.config["dtype"] == "bfloat16" else np.float32
     tensors = {name: np.asarray(each, dtype) for name, each in weights.items()}

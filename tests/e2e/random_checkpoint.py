@@ -1,4 +1,4 @@
-"""Write checkpoints whose weights are random, and large enough to tell what is right from what is not."""
+"""Write checkpoints with random weights that are large enough to tell right results from wrong ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.models import ModelSpecs, get_family
 
 
 def save_model(folder: Path, config: dict[str, Any]) -> None:
-    """Write a checkpoint of random weights, as large as makes one token clearly the most likely."""
+    """Write a checkpoint with random weights so large that one token is clearly the most likely."""
     rng = np.random.default_rng(0)
     specs = ModelSpecs(get_family(config["architectures"][0]).read_config(config), "float32").param_specs()
     tensors = {}

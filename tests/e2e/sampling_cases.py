@@ -63,7 +63,7 @@ class Case:
     bad_words: Sequence[Sequence[int]] = ()
     """Ids of the fields' bad_words, in each spelling."""
     follows: Callable[[Sequence[int]], set[int]] | None = None
-    """A function that says what a grammar or a thinking budget lets follow."""
+    """A function that returns the tokens which a grammar or a thinking budget allows next."""
 
     def job(self) -> Job:
         """Return the request."""
@@ -75,7 +75,7 @@ class Case:
         return Job(list(self.prompt), SamplingParams(**(without if self.without is None else self.without)))
 
     def oracle_request(self, index: int) -> OracleRequest:
-        """Return what the oracle is told of the index-th output."""
+        """Return the oracle's parameters for the output at `index`."""
         params = SamplingParams(**self.fields)
         return OracleRequest(
             prompt=list(self.prompt),
@@ -111,7 +111,7 @@ def tilt_oracle(logits_v: np.ndarray, prompt: Sequence[int], output: Sequence[in
 
 
 def spells(*choices: str) -> Callable[[Sequence[int]], set[int]]:
-    """Return what may follow an output that must become one of these texts, in whatever tokens."""
+    """Return the tokens that may follow an output which must become one of these texts, in any tokens."""
     wanted, tokens = [text.encode() for text in choices], token_bytes()
 
     def follows(output: Sequence[int]) -> set[int]:
@@ -124,7 +124,7 @@ def spells(*choices: str) -> Callable[[Sequence[int]], set[int]]:
 
 
 def thinks_for(budget: int) -> Callable[[Sequence[int]], set[int]]:
-    """Return what may follow an output whose prompt ends in THINK."""
+    """Return the tokens that may follow an output after a prompt that ends in THINK."""
 
     def follows(output: Sequence[int]) -> set[int]:
         is_free = len(output) < budget or END_THINK in output
@@ -220,7 +220,7 @@ CASES: dict[str, Case] = {
 
 
 def others() -> list[Job]:
-    """Return 15 requests that use all features among them; those that are drawn have seeds."""
+    """Return 15 requests that together use all features; sampled ones have seeds."""
     shown = {"logprobs": 3, "max_tokens": 14}
     drawn = shown | {"temperature": 1.2}
     fields: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""These checks say what must be true of a request that uses a field, besides what the oracle says of every step."""
+"""Checks of what must be true of a request that uses a field, beyond the oracle's checks of every step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def text_of(tokens: Sequence[int], tool: str = "") -> str:
 
 
 def ends(tokens: int, finish_reason: str, stop_reason: int | str | None = None, text: str | None = None) -> Check:
-    """Check how many tokens came, how the output ended, and its text."""
+    """Check the number of tokens, how the output ended, and its text."""
 
     def check(evidence: Evidence) -> None:
         output = evidence.output

@@ -24,7 +24,7 @@ MASS_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class OracleRequest:
-    """Holds what one output is sampled by. Everything that the engine derives from text is given as ids."""
+    """The sampling parameters of one output. What the engine derives from text is given as ids."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -33,7 +33,7 @@ class OracleRequest:
     bad_words: Sequence[Sequence[int]] = ()
     """Ids of each bad word in each spelling."""
     follows: Callable[[Sequence[int]], set[int]] | None = None
-    """A function that says what a grammar or a thinking budget lets follow an output."""
+    """A function that returns the tokens which a grammar or a thinking budget allows after an output."""
     process: Callable[[np.ndarray, Sequence[int], Sequence[int], float], np.ndarray] | None = None
     """The custom logits processor, over (logits, prompt, output, its extra argument)."""
     extra_arg: float = 0.0
@@ -98,7 +98,7 @@ def truncate(scaled_v: np.ndarray, top_k: int, top_p: float, min_p: float) -> Ke
 
 @functools.cache
 def uniform(seed: int, position: int) -> float:
-    """Return a row's own number in [0, 1): what is documented is fold_in(key(seed), position)."""
+    """Return a row's random number in [0, 1): as documented, from fold_in(key(seed), position)."""
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
     return float(jax.random.uniform(key))
 
@@ -116,7 +116,7 @@ def check_draw(token: int, scaled_v: np.ndarray, kept_v: np.ndarray, number: flo
 def check_step(
     raw_v: np.ndarray, processed_v: np.ndarray, token: int, request: OracleRequest, output: Sequence[int]
 ) -> None:
-    """Check one step: what the engine made of the raw logits, and the token it took then."""
+    """Check one step: the processed logits that the engine computed, and the token that it chose."""
     params = request.params
     edited_v = edit(raw_v, request, output)
     is_greedy = params.temperature < GREEDY_BELOW

@@ -53,7 +53,7 @@ FAMILIES = {
     "nemotron3": 2,  # layers of one part, experts of latents
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
 }
-"""Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""
+"""Tiny checkpoints, with a vocabulary of one tile, and the number of devices that they run on."""
 DEALT = {
     "kimi_k2": (2, 2),  # a shared expert, groups of experts
     "llama4": (2, 1),  # routers that scale inputs
@@ -65,7 +65,7 @@ DEALT = {
 QUANTIZED = (
     "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
 )  # fmt: skip
-"""Tiny checkpoints of formats that differ in what they are made of."""
+"""Tiny checkpoints of formats that store different arrays."""
 HEAD_CASES = ("eagle3", "mtp_deepseek_v3")
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
@@ -90,7 +90,7 @@ def feature_jobs() -> list[Job]:
 
 
 def plain_jobs() -> list[Job]:
-    """Return requests of the plain program: greedy ones, and drawn ones with seeds."""
+    """Return requests of the plain program: greedy ones, and sampled ones with seeds."""
     lengths = (3, 17, 29, 41, 8, 23)
     return [
         Job(
@@ -152,7 +152,7 @@ def with_experts(case: str, sizes: tuple[int, int]) -> dict[str, Any]:
 
 
 def with_adapters(case: str, size: int) -> dict[str, Any]:
-    """Return HF's tokens with an adapter and ours, and how far log-probabilities are apart."""
+    """Return HF's tokens with an adapter and ours, and the largest difference of log-probabilities."""
     golden = golden_of("all", case)
     with LLM(str(folder(case)), tensor_parallel_size=size, **SETTINGS) as llm:
         output, _ = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
@@ -182,7 +182,7 @@ def in_int8(size: int, model: str) -> list[Any]:
 
 
 def as_quantized(checkpoint: Path, **engine: Any) -> list[Any]:
-    """Return what requests give with quantized weights, and first how many there are of them."""
+    """Return the number of quantized weights, and the outputs of requests with them."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=5)
     jobs = [Job([(7 * i + length) % 90 + 3 for i in range(length)], params) for length in (3, 17, 30)]
     changes = {"skip_tokenizer_init": True, "dtype": "float32"}
@@ -227,7 +227,7 @@ def _bytes(spec: ParamSpec) -> int:
 
 
 def _collectives(runner: ModelRunner) -> Iterator[dict[str, Any]]:
-    """Yield what each compiled step exchanges."""
+    """Yield the collectives of each compiled step."""
     for key, program in runner.programs._done.items():
         if isinstance(key, StepShape):
             counts = {each.kind: each.count for each in count_collectives(program.as_text())}
@@ -256,7 +256,7 @@ def _values(position: Any) -> list[tuple[int, float]] | None:
 
 
 def refusals(smollm2: str, model: str) -> dict[str, dict[str, Any]]:
-    """Return what settings that cannot work say; none may get as far as loading."""
+    """Return the errors of settings that cannot work; all are refused before weights are loaded."""
     devices = jax.devices()
     tried: dict[str, dict[str, Any]] = {
         "heads": {"model": smollm2, "tensor_parallel_size": 2},

@@ -78,7 +78,7 @@ def overlaps(llm: LLM) -> bool:
 
 
 def assert_idle(engine: Engine) -> None:
-    """Check that nothing is queued, running or in flight for anyone, and every block is free."""
+    """Check that no request is queued, running or in flight, and that every block is free."""
     llm, scheduler = engine
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.llm_engine.get_num_unfinished_requests() == 0
@@ -184,7 +184,7 @@ def test_aborted_in_each_state(engine: Engine, state: str, n: int) -> None:
 
 
 def test_nothing_is_left_when_all_are_aborted(engine: Engine) -> None:
-    """All are aborted after any number of steps; the step in flight is nobody's then."""
+    """All requests are aborted after any number of steps; the step in flight then belongs to none of them."""
     llm, scheduler = engine
     jobs = [make_job(seed, 7 * seed, max_tokens=30) for seed in range(1, 8)]
     undisturbed = run_together(llm, jobs)
@@ -257,7 +257,7 @@ def text_jobs(kind: RequestOutputKind) -> list[Job]:
 
 
 def stream(llm_engine: LLMEngine, jobs: list[Job]) -> list[dict[int, list[CompletionOutput]]]:
-    """Run jobs side by side and return, of each, the pieces of every output."""
+    """Run jobs side by side and return the pieces of every output of each job."""
     pieces: list[dict[int, list[CompletionOutput]]] = [defaultdict(list) for _ in jobs]
     unfinished = {str(index) for index in range(len(jobs))}
     for index, job in enumerate(jobs):

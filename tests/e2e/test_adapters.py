@@ -37,11 +37,11 @@ CASE = "llama3_tied"
 NAMES = names_of(CASE)
 TOLERANCE = 1e-4
 NUM_SLOTS = 3
-"""Fewer than there are adapters."""
+"""The number of adapter slots, fewer than there are adapters."""
 
 
 def own(name: str, **fields: Any) -> LoRARequest:
-    """Return what names an adapter of the model that most tests have."""
+    """Return the request for an adapter of the model that most tests run."""
     return request(name, CASE, **fields)
 
 

@@ -55,7 +55,7 @@ LENGTHS = (330, 64, 60, 50, 40, 35, 8, 3)
 
 
 class Setting(NamedTuple):
-    """A model and how it runs; the two differ in much: windows, norms, matmuls."""
+    """A model and how it runs. The two models differ in windows, norms and matmuls."""
 
     case: str
     dtype: str
@@ -103,11 +103,11 @@ def make_jobs() -> list[Job]:
 JOBS = make_jobs()
 LONG = range(len(KINDS))
 SHORT = range(6 * len(KINDS), 7 * len(KINDS))
-"""A round of prompts that alone take the smallest bucket, and together one with 8 times the rows."""
+"""A round of prompts: each alone takes the smallest bucket, all together take one with 8 times the rows."""
 
 
 def differing(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -> list[str]:
-    """Name the jobs whose outputs differ in any bit."""
+    """Return the jobs with outputs that differ in any bit."""
     pairs = enumerate(zip(expected, got, strict=True))
     return [f"{index}: {kind_of(index)}" for index, (left, right) in pairs if bits(left) != bits(right)]
 
@@ -135,7 +135,7 @@ def whole(engines: Engines) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def reference(whole: Engine) -> list[RequestOutput]:
-    """Run every job alone, its prompt whole but where its scored positions take too many rows."""
+    """Run every job alone, with its prompt whole unless its scored positions take too many rows."""
     llm, scheduler = whole
     outputs = run_alone(llm, JOBS)
     assert all(len(plan.chunks) == 1 for plan in scheduler.plans)

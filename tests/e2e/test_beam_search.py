@@ -38,7 +38,7 @@ END = 137  # the tiny model says it often
 
 
 class Oracle:
-    """Beam search by the book: every continuation of every beam, from log-probabilities of the whole vocabulary."""
+    """Plain beam search over every continuation of every beam, from log-probabilities of the whole vocabulary."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -86,7 +86,7 @@ def search_tiny(llm: LLM, width: int, penalty: float, max_tokens: int = 12) -> l
 
 @pytest.fixture(scope="module")
 def ending(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Make a folder of the tiny model, made to end at a token that it likes."""
+    """Write the tiny model with a likely token as its end of sequence, and return the folder."""
     path = tmp_path_factory.mktemp("models") / CASE
     shutil.copytree(folder(CASE), path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))

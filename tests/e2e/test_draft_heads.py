@@ -80,7 +80,7 @@ def test_guesses_equal_hf(engine: tuple[str, Engine]) -> None:
 
 
 def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
-    """Embedding and output head are not loaded twice, but for a head that has its own."""
+    """Embedding and output head are not loaded twice, unless the draft head has its own."""
     case, (llm, _, _) = engine
     runner = core_of(llm)._runner
     assert isinstance(runner, ModelRunner)
@@ -127,7 +127,7 @@ def test_guesses_change_nothing_and_do_not_depend_on_company(engine: tuple[str, 
 
 
 def counts(guesses: Guesses) -> tuple[int, int]:
-    """Return how many drafts were made, and how many were right."""
+    """Return the numbers of drafts and of accepted drafts."""
     stats = guesses.speculation.stats()
     return stats.num_draft_tokens, stats.num_accepted_tokens
 
@@ -175,7 +175,7 @@ def test_a_quantized_model_of_several_groups_lends_its_table() -> None:
 
 
 def test_a_reset_engine_guesses_again(engine: tuple[str, Engine]) -> None:
-    """After a step was lost the pools of both are made anew."""
+    """After a step has failed, the pools of model and head are made anew."""
     case, (llm, _, guesses) = engine
     runner = core_of(llm)._runner
     assert runner is not None

@@ -1,4 +1,4 @@
-"""An engine that nobody holds any more ends, wherever Python notices that."""
+"""An engine without references ends, whichever thread collects it."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_odd_limits_change_no_token(changes: dict[str, Any], expected: list[list
 
 
 class CountingScheduler(Scheduler):
-    """A scheduler that a user brings."""
+    """A user's scheduler."""
 
     num_plans = 0
 

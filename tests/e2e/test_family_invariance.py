@@ -123,7 +123,7 @@ def reference(whole: Engine) -> list[RequestOutput]:
 
 
 def differing(expected: list[RequestOutput], got: list[RequestOutput]) -> list[int]:
-    """Return the jobs whose outputs differ in any bit."""
+    """Return the jobs with outputs that differ in any bit."""
     return [index for index in range(NUM_JOBS) if bits(expected[index]) != bits(got[index])]
 
 

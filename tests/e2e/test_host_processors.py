@@ -83,7 +83,7 @@ class Nucleus(LogitsProcessor):
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """An engine whose blocks are too few for its requests."""
+    """An engine with too few blocks for its requests."""
     arguments: dict[str, Any] = {"block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
     arguments |= {"max_num_batched_tokens": 16, "cudagraph_capture_sizes": [16]}
     classes = [f"{__name__}:Forced", Counting, Nucleus]

@@ -29,7 +29,7 @@ STATUSES = (1, -signal.SIGABRT)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -46,7 +46,7 @@ def started(
     *,
     has_slurm: bool = False,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start the processes of a case; those that are left are killed in the end."""
+    """Start the processes of a case, and kill at the end those that still run."""
     port = free_port()
     environment = os.environ | {
         "XLA_FLAGS": QUICK_FLAGS,
@@ -72,7 +72,7 @@ def started(
 def run(
     case: str, num_hosts: int, devices: int, out: Path, repository: Path, files: Sequence[str] = (), **options: bool
 ) -> Any:
-    """Return what a case gives; all processes have to end well."""
+    """Return the results of a case; all processes have to exit with 0."""
     with started(case, num_hosts, devices, out, repository, files, **options) as processes:
         said = [process.communicate()[0] for process in processes]
         statuses = [process.returncode for process in processes]

@@ -78,7 +78,7 @@ LONG = [index for index, job in enumerate(JOBS) if len(job.prompt) > CHUNKED_256
 
 
 def prompt_chunks(scheduler: RecordingScheduler, outputs: Sequence[RequestOutput]) -> list[int]:
-    """Return how many steps each prompt took."""
+    """Return the number of steps that each prompt took."""
     return [scheduler.num_prompt_chunks(output.request_id) for output in outputs]
 
 

@@ -35,7 +35,7 @@ def engine(smollm2_path: str) -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(engine: LLM) -> Iterator[LLM]:
-    """Start the engine, which every test must leave idle and consistent."""
+    """Start the engine; every test must leave it idle and consistent."""
     yield engine
     assert not engine.llm_engine.has_unfinished_requests()
     scheduler = scheduler_of(engine)

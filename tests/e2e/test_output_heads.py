@@ -20,7 +20,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def write(folder: Path, *, tied: bool, leaves_out: str | None = None, head: np.ndarray | None = None) -> str:
-    """Write a tiny tied checkpoint in another form, and return its folder."""
+    """Write a tiny tied checkpoint in another layout, and return its folder."""
     tensors = read_tensors(CASE)
     assert HEAD not in tensors
     tensors |= {} if head is None else {HEAD: head}

@@ -45,7 +45,7 @@ def as_prompt(golden: PooledGolden) -> Any:
 
 
 def encode(llm: LLM, prompts: list[Any], task: str, **params: Any) -> list[np.ndarray]:
-    """Return what each prompt gives in a task."""
+    """Return the result of each prompt in a task."""
     outputs = llm.encode(prompts, PoolingParams(**params), pooling_task=task, use_tqdm=False)
     return [output.outputs.data for output in outputs]
 

@@ -107,7 +107,7 @@ def verify(case: Case, evidence: Evidence) -> None:
 
 
 def comparable(output: RequestOutput) -> tuple[Any, ...]:
-    """Return all that an output says of what was computed, but for what was cached."""
+    """Return the computed values of an output, without the number of cached tokens."""
     if not IS_INVARIANT:
         return tuple((each.token_ids, each.text, each.finish_reason) for each in output.outputs)
     matrix = output.prompt_token_id_logprobs

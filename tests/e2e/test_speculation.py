@@ -113,12 +113,12 @@ def engine(tokenizer: str, reference: list[RequestOutput]) -> Iterator[Engine]:
 
 
 def numbers_of_drafts(scheduler: RecordingScheduler) -> set[int]:
-    """Return how many drafts chunks of the plans so far have had."""
+    """Return the numbers of drafts in the chunks of all plans so far."""
     return {chunk.num_drafts for plan in scheduler.plans for chunk in plan.chunks}
 
 
 def accepted(scheduler: RecordingScheduler) -> tuple[int, int]:
-    """Return how many drafts were made, and how many were right."""
+    """Return the numbers of drafts and of accepted drafts."""
     stats = scheduler.stats().speculation
     assert stats is not None
     return stats.num_draft_tokens, stats.num_accepted_tokens

@@ -1,4 +1,4 @@
-"""What an engine does with recurrent states: snapshots of shared beginnings, forks, beams, aborts, and no copies."""
+"""An engine's recurrent states: snapshots of shared prefixes, forks, beams, aborts, and no copies."""
 
 from __future__ import annotations
 

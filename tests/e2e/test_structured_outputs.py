@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine
 
 NUM_SEQS = 64
 CHUNK = 16
-"""How many tokens of a prompt fit in one step; every prompt has more."""
+"""The number of prompt tokens that fit in one step; every prompt has more."""
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2 * NUM_SEQS
 """Enough blocks for prompts, but too few for outputs, even short ones."""
@@ -71,7 +71,7 @@ def llm(smollm2_path: str) -> Iterator[LLM]:
 
 
 def prompt(number: int, what: str) -> str:
-    """Ask for something; every prompt takes more than one chunk."""
+    """Return a request's prompt, which takes more than one chunk."""
     return f"Question {number}. Reply with a short {what} and nothing else.\nAnswer: "
 
 
@@ -80,7 +80,7 @@ def sampled(constraint: StructuredOutputsParams, seed: int, **more: Any) -> Samp
 
 
 def generate(llm: LLM, what: Sequence[str], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-    """Run all at once."""
+    """Run all requests at once."""
     prompts = [prompt(number, text) for number, text in enumerate(what)]
     return llm.generate(prompts, list(params), use_tqdm=False)
 

@@ -24,7 +24,7 @@ NUM_LOGPROBS = 5
 
 
 class RecordingScheduler(Scheduler):
-    """Keeps its plans, and the ones that are not committed yet."""
+    """A scheduler that records its plans, and which of them are not committed yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -32,7 +32,7 @@ class RecordingScheduler(Scheduler):
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
         self.sequence_ids: dict[str, list[str]] = {}
-        """What the core calls the sequences of the user's requests."""
+        """The core's names of the sequences of each user's request."""
 
     def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
         self.before_plan()
@@ -103,7 +103,7 @@ def tiny_llm(case: str, **arguments: Any) -> Iterator[tuple[LLM, RecordingSchedu
 
 
 def remember_names(llm: LLM, scheduler: RecordingScheduler) -> None:
-    """Let a scheduler know what the core calls each request from now on."""
+    """Tell a scheduler the core's name of each request from now on."""
     outputs = llm.llm_engine.front.outputs
     add = outputs.add_request
 
@@ -150,7 +150,7 @@ def bits(output: RequestOutput) -> tuple[Any, ...]:
 
 
 def difference(expected: CompletionOutput, got: CompletionOutput) -> str | None:
-    """Say where two completions differ: in tokens, in how they end, or in a log-probability by over 1e-4."""
+    """Return where two completions differ: in tokens, in how they end, or in a log-probability by over 1e-4."""
     if list(expected.token_ids) != list(got.token_ids):
         return f"tokens {list(got.token_ids)} instead of {list(expected.token_ids)}"
     if (expected.finish_reason, expected.stop_reason) != (got.finish_reason, got.stop_reason):
@@ -171,7 +171,7 @@ def difference(expected: CompletionOutput, got: CompletionOutput) -> str | None:
 
 
 def differences(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -> dict[int, str]:
-    """Return what differs, by the job's index."""
+    """Return the differences by the job's index."""
     pairs = [(a.outputs[0], b.outputs[0]) for a, b in zip(expected, got, strict=True)]
     differences = {index: difference(*pair) for index, pair in enumerate(pairs)}
     return {index: text for index, text in differences.items() if text is not None}

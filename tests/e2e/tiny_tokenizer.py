@@ -15,7 +15,7 @@ SPACED = " <tool>"
 
 
 def token_bytes() -> list[bytes]:
-    """Return what each id stands for; special tokens by name."""
+    """Return the token of each id; special tokens by name."""
     singles = [b"\n", *(bytes([byte]) for byte in (*range(0x20, 0x7F), 0xC3, *range(0x80, 0xC0)))]
     pairs = [first + bytes([second]) for first in (b" ", b"t", b"e", b"n") for second in range(ord("a"), ord("z") + 1)]
     tokens = [text.encode() for text in SPECIALS] + singles + pairs

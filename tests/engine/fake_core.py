@@ -1,4 +1,4 @@
-"""A fake core has no model: each sequence's tokens come from a script. Its client sends everything as frames."""
+"""A core without a model: each sequence's tokens come from a script. Its client sends everything as frames."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class FakeCore(HoldsAdapters):
 
 
 class FrameInbox:
-    """An inbox of frames, which nobody fills while its owner waits."""
+    """An inbox of frames that is not filled while its owner waits."""
 
     def __init__(self) -> None:
         self.frames: deque[list[bytes]] = deque()

@@ -1,4 +1,4 @@
-"""A collector of traces runs in this process, for tests: OTLP over HTTP or gRPC, every span kept as it came."""
+"""A collector of traces in this process, for tests: OTLP over HTTP or gRPC. It keeps every span."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What a collector has got."""
+    """The spans that a collector has received."""
 
     url: str
     spans: list[Span] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Tests get small tokenizers of the two large families here, and engines over a fake core."""
+"""Small tokenizers of the two large families, and engines over a fake core."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def make_ready(*, max_model_len: int = 128, stats: SchedulerStats | None = None, **changes: Any) -> EngineReady:
-    """Return what a core without a model says of itself, some of its settings changed; it has crossed as a frame."""
+    """Return the ready message of a core without a model, sent as a frame, with some settings changed."""
     assert set(changes) <= set(SETTINGS)
     stats = stats or FakeCore(lambda _: []).stats()
     values: dict[str, Any] = SETTINGS | {"max_model_len": max_model_len, "num_gpu_blocks": stats.num_blocks} | changes

@@ -1,4 +1,4 @@
-"""The store of adapters: no number is given twice, needed ones stay, others make room, bad ones are tried again."""
+"""The store of adapters gives no number twice, keeps needed adapters, evicts others and retries failed ones."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_only_allowed_tokens_are_added_with_the_models_own_scores(allowed: list[
 
 
 def begin(llm: LLM, prompts: list[list[int]], wanted: BeamSearchParams) -> BeamSearcher:
-    """Begin searches whose requests somebody else will run."""
+    """Begin searches; the caller runs their requests."""
     engine = llm.llm_engine
     searcher = BeamSearcher(engine, engine.front, wanted, None)
     ids = [str(i) for i in range(len(prompts))]

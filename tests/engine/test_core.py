@@ -20,7 +20,7 @@ from jaxllm.scheduling.scheduler import Scheduler
 
 
 class FakeRunner:
-    """Samples the step's number; remembers how many steps were launched and waited for."""
+    """Samples the step's number, and counts the steps that were launched and waited for."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -65,7 +65,7 @@ class FakeStep:
 
 
 class ScriptedMasks(TokenMasks):
-    """Does as it is told: which requests have a mask, still compile, are at a dead end or complete."""
+    """Masks with set answers: which requests have one, still compile, are at a dead end or are complete."""
 
     def __init__(self) -> None:
         super().__init__(1000, None, None)

@@ -1,4 +1,4 @@
-"""The process of a core, as far as it can be seen without one."""
+"""The process of a core, tested without starting one."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from jaxllm.engine.transport.wire import Heartbeat
 
 
 class Clock:
-    """Tells a time that a test sets."""
+    """A clock that a test sets."""
 
     now = 100.0
 
     def pass_by(self, watch: CoreWatch, seconds: int, beat: Heartbeat | None = None) -> str | None:
-        """Look at the core each second, and before hear a heartbeat; return the last complaint."""
+        """Receive a heartbeat and look at the core, each second; return the last complaint."""
         complaint = None
         for _ in range(seconds):
             self.now += 1

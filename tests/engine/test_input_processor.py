@@ -1,4 +1,4 @@
-"""What users ask for is completed, or refused by name before anything runs."""
+"""Requests are completed with defaults, or refused with the argument's name before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mask that is late keeps its own request waiting, and the others no longer than a step takes, by a clock of ours."""
+"""A late mask delays its own request, and the others by no more than a step, by a simulated clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER = 1e9
 
 
 class Clock:
-    """Time passes only where somebody waits."""
+    """A simulated clock: time passes only in waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class Clock:
 
 
 class TimedRunner:
-    """A device that works on one step after another, each for as long as `seconds` says."""
+    """A device that runs one step after another, each for `seconds`."""
 
     is_compiling, is_warm, num_compiled = False, True, 0
 

@@ -132,7 +132,7 @@ def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def ready_for(max_model_len: int, *, kv_cache_metrics: bool = False, **counts: Any) -> EngineReady:
-    """Return what a core says that has counted so much."""
+    """Return the ready message of a core with these counts."""
     ready = make_ready(max_model_len=max_model_len, stats=stats(**counts))
     watched = replace(ready.vllm_config.observability_config, kv_cache_metrics=kv_cache_metrics)
     return msgspec.structs.replace(ready, vllm_config=replace(ready.vllm_config, observability_config=watched))

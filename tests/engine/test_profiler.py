@@ -1,4 +1,4 @@
-"""Profiles land in the folder, of the steps that were asked for; what JAX's profiler has not is refused by name."""
+"""Profiles of the requested steps are written to the folder; options that JAX's profiler lacks are refused by name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NUM_STEPS = 5
 
 
 class Host:
-    """A place where nothing runs, until it is told to end."""
+    """A handle of a process that does nothing until it is ended."""
 
     name = "the engine core (of a test)"
     pid = None

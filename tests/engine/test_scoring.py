@@ -34,7 +34,7 @@ def front(tokenizer: Tokenizer) -> FrontEnd:
 
 
 def scorer(front: FrontEnd, settings: PoolingSettings) -> Scorer:
-    """Return the scorer of a front end whose model pools so."""
+    """Return the scorer of a front end with a model of this pooling type."""
     pooled = copy.copy(front)
     pooled.ready = msgspec.structs.replace(front.ready, pooling=settings)
     return Scorer(pooled)

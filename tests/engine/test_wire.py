@@ -1,4 +1,4 @@
-"""Messages between a front end and its core cross as frames, whole; what is no message names its request."""
+"""Messages between a front end and its core are frames; errors about malformed ones name the request."""
 
 from __future__ import annotations
 
