@@ -26,7 +26,9 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
         return reason
     o, i = shape.num_outputs, shape.num_inputs
     if not can_multiply((o, i), shape.dtype, shape.activation, form=shape.format):
-        return f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few, not [{o}, {i}]"
+        return (
+            f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be several, not [{o}, {i}]"
+        )
     return None
 
 

@@ -130,7 +130,7 @@ def _refuse_groups(shape: MatmulShape, form: WeightFormat) -> str | None:
     if group is None or group % LANES or shape.num_inputs % group:
         return f"groups must be a multiple of {LANES} inputs, and a part of {shape.num_inputs}, not {group}"
     if shape.num_columns % LANES:
-        return f"the result must have a multiple of {LANES} columns, not {shape.num_columns}, since scales come so"
+        return f"the result must have a multiple of {LANES} columns, not {shape.num_columns}, for scales in whole lanes"
     if not lies_transposed(shape.num_outputs, num_groups):
         return f"scales of {num_groups} groups do not lie with their outputs in the lanes"
     return None

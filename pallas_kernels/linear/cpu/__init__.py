@@ -66,9 +66,9 @@ def cpu_refusal(shape: LinearShape) -> str | None:
     if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
         return None
     return (
-        "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, and x float32 for "
-        "those of 16 bits; "
-        f"and there must be a few, not {list(size)}"
+        "a row of weights must be a multiple of 64 bytes in x's dtype, or of 64 numbers if quantized, x must be "
+        f"float32 for weights of 16 bits, and there must be {MIN_COLUMNS} rows, or {2 * MIN_GATES} with gates, "
+        f"not {list(size)}"
     )
 
 
