@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# benchmark.sh [ARGUMENTS OF benchmark.py]: the comparison with all peers, from nothing: jaxllm's environment, the peers'
-# (PEERS, by default .cache/peers: 5 GB), the model, the measuring. With --readme it writes docs/performance.md.
+# benchmark.sh [ARGUMENTS OF benchmark.py]: compare with all peers, from a fresh clone: make jaxllm's environment and the
+# peers' (PEERS, by default .cache/peers: 5 GB), fetch the model, and measure. With --readme it writes docs/performance.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh

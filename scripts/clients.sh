@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# clients.sh [CLIENT...]: real clients, unmodified and in environments of their own, against SmolLM2 served here, and those
-# of embeddings against all-MiniLM-L6-v2. Those of agents run twice: with answers that a core without a model is told to
-# give, so that what comes of them is known, and with SmolLM2, whose calls a grammar forces. Those in TOLD run with told
-# answers only: their prompts are longer than SmolLM2's context, or what they check is what it cannot write. Packages
-# after "npm:" are npm's. Exit status 0 if all that were asked for (by default all) passed.
+# clients.sh [CLIENT...]: run real clients, unmodified and each in its own environment, against a server of SmolLM2, and
+# clients of embeddings against all-MiniLM-L6-v2. Clients of agents run twice: with fixed answers from a core without a
+# model, so that the results are known, and with SmolLM2, where a grammar forces the calls. Clients in TOLD run with fixed
+# answers only: their prompts are longer than SmolLM2's context, or they check output that it cannot write. Packages after
+# "npm:" are npm's. The exit status is 0 if all named clients (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh

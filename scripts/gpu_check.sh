@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# gpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a GPU can show, in 45 minutes, what
-# fails first first: is the device sane, are the kernels right, is a real model, how fast are kernels and engines, and how
-# fast is what people would use instead. --plan shows the stages and their limits; README.md beside this says how to use it
-# on a rented machine. Evidence goes to $OUT (default: benchmarks/results/gpu), JSON and a log for each process.
-# PYTHON names another Python than .venv's; what make/gpu_pack.sh brought in pack/ is put together and used.
+# gpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: run everything that needs a GPU, in 45 minutes, the
+# likeliest failures first: the device, the kernels, a real model, then the speed of kernels and engines, and of other
+# libraries. --plan shows the stages and their limits; README.md in this folder describes the use on a rented machine.
+# Evidence goes to $OUT (default: benchmarks/results/gpu), JSON and a log for each process. PYTHON names another Python
+# than .venv's; a pack/ from make/gpu_pack.sh is unpacked and used.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh

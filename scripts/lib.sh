@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts beside it: find a Python, make .venv, install jaxllm into it. Source it from the repository root.
+# Shared by shell scripts: find a Python, make .venv, install jaxllm into it. Source it from the repository root.
 
 LIBTPU=0.0.51 # the TPU's compiler, of the time of the locked jax
 

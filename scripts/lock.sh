@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lock.sh: write requirements.lock anew: the newest versions that pyproject.toml allows, with all that they depend on.
+# lock.sh: write requirements.lock anew: the newest versions that pyproject.toml allows, with all dependencies.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh

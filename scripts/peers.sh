@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]: the programs we compare with, in an environment of its own each
-# under DIR; without names hf (the oracle for the goldens: torch on the CPU), vllm and llamacpp (for benchmarks).
-# They run on Python 3.11, apart from jaxllm's own: exchange files with them, never import both.
+# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]: install other libraries, each into its own environment under DIR; by
+# default hf (torch on the CPU, the oracle for goldens), vllm and llamacpp (for benchmarks). They run on Python 3.11, not in
+# jaxllm's environment: exchange files with them, never import both.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

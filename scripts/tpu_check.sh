@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a TPU can show, as gpu_check.sh does it
-# for a GPU. Evidence goes to $OUT (default: benchmarks/results/tpu), JSON and a log for each process.
+# tpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: run everything that needs a TPU, as gpu_check.sh does for
+# a GPU. Evidence goes to $OUT (default: benchmarks/results/tpu), JSON and a log for each process.
 # PYTHON names another Python than .venv's. A v5e cannot hold Llama-3-8B: there the last process fails and its log says so.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# deploy.sh: docs/deploy is read by the tools of its formats: hadolint, Kubernetes' schemas, systemd. They are installed
-# into .cache/lint-deploy; kubectl and systemd-analyze are the system's. Exit status 0 if there was nothing to say.
+# deploy.sh: check docs/deploy with the tools of its formats: hadolint, Kubernetes' schemas, systemd. They are installed
+# into .cache/lint-deploy; kubectl and systemd-analyze are the system's. The exit status is 0 if no tool complains.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . scripts/lib.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# metrics.sh [URL]: promtool, which is Prometheus' own checker, reads a server's metrics, as of http://localhost:8000/metrics.
-# Without a URL it reads those of a server without a model, once with --metrics-prefix jaxllm_, of which promtool may say
-# nothing, and once with vLLM's names, of which it may say only what is in those names: their colon, and a histogram that
-# ends in _total. The exit status is promtool's.
+# metrics.sh [URL]: check a server's metrics, such as http://localhost:8000/metrics, with Prometheus' promtool. Without a URL
+# it starts a server without a model: once with --metrics-prefix jaxllm_, where promtool must be silent, and once with
+# vLLM's names, where it may complain only of these: their colon, and a histogram that ends in _total. The exit status is
+# promtool's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . scripts/lib.sh

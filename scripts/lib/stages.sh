@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by gpu_check.sh and tpu_check.sh: a plan of stages, each a few processes under time limits. Source it, define `plan`
 # (stage NAME SECONDS [NEEDED STAGE...], each followed by its processes: run NAME SECONDS SCRIPT ARGUMENTS...), then call
-# `follow_plan KERNELS "$@"`, where KERNELS (gpu or tpu) are what a dry run interprets, and evidence's folder is named for.
+# `follow_plan KERNELS "$@"`, where KERNELS (gpu or tpu) names the kernels of a dry run and the folder of evidence.
 #
 # A process leaves $out/STAGE/NAME.json, written as it goes, and NAME.log. It is done when its JSON says that it is complete.
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# gpu_pack.sh: make pack/, what a rented machine without network lacks beside jax, torch and transformers: the sources, the
-# packages that jaxllm needs besides, a ptxas that is to be trusted (13.3 or later), and SmolLM2 in parts. Every file is
-# under 60 MiB and has its checksum in SHA256SUMS. The packages are for this .venv's Python version and processor, which the
-# machine must have too. There: tar -xzf pack/source.tar.gz && scripts/gpu_check.sh
+# gpu_pack.sh: make pack/ for a rented machine without network that has jax, torch and transformers: the sources, jaxllm's
+# other packages, a ptxas without known bugs (13.3 or later), and SmolLM2 in parts. Every file is under 60 MiB and has its
+# checksum in SHA256SUMS. The packages are for this .venv's Python version and processor, which the machine must share. There: tar -xzf pack/source.tar.gz && scripts/gpu_check.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . scripts/lib.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # grpc.sh: generate jaxllm/server/grpc/inference_pb2.py, and its types, from inference.proto beside it.
-# The generator is the one of the oldest gRPC that jaxllm[grpc] takes: what it writes runs with every later protobuf.
+# The generator is that of the oldest gRPC that jaxllm[grpc] allows: its output runs with every later protobuf.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . scripts/lib.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# commands.sh AGENT FOLDER URL KEY: the command line agent that FOLDER has of npm, unmodified, has a command run by a
-# replayed model, and tells its result. Its settings and its folder are its own, and no remote host is reached.
+# commands.sh AGENT FOLDER URL KEY: run the command line agent in the npm folder FOLDER, unmodified: a replayed model makes
+# it run a command and report the result. It has its own settings and folder, and reaches no remote host.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 . scripts/lib.sh
