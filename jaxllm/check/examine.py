@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
@@ -19,7 +18,6 @@ from jaxllm.check.hlo import count_collectives
 from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
-from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
@@ -121,12 +119,11 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
 def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, StepShape | PoolShape]]:
     """Yield the programs of most interest by the names of their steps: the model's, and how its draft model guesses."""
     config = sized.config
-    compiler = StepCompiler(step_config(replace(config, max_model_len=sized.max_model_len)), sized.model, config.mesh)
+    compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
     for name, shape in _shapes(compiler).items():
         yield compiler, name, shape
     if config.draft is not None and sized.draft is not None:
-        draft = replace(config.draft, max_model_len=min(config.draft.max_model_len, sized.max_model_len))
-        compiler = StepCompiler(step_config(draft), sized.draft, config.mesh)
+        compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
         yield compiler, "guess", _shapes(compiler)["decode"]
 
 
@@ -163,12 +160,12 @@ def _compile_step(compiler: StepCompiler, name: str, shape: StepShape | PoolShap
 
 def _concurrency(sized: Fit) -> Iterator[Concurrency]:
     """Yield how many requests fit in the pool, or how many texts in a step; the null block holds nobody's tokens."""
-    config, steps = sized.config, step_config(replace(sized.config, max_model_len=sized.max_model_len))
+    config, steps = sized.config, sized.size.steps
     layout = steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks)
     groups = [group.config(size) for group, size in zip(layout.groups, sizes, strict=True)]
     lengths = LENGTHS if config.generates else TEXT_LENGTHS
-    for length in (*(each for each in lengths if each < sized.max_model_len), sized.max_model_len):
+    for length in (*(each for each in lengths if each < config.max_model_len), config.max_model_len):
         new = 1 if config.generates else min(length, config.max_num_batched_tokens)
         most = [config.max_num_seqs]
         if not config.generates:
@@ -178,13 +175,8 @@ def _concurrency(sized: Fit) -> Iterator[Concurrency]:
         yield Concurrency(length=length, requests=min(*most, *held))
 
 
-def _layout(sized: Fit) -> KVLayout:
-    """Return the form of one device's KV cache, with the context that it has room for."""
-    return step_config(replace(sized.config, max_model_len=sized.max_model_len)).kv_layout
-
-
 def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> Iterator[Bound]:
-    config, memory = sized.config, sized.memory
+    config, memory = sized.config, sized.size.memory
     if memory is None:
         return
     work = count_work(
@@ -205,11 +197,11 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
 
 
 def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
-    config, memory = sized.config, sized.memory
+    config, memory = sized.config, sized.size.memory
     limit = hardware.memory_limit(config.gpu_memory_utilization)
     replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.specs)
     params = param_bytes(config.mesh, sized.specs)
-    layout = _layout(sized)
+    layout = sized.size.steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks) if sized.num_blocks else ()
     return MemoryReport(
         limit=limit,
@@ -244,7 +236,7 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
         "quantization": config.quantization or checkpoint_quantization(config.checkpoint),
         "kv_cache_dtype": str(config.kv_groups[0].attention.shape.kv_dtype),
         "attention": "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
-        "max_model_len": sized.max_model_len,
+        "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "block_size": config.block_size,

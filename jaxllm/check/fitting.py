@@ -16,14 +16,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import most_expert_shards, refusal
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
-from jaxllm.resolve.kv_cache_size import (
-    DeviceMemory,
-    beside_draft,
-    fit_num_seqs,
-    longest_context,
-    measure_memory,
-    size_pool,
-)
+from jaxllm.resolve.kv_cache_size import EngineSize, longest_context, size_engine
 from jaxllm.resolve.model import checked_draft, make_model
 from jaxllm.sampling.processors import on_host
 
@@ -45,18 +38,19 @@ FEW_TOKENS = 512
 class Fit:
     """An engine on some devices: what it takes of them, and how many blocks they hold."""
 
-    config: EngineConfig
+    size: EngineSize
     model: Model
     specs: Mapping[str, ParamSpec]
-    memory: DeviceMemory | None
-    """The memory's parts, or None if the largest step does not even compile."""
     num_blocks: int
-    """How many KV blocks there are; 0 if the engine does not fit."""
-    max_model_len: int
+    """The number of KV blocks; 0 if the engine does not fit."""
     reason: str | None
     """The reason why it does not fit, or None."""
     draft: Model | None = None
     """The draft model, if there is one."""
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.size.config
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
@@ -67,31 +61,33 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])
     model = make_model(config)
     specs = model.specs.param_specs(checkpoint.tensors)
-    memory, num_blocks, max_model_len, reason, draft = None, 0, config.max_model_len, None, None
+    draft, reason = None, None
     try:
-        limit = hardware.memory_limit(config.gpu_memory_utilization)
-        config = fit_num_seqs(config, specs, limit)
-        memory = measure_memory(config, model, specs, limit)
-        if config.draft is not None:
-            draft, draft_specs = checked_draft(config, config.draft, specs)
-            memory = beside_draft(memory, measure_memory(config.draft, draft, draft_specs, limit))
-        num_blocks, max_model_len = size_pool(config, memory)
+        draft = None if config.draft is None else checked_draft(config, config.draft, specs)
     except VLLMValidationError as error:
         reason = str(error)
-    except JaxRuntimeError as error:
-        reason = out_of_memory(error)
-    if memory is not None and reason is None and memory.used + memory.layout.bytes(num_blocks) > hardware.usable_bytes:
-        reason = f"{num_blocks} KV blocks are more than there is memory for."  # the user's own number of them
+    size = size_engine(config, model, specs, hardware.memory_limit(config.gpu_memory_utilization), draft=draft)
+    reason = reason or _reason(size, hardware)
     return Fit(
-        config=config,
+        size=size,
         model=model,
         specs=specs,
-        memory=memory,
-        num_blocks=0 if reason else num_blocks,
-        max_model_len=max_model_len,
+        num_blocks=0 if reason else size.num_blocks,
         reason=reason,
-        draft=draft,
+        draft=None if draft is None else draft[0],
     )
+
+
+def _reason(size: EngineSize, hardware: Hardware) -> str | None:
+    """Return the reason why an engine does not fit, or None."""
+    if isinstance(size.refusal, JaxRuntimeError):
+        return out_of_memory(size.refusal)
+    if size.refusal is not None:
+        return str(size.refusal)
+    memory = size.memory
+    if memory is not None and memory.used + memory.layout.bytes(size.num_blocks) > hardware.usable_bytes:
+        return f"{size.num_blocks} KV blocks are more than there is memory for."  # the user's own number of them
+    return None
 
 
 def out_of_memory(error: RuntimeError) -> str:
@@ -134,12 +130,12 @@ def _try(
         return []
     if result.reason is not None:
         return []
-    return [Change(settings=dict(settings), num_blocks=result.num_blocks, max_model_len=result.max_model_len)]
+    return [Change(settings=dict(settings), num_blocks=result.num_blocks, max_model_len=result.config.max_model_len)]
 
 
 def _settings(args: EngineArgs, failed: Fit) -> Iterator[dict[str, Any]]:
     """Yield changes of settings alone."""
-    config, memory = failed.config, failed.memory
+    config, memory = failed.config, failed.size.memory
     if memory is not None and not config.max_model_len_can_shrink and longest_context(config, memory) > 0:
         yield {"max_model_len": longest_context(config, memory)}
     if args.kv_cache_dtype == "auto":

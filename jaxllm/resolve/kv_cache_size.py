@@ -7,11 +7,13 @@ The KV cache is KV blocks and recurrent states. Real devices and those of a topo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler, StepConfig
@@ -31,6 +33,20 @@ LEAST_SEQS = 8
 """The fewest sequences that `max_num_seqs` is lowered to unasked."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """An engine as it fits on its devices, or the reason why it does not."""
+
+    config: EngineConfig
+    """The settings, with `max_num_seqs` and `max_model_len` lowered to what fits, the draft model's too."""
+    steps: StepConfig
+    memory: DeviceMemory | None
+    """None if the largest step does not compile."""
+    num_blocks: int
+    """The number of KV blocks; 0 if the engine does not fit."""
+    refusal: VLLMValidationError | JaxRuntimeError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +103,42 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
     )
 
 
+def size_engine(
+    config: EngineConfig,
+    model: Model,
+    specs: Mapping[str, ParamSpec],
+    limit: int | None,
+    *,
+    draft: tuple[Model, Mapping[str, ParamSpec]] | None = None,
+    make_host: Callable[[EngineConfig], HostProcessors | None] = lambda _: None,
+) -> EngineSize:
+    """Settle the number of sequences, of KV blocks and the context length, for `limit` bytes of each device.
+
+    `draft` is the draft model with the specs of its parameters. `make_host` makes the logits processors that are
+    classes, once the number of sequences is settled.
+    """
+    config = fit_num_seqs(config, specs, limit)
+    steps, memory, num_blocks, refusal = step_config(config, make_host(config)), None, 0, None
+    try:
+        memory = measure_memory(steps, config.mesh, model, specs, limit)
+        if config.draft is not None and draft is not None:
+            draft_memory = measure_memory(step_config(config.draft), config.mesh, *draft, limit)
+            memory = beside_draft(memory, draft_memory)
+        num_blocks, max_model_len = size_pool(config, memory)
+        steps, config = replace(steps, max_model_len=max_model_len), _shortened(config, max_model_len)
+    except (VLLMValidationError, JaxRuntimeError) as error:
+        refusal = error
+    return EngineSize(config=config, steps=steps, memory=memory, num_blocks=num_blocks, refusal=refusal)
+
+
+def _shortened(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    """Return settings with a context length, which the draft model's is lowered to."""
+    draft = config.draft
+    if draft is not None:
+        draft = replace(draft, max_model_len=min(draft.max_model_len, max_model_len))
+    return replace(config, max_model_len=max_model_len, draft=draft)
+
+
 def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EngineConfig:
     """Return settings whose recurrent states take no more than half of the KV cache's memory, if that can be had.
 
@@ -100,33 +152,29 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
     room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
     if config.kv_cache_memory_bytes is not None:
         room = min(room, config.kv_cache_memory_bytes // 2)
-    fitted = config
-    while fitted.max_num_seqs > LEAST_SEQS and step_config(fitted).kv_layout.state_bytes > room:
-        fitted = replace(fitted, max_num_seqs=max(LEAST_SEQS, fitted.max_num_seqs // 2))
-    if fitted.max_num_seqs < config.max_num_seqs:
+    layout = step_config(config).kv_layout
+    while layout.max_num_seqs > LEAST_SEQS and layout.state_bytes > room:
+        layout = replace(layout, max_num_seqs=max(LEAST_SEQS, layout.max_num_seqs // 2))
+    if layout.max_num_seqs < config.max_num_seqs:
         logger.warning(
             "max_num_seqs lowered from %d to %d, whose recurrent states take %d MiB of each device; set it for more.",
             config.max_num_seqs,
-            fitted.max_num_seqs,
-            step_config(fitted).kv_layout.state_bytes >> 20,
+            layout.max_num_seqs,
+            layout.state_bytes >> 20,
         )
-    return fitted
+    return replace(config, max_num_seqs=layout.max_num_seqs)
 
 
 def measure_memory(
-    config: EngineConfig,
-    model: Model,
-    specs: Mapping[str, ParamSpec],
-    limit: int | None,
-    host: HostProcessors | None = None,
+    steps: StepConfig, mesh: Mesh, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
 ) -> DeviceMemory:
     """Compile the largest step and see what it takes; nothing is compiled where that decides nothing."""
-    params, scratch = param_bytes(config.mesh, specs), 0
+    params, scratch = param_bytes(mesh, specs), 0
     if limit is not None and params <= limit:
-        compiler = StepCompiler(step_config(config, host), model, config.mesh)
+        compiler = StepCompiler(steps, model, mesh)
         # A draft head's program takes the tables too that are the model's.
-        scratch = compiler.used_bytes() - params - param_bytes(config.mesh, model.specs.lent)
-    return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=step_config(config).kv_layout)
+        scratch = compiler.used_bytes() - params - param_bytes(mesh, model.specs.lent)
+    return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 
 
 def beside_draft(memory: DeviceMemory, draft: DeviceMemory) -> DeviceMemory:
@@ -148,7 +196,7 @@ def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
             parameter="tensor_parallel_size",
             value=config.mesh.size,
         )
-    request = _pool_request(config, memory.limit)
+    request = _pool_request(config, memory)
     if config.max_model_len_can_shrink:
         fits = most_tokens(request, used_bytes=memory.used)
         if 0 < fits < config.max_model_len:
@@ -163,14 +211,14 @@ def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
 
 def longest_context(config: EngineConfig, memory: DeviceMemory) -> int:
     """Return the length of the longest request that the pool can hold."""
-    return most_tokens(_pool_request(config, memory.limit), used_bytes=memory.used)
+    return most_tokens(_pool_request(config, memory), used_bytes=memory.used)
 
 
-def _pool_request(config: EngineConfig, limit: int | None) -> PoolRequest:
+def _pool_request(config: EngineConfig, memory: DeviceMemory) -> PoolRequest:
     return PoolRequest(
-        layout=step_config(config).kv_layout,
+        layout=memory.layout,
         num_devices=config.mesh.size,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        memory_limit=limit,
+        memory_limit=memory.limit,
     )

@@ -9,7 +9,6 @@ refuse programs for their size, so this is for TPUs. Run by scripts/compile_chec
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -36,7 +35,6 @@ from jaxllm.execution.mesh import make_mesh
 from jaxllm.loading.open import open_config
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.hardware import HARDWARE, MIB, find_topology
-from jaxllm.resolve.kv_cache_size import step_config
 
 CASES = (
     ("llama-3.2-1b", "v5e:1x1", 1),
@@ -111,20 +109,16 @@ def check_case(model: str, topology: str, num_devices: int) -> dict[str, Any]:
         max_model_len=32_768,
     )
     sized = fit(arguments, checkpoint, hardware, describe_devices(hardware, topology, count))
-    if sized.reason is not None or sized.memory is None:
+    if sized.reason is not None or sized.size.memory is None:
         raise SystemExit(f"{model} does not fit on {topology}: {sized.reason}")
-    compiler = StepCompiler(
-        step_config(dataclasses.replace(sized.config, max_model_len=sized.max_model_len)),
-        sized.model,
-        sized.config.mesh,
-    )
+    compiler = StepCompiler(sized.size.steps, sized.model, sized.config.mesh)
     blocks = sized.num_blocks
     return {
         "model": model,
         "topology": topology,
         "devices": num_devices,
         "jax": jax.__version__,
-        "block_bytes": sum(group.block_bytes for group in sized.memory.layout.groups),
+        "block_bytes": sum(group.block_bytes for group in sized.size.memory.layout.groups),
         "blocks": blocks,
         "N": compile_with(compiler, blocks) or "compiles",
         "1.1 N": compile_with(compiler, math.ceil(1.1 * blocks)) or "compiles",

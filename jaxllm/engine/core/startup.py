@@ -42,14 +42,7 @@ from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import get_family, is_built_in
-from jaxllm.resolve.kv_cache_size import (
-    beside_draft,
-    fit_num_seqs,
-    measure_memory,
-    memory_limit,
-    size_pool,
-    step_config,
-)
+from jaxllm.resolve.kv_cache_size import memory_limit, size_engine, step_config
 from jaxllm.resolve.model import checked_draft, checked_model, lent_arrays
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.resolve.resolve_speculation import shared_group
@@ -194,22 +187,17 @@ def prepare(config: EngineConfig) -> Prepared:
     folders = use_cache(config.cache_dir, keeps_programs=all(map(keeps_programs, configs)))
     model, specs = checked_model(config)
     draft = None if config.draft is None else checked_draft(config, config.draft, specs)
-    limit = memory_limit(config)
-    config = fit_num_seqs(config, specs, limit)
-    host = _make_host_processors(config)
-    memory = measure_memory(config, model, specs, limit, host)
-    if config.draft is not None and draft is not None:
-        memory = beside_draft(memory, measure_memory(config.draft, *draft, limit))
-    num_blocks, max_model_len = size_pool(config, memory)
-    config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
-    compiler = StepCompiler(step_config(config, host), model, config.mesh)
+    size = size_engine(config, model, specs, memory_limit(config), draft=draft, make_host=_make_host_processors)
+    if size.refusal is not None:
+        raise size.refusal
+    config, num_blocks = size.config, size.num_blocks
+    compiler = StepCompiler(size.steps, model, config.mesh)
     programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
     prepared = Prepared(config, specs, compiler, programs, num_blocks, started)
     if config.draft is None or draft is None:
         return prepared
     # The model's own programs come first.
-    shorter = dataclasses.replace(config.draft, max_model_len=min(config.draft.max_model_len, max_model_len))
-    return dataclasses.replace(prepared, draft=_prepare_draft(shorter, *draft, num_blocks, folders))
+    return dataclasses.replace(prepared, draft=_prepare_draft(config.draft, *draft, num_blocks, folders))
 
 
 def _prepare_draft(
@@ -262,7 +250,7 @@ def make_core(
     hosts.wait_ready()
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
-    scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows, prepared.draft)
+    scheduler_config = _scheduler_config(prepared)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
     device = config.mesh.devices.flat[0]
     logger.info(
@@ -384,17 +372,16 @@ def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSet
     return dataclasses.replace(config.speculation, draft_model=limits)
 
 
-def _scheduler_config(
-    config: EngineConfig, num_blocks: int, max_rows: int, draft: Prepared | None = None
-) -> SchedulerConfig:
-    layout = step_config(config).kv_layout
-    sizes = layout.num_blocks(num_blocks)
+def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
+    config, compiler = prepared.config, prepared.compiler
+    layout = compiler.config.kv_layout
+    sizes = layout.num_blocks(prepared.num_blocks)
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
-        row_alignment=max(group.attention.row_alignment for group in config.kv_groups),
+        row_alignment=compiler.config.row_alignment,
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
         num_adapter_slots=config.max_loras if config.enable_lora else 0,
@@ -403,9 +390,9 @@ def _scheduler_config(
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
-        max_rows=max_rows,
+        max_rows=compiler.max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
-        speculation=_speculation(config, draft),
+        speculation=_speculation(config, prepared.draft),
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
     )
