@@ -116,11 +116,9 @@ BERT = Family(
     # The heads of pretraining, and buffers that older versions of HF saved.
     leaves_out=("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "*embeddings.token_type_ids"),
 )
-BERT_CLASSIFIER = replace(BERT, config_from_hf=bert_classifier_config)
-BERT_TOKEN_CLASSIFIER = replace(BERT, config_from_hf=bert_token_classifier_config)
 FAMILIES = {
     "BertModel": BERT,
     "BertForMaskedLM": BERT,
-    "BertForSequenceClassification": BERT_CLASSIFIER,
-    "BertForTokenClassification": BERT_TOKEN_CLASSIFIER,
+    "BertForSequenceClassification": replace(BERT, config_from_hf=bert_classifier_config),
+    "BertForTokenClassification": replace(BERT, config_from_hf=bert_token_classifier_config),
 }

@@ -157,7 +157,6 @@ def _softmax_scale(latent: LatentSpec, rope: RopeConfig, settings: Mapping[str, 
     return scale * (0.1 * read_float(settings, "mscale_all_dim") * math.log(rope.factor) + 1) ** 2
 
 
-DEEPSEEK_V2 = Family(config_from_hf=deepseek_v2_config, names=DEEPSEEK_NAMES)
 DEEPSEEK_V3 = Family(
     config_from_hf=deepseek_v3_config,
     names=DEEPSEEK_NAMES,
@@ -165,6 +164,6 @@ DEEPSEEK_V3 = Family(
     leaves_out=("model.layers.{after}.*",),
 )
 FAMILIES = {
-    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV2ForCausalLM": Family(config_from_hf=deepseek_v2_config, names=DEEPSEEK_NAMES),
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
 }

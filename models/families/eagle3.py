@@ -145,15 +145,16 @@ def _read_depths(hf: Mapping[str, Any]) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-EAGLE3 = Family(
-    config_from_hf=eagle3_config,
-    names=EAGLE3_NAMES,
-    layer=EagleLayer,
-    frame=EagleFrame,
-    prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
-    marks=("layers.attn.q",),
-    # Checkpoints hold the ids that it can guess in two forms, and a head that can guess all may hold them too.
-    leaves_out=("t2d", "d2t"),
-)
 EAGLE3_HEAD = "LlamaForCausalLMEagle3"
-FAMILIES = {EAGLE3_HEAD: EAGLE3}
+FAMILIES = {
+    EAGLE3_HEAD: Family(
+        config_from_hf=eagle3_config,
+        names=EAGLE3_NAMES,
+        layer=EagleLayer,
+        frame=EagleFrame,
+        prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
+        marks=("layers.attn.q",),
+        # Checkpoints hold the ids that it can guess in two forms, and a head that can guess all may hold them too.
+        leaves_out=("t2d", "d2t"),
+    )
+}

@@ -74,5 +74,4 @@ def read_gemma(
     return read_decoder(hf, architecture=architecture, act_key="hidden_activation", **(fields | overrides))
 
 
-GEMMA2 = Family(config_from_hf=gemma2_config, names=GEMMA_NAMES)
-FAMILIES = {"Gemma2ForCausalLM": GEMMA2}
+FAMILIES = {"Gemma2ForCausalLM": Family(config_from_hf=gemma2_config, names=GEMMA_NAMES)}

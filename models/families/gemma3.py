@@ -65,15 +65,12 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
     )
 
 
-GEMMA3 = Family(config_from_hf=gemma3_config, names=GEMMA_NAMES, is_text_part=True)
-GEMMA3_EMBEDDER = Family(config_from_hf=gemma3_embedder_config, names=GEMMA_NAMES)
-GEMMA3_MULTIMODAL = Family(
-    config_from_hf=gemma3_multimodal_config,
-    names=GEMMA_NAMES,
-    is_wrapper=True,
-)
 FAMILIES = {
-    "Gemma3ForCausalLM": GEMMA3,
-    "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,
-    "Gemma3TextModel": GEMMA3_EMBEDDER,
+    "Gemma3ForCausalLM": Family(config_from_hf=gemma3_config, names=GEMMA_NAMES, is_text_part=True),
+    "Gemma3ForConditionalGeneration": Family(
+        config_from_hf=gemma3_multimodal_config,
+        names=GEMMA_NAMES,
+        is_wrapper=True,
+    ),
+    "Gemma3TextModel": Family(config_from_hf=gemma3_embedder_config, names=GEMMA_NAMES),
 }

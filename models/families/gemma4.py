@@ -273,17 +273,15 @@ class Gemma4Frame(Frame):
         return total_tlp.astype(x_td.dtype).swapaxes(0, 1)
 
 
-GEMMA4 = Family(
-    config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame, is_text_part=True
-)
-GEMMA4_MULTIMODAL = Family(
-    config_from_hf=gemma4_multimodal_config,
-    names=GEMMA4_NAMES,
-    layer=Gemma4Layer,
-    frame=Gemma4Frame,
-    is_wrapper=True,
-)
 FAMILIES = {
-    "Gemma4ForCausalLM": GEMMA4,
-    "Gemma4ForConditionalGeneration": GEMMA4_MULTIMODAL,
+    "Gemma4ForCausalLM": Family(
+        config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame, is_text_part=True
+    ),
+    "Gemma4ForConditionalGeneration": Family(
+        config_from_hf=gemma4_multimodal_config,
+        names=GEMMA4_NAMES,
+        layer=Gemma4Layer,
+        frame=Gemma4Frame,
+        is_wrapper=True,
+    ),
 }

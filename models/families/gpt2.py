@@ -100,8 +100,7 @@ GPT2 = Family(
     # Masks, which older versions of HF saved.
     leaves_out=("*.attn.bias", "*.attn.masked_bias"),
 )
-GPT2_TOKEN_CLASSIFIER = replace(GPT2, config_from_hf=gpt2_token_classifier_config)
 FAMILIES = {
     "GPT2LMHeadModel": GPT2,
-    "GPT2ForTokenClassification": GPT2_TOKEN_CLASSIFIER,
+    "GPT2ForTokenClassification": replace(GPT2, config_from_hf=gpt2_token_classifier_config),
 }

@@ -126,5 +126,4 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec | None:
     )
 
 
-GRANITE_HYBRID = Family(config_from_hf=granite_hybrid_config, names=GRANITE_HYBRID_NAMES)
-FAMILIES = {"GraniteMoeHybridForCausalLM": GRANITE_HYBRID}
+FAMILIES = {"GraniteMoeHybridForCausalLM": Family(config_from_hf=granite_hybrid_config, names=GRANITE_HYBRID_NAMES)}

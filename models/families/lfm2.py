@@ -141,9 +141,7 @@ def _mlp_width(hf: Mapping[str, Any]) -> int:
     return -(-width // multiple) * multiple
 
 
-LFM2 = Family(config_from_hf=lfm2_config, names=LFM2_NAMES)
-LFM2_MOE = Family(config_from_hf=lfm2_moe_config, names=LFM2_MOE_NAMES)
 FAMILIES = {
-    "Lfm2ForCausalLM": LFM2,
-    "Lfm2MoeForCausalLM": LFM2_MOE,
+    "Lfm2ForCausalLM": Family(config_from_hf=lfm2_config, names=LFM2_NAMES),
+    "Lfm2MoeForCausalLM": Family(config_from_hf=lfm2_moe_config, names=LFM2_MOE_NAMES),
 }

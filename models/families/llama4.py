@@ -141,13 +141,11 @@ def _read_experts(hf: Mapping[str, Any]) -> tuple[MoESpec | None, ...]:
     return tuple(moe if layer in with_experts else None for layer in layers)
 
 
-LLAMA4 = Family(config_from_hf=llama4_config, names=LLAMA4_NAMES, is_text_part=True)
-LLAMA4_MULTIMODAL = Family(
-    config_from_hf=llama4_multimodal_config,
-    names=LLAMA4_NAMES,
-    is_wrapper=True,
-)
 FAMILIES = {
-    "Llama4ForCausalLM": LLAMA4,
-    "Llama4ForConditionalGeneration": LLAMA4_MULTIMODAL,
+    "Llama4ForCausalLM": Family(config_from_hf=llama4_config, names=LLAMA4_NAMES, is_text_part=True),
+    "Llama4ForConditionalGeneration": Family(
+        config_from_hf=llama4_multimodal_config,
+        names=LLAMA4_NAMES,
+        is_wrapper=True,
+    ),
 }

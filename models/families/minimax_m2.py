@@ -55,5 +55,4 @@ def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-MINIMAX_M2 = Family(config_from_hf=minimax_m2_config, names=MINIMAX_M2_NAMES)
-FAMILIES = {"MiniMaxM2ForCausalLM": MINIMAX_M2}
+FAMILIES = {"MiniMaxM2ForCausalLM": Family(config_from_hf=minimax_m2_config, names=MINIMAX_M2_NAMES)}

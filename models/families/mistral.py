@@ -75,15 +75,12 @@ def _read_ministral3(architecture: str, hf: Mapping[str, Any], **overrides: Any)
     return _read(architecture, hf, **overrides)
 
 
-MISTRAL = Family(config_from_hf=mistral_config, names=LLAMA_NAMES)
-MINISTRAL3 = Family(config_from_hf=ministral3_config, names=LLAMA_NAMES)
-MISTRAL3 = Family(
-    config_from_hf=mistral3_config,
-    names=LLAMA_NAMES,
-    is_wrapper=True,
-)
 FAMILIES = {
-    "MistralForCausalLM": MISTRAL,
-    "Mistral3ForConditionalGeneration": MISTRAL3,
-    "Ministral3ForCausalLM": MINISTRAL3,
+    "MistralForCausalLM": Family(config_from_hf=mistral_config, names=LLAMA_NAMES),
+    "Mistral3ForConditionalGeneration": Family(
+        config_from_hf=mistral3_config,
+        names=LLAMA_NAMES,
+        is_wrapper=True,
+    ),
+    "Ministral3ForCausalLM": Family(config_from_hf=ministral3_config, names=LLAMA_NAMES),
 }

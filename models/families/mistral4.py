@@ -70,5 +70,4 @@ def mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_latent_decoder(hf, "Mistral4ForCausalLM", moe, query_scaling=scaling)
 
 
-MISTRAL4 = Family(config_from_hf=mistral4_config, names=MISTRAL4_NAMES)
-FAMILIES = {"Mistral4ForCausalLM": MISTRAL4}
+FAMILIES = {"Mistral4ForCausalLM": Family(config_from_hf=mistral4_config, names=MISTRAL4_NAMES)}

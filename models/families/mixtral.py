@@ -47,5 +47,4 @@ def mixtral_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_decoder(hf, architecture="MixtralForCausalLM", window=window, moe=moe)
 
 
-MIXTRAL = Family(config_from_hf=mixtral_config, names=MIXTRAL_NAMES)
-FAMILIES = {"MixtralForCausalLM": MIXTRAL}
+FAMILIES = {"MixtralForCausalLM": Family(config_from_hf=mixtral_config, names=MIXTRAL_NAMES)}

@@ -158,11 +158,9 @@ MODERNBERT = Family(
     # The head of pretraining.
     leaves_out=("head.*", "decoder.*"),
 )
-MODERNBERT_CLASSIFIER = replace(MODERNBERT, config_from_hf=modernbert_classifier_config)
-MODERNBERT_TOKEN_CLASSIFIER = replace(MODERNBERT, config_from_hf=modernbert_token_classifier_config)
 FAMILIES = {
     "ModernBertModel": MODERNBERT,
     "ModernBertForMaskedLM": MODERNBERT,
-    "ModernBertForSequenceClassification": MODERNBERT_CLASSIFIER,
-    "ModernBertForTokenClassification": MODERNBERT_TOKEN_CLASSIFIER,
+    "ModernBertForSequenceClassification": replace(MODERNBERT, config_from_hf=modernbert_classifier_config),
+    "ModernBertForTokenClassification": replace(MODERNBERT, config_from_hf=modernbert_token_classifier_config),
 }

@@ -154,10 +154,11 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec:
 
 
 # The multi-token-prediction layers are left out.
-NEMOTRON_H = Family(
-    config_from_hf=nemotron_h_config,
-    names=NEMOTRON_H_NAMES,
-    prefixes=(Prefixes("backbone.", ""), DECODER_PREFIXES),
-    leaves_out=("mtp.*",),
-)
-FAMILIES = {"NemotronHForCausalLM": NEMOTRON_H}
+FAMILIES = {
+    "NemotronHForCausalLM": Family(
+        config_from_hf=nemotron_h_config,
+        names=NEMOTRON_H_NAMES,
+        prefixes=(Prefixes("backbone.", ""), DECODER_PREFIXES),
+        leaves_out=("mtp.*",),
+    )
+}

@@ -58,9 +58,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **fields: Any) -> ModelConfi
     )
 
 
-OLMO2 = Family(config_from_hf=olmo2_config, names=OLMO_NAMES)
-OLMO3 = Family(config_from_hf=olmo3_config, names=OLMO_NAMES)
 FAMILIES = {
-    "Olmo2ForCausalLM": OLMO2,
-    "Olmo3ForCausalLM": OLMO3,
+    "Olmo2ForCausalLM": Family(config_from_hf=olmo2_config, names=OLMO_NAMES),
+    "Olmo3ForCausalLM": Family(config_from_hf=olmo3_config, names=OLMO_NAMES),
 }

@@ -82,12 +82,13 @@ def own_heads(hidden_size: int, num_heads: int) -> dict[str, int]:
     return {"num_key_value_heads": num_heads, "head_dim": hidden_size // num_heads}
 
 
-OPT = Family(
-    config_from_hf=opt_config,
-    names=OPT_NAMES,
-    layer=GPTLayer,
-    frame=GPTFrame,
-    prefixes=(Prefixes("model.decoder.", ""), Prefixes("decoder.", "")),
-    leaves_out=("*decoder.version",),
-)
-FAMILIES = {"OPTForCausalLM": OPT}
+FAMILIES = {
+    "OPTForCausalLM": Family(
+        config_from_hf=opt_config,
+        names=OPT_NAMES,
+        layer=GPTLayer,
+        frame=GPTFrame,
+        prefixes=(Prefixes("model.decoder.", ""), Prefixes("decoder.", "")),
+        leaves_out=("*decoder.version",),
+    )
+}

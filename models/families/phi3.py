@@ -53,5 +53,4 @@ def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     return settings | {"rope_type": "default" if rope_type == "default" else "longrope"}
 
 
-PHI3 = Family(config_from_hf=phi3_config, names=PHI3_NAMES)
-FAMILIES = {"Phi3ForCausalLM": PHI3}
+FAMILIES = {"Phi3ForCausalLM": Family(config_from_hf=phi3_config, names=PHI3_NAMES)}

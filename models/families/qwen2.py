@@ -53,11 +53,8 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
     return windows_of(read_layer_types(hf, default), window)
 
 
-QWEN2 = Family(config_from_hf=qwen2_config, names=LLAMA_NAMES)
-QWEN2_REWARD = Family(config_from_hf=qwen2_reward_config, names=LLAMA_NAMES)
-QWEN2_PROCESS_REWARD = Family(config_from_hf=qwen2_process_reward_config, names=LLAMA_NAMES)
 FAMILIES = {
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen2ForRewardModel": QWEN2_REWARD,
-    "Qwen2ForProcessRewardModel": QWEN2_PROCESS_REWARD,
+    "Qwen2ForCausalLM": Family(config_from_hf=qwen2_config, names=LLAMA_NAMES),
+    "Qwen2ForRewardModel": Family(config_from_hf=qwen2_reward_config, names=LLAMA_NAMES),
+    "Qwen2ForProcessRewardModel": Family(config_from_hf=qwen2_process_reward_config, names=LLAMA_NAMES),
 }

@@ -27,5 +27,4 @@ def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-QWEN3 = Family(config_from_hf=qwen3_config, names=LLAMA_NAMES)
-FAMILIES = {"Qwen3ForCausalLM": QWEN3}
+FAMILIES = {"Qwen3ForCausalLM": Family(config_from_hf=qwen3_config, names=LLAMA_NAMES)}

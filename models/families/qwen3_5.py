@@ -75,19 +75,15 @@ def _read_moe(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelC
 
 # The multi-token-prediction layers are left out.
 OTHERS = ("mtp.*", "model.mtp.*")
-QWEN3_5 = Family(config_from_hf=qwen3_5_config, names=QWEN3_5_NAMES, leaves_out=OTHERS)
 # Qwen's own checkpoints have one tensor for all experts; converted ones have a tensor for each.
 MOE_NAMES: dict[str, Any] = {"names": QWEN3_5_MOE_NAMES, "other_names": (FUSED_EXPERTS,)}
-QWEN3_5_MOE = Family(config_from_hf=qwen3_5_moe_config, leaves_out=OTHERS, **MOE_NAMES)
-QWEN3_5_MULTIMODAL = Family(
-    config_from_hf=qwen3_5_multimodal_config, names=QWEN3_5_NAMES, is_wrapper=True, leaves_out=OTHERS
-)
-QWEN3_5_MOE_MULTIMODAL = Family(
-    config_from_hf=qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=OTHERS, **MOE_NAMES
-)
 FAMILIES = {
-    "Qwen3_5ForCausalLM": QWEN3_5,
-    "Qwen3_5MoeForCausalLM": QWEN3_5_MOE,
-    "Qwen3_5ForConditionalGeneration": QWEN3_5_MULTIMODAL,
-    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE_MULTIMODAL,
+    "Qwen3_5ForCausalLM": Family(config_from_hf=qwen3_5_config, names=QWEN3_5_NAMES, leaves_out=OTHERS),
+    "Qwen3_5MoeForCausalLM": Family(config_from_hf=qwen3_5_moe_config, leaves_out=OTHERS, **MOE_NAMES),
+    "Qwen3_5ForConditionalGeneration": Family(
+        config_from_hf=qwen3_5_multimodal_config, names=QWEN3_5_NAMES, is_wrapper=True, leaves_out=OTHERS
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Family(
+        config_from_hf=qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=OTHERS, **MOE_NAMES
+    ),
 }

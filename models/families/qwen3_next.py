@@ -120,5 +120,6 @@ def read_delta_decoder(
 
 
 # The multi-token-prediction layers are left out.
-QWEN3_NEXT = Family(config_from_hf=qwen3_next_config, names=QWEN3_NEXT_NAMES, leaves_out=("mtp.*",))
-FAMILIES = {"Qwen3NextForCausalLM": QWEN3_NEXT}
+FAMILIES = {
+    "Qwen3NextForCausalLM": Family(config_from_hf=qwen3_next_config, names=QWEN3_NEXT_NAMES, leaves_out=("mtp.*",))
+}

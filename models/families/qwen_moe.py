@@ -97,9 +97,7 @@ def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
     return windows_of(read_layer_types(hf, default), read_optional_int(hf, "sliding_window") if slides else None)
 
 
-QWEN2_MOE = Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES)
-QWEN3_MOE = Family(config_from_hf=qwen3_moe_config, names=MOE_NAMES)
 FAMILIES = {
-    "Qwen2MoeForCausalLM": QWEN2_MOE,
-    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Qwen2MoeForCausalLM": Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES),
+    "Qwen3MoeForCausalLM": Family(config_from_hf=qwen3_moe_config, names=MOE_NAMES),
 }

@@ -73,11 +73,8 @@ def with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
     return {**text, "rope_parameters": settings, "rope_scaling": None}
 
 
-QWEN2_VL = Family(config_from_hf=qwen2_vl_config, names=LLAMA_NAMES, is_wrapper=True)
-QWEN2_5_VL = Family(config_from_hf=qwen2_5_vl_config, names=LLAMA_NAMES, is_wrapper=True)
-QWEN3_VL = Family(config_from_hf=qwen3_vl_config, names=LLAMA_NAMES, is_wrapper=True)
 FAMILIES = {
-    "Qwen2VLForConditionalGeneration": QWEN2_VL,
-    "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
-    "Qwen3VLForConditionalGeneration": QWEN3_VL,
+    "Qwen2VLForConditionalGeneration": Family(config_from_hf=qwen2_vl_config, names=LLAMA_NAMES, is_wrapper=True),
+    "Qwen2_5_VLForConditionalGeneration": Family(config_from_hf=qwen2_5_vl_config, names=LLAMA_NAMES, is_wrapper=True),
+    "Qwen3VLForConditionalGeneration": Family(config_from_hf=qwen3_vl_config, names=LLAMA_NAMES, is_wrapper=True),
 }

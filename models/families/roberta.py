@@ -51,15 +51,13 @@ ROBERTA = replace(
     prefixes=(Prefixes("roberta.", ""), NO_PREFIXES),
     leaves_out=(*BERT.leaves_out, "lm_head.*"),
 )
-ROBERTA_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_classifier_config)
-ROBERTA_TOKEN_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_token_classifier_config)
 FAMILIES = {
     f"{model}{head}": family
     for model in ("Roberta", "XLMRoberta", "Camembert")
     for head, family in (
         ("Model", ROBERTA),
         ("ForMaskedLM", ROBERTA),
-        ("ForSequenceClassification", ROBERTA_CLASSIFIER),
-        ("ForTokenClassification", ROBERTA_TOKEN_CLASSIFIER),
+        ("ForSequenceClassification", replace(ROBERTA, config_from_hf=roberta_classifier_config)),
+        ("ForTokenClassification", replace(ROBERTA, config_from_hf=roberta_token_classifier_config)),
     )
 }

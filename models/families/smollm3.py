@@ -44,5 +44,4 @@ def smollm3_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-SMOLLM3 = Family(config_from_hf=smollm3_config, names=LLAMA_NAMES)
-FAMILIES = {"SmolLM3ForCausalLM": SMOLLM3}
+FAMILIES = {"SmolLM3ForCausalLM": Family(config_from_hf=smollm3_config, names=LLAMA_NAMES)}
