@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -20,6 +20,7 @@ from jaxllm.models.params import ParamSpec
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
 from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.weights import Ops
+from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.resolve_engine import detect_architecture
 from jaxllm.resolve.resolve_speculation import refused_draft
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
@@ -28,9 +29,6 @@ from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
 from pallas_kernels.lora import pick as pick_lora
 from pallas_kernels.weights import WeightFormat
-
-if TYPE_CHECKING:
-    from jaxllm.resolve.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
