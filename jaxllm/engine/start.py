@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from jaxllm.config.environment import default_cache_dir
+from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.front.front_end import FrontEnd
-from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from jaxllm.config import ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.offline.llm_engine import LLMEngine
-from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.llm import LLM
 from jaxllm.resolve.engine_args import EngineArgs

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from jaxllm import LLM
 from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.core.engine_core import EngineCore
-from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.engine.fake_core import BytesClient
 

@@ -20,11 +20,10 @@ from jaxllm.core_messages import (
     TokenLogprobs,
     split,
 )
-from jaxllm.engine.client.remote_adapters import RemoteAdapters
-from jaxllm.engine.client.remote_core import result
+from jaxllm.engine.client.remote_client import result
 from jaxllm.engine.core.core_loop import CoreLoop
 from jaxllm.engine.core.profiler import StepProfiler
-from jaxllm.engine.transport.core_client import Programs, RunnableCore
+from jaxllm.engine.transport.core_client import CoreClient, Programs, RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
     Add,
@@ -240,7 +239,7 @@ class FrameOutbox:
         return decode_from_core(self.frames.popleft())
 
 
-class BytesClient(RemoteAdapters):
+class BytesClient(CoreClient):
     """Runs a core's loop by hand: every message crosses it as frames, typed both ways, as between two processes."""
 
     def __init__(self, core: RunnableCore) -> None:
@@ -257,9 +256,6 @@ class BytesClient(RemoteAdapters):
     def add_request(self, request: EngineCoreRequest) -> None:
         self._tell(Add(request))
 
-    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
-        self._call("check", params, seconds)
-
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         self._tell(Abort(list(sequence_ids)))
 
@@ -274,18 +270,6 @@ class BytesClient(RemoteAdapters):
         outputs = self._outbox.take()
         assert isinstance(outputs, EngineCoreOutputs)
         return outputs
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        return self._call("reset_prefix_cache", reset_running_requests)
-
-    def warm_up(self) -> None:
-        self._call("warm_up")
-
-    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        self._call("start_profile", prefix, delay_iterations, max_iterations)
-
-    def stop_profile(self) -> None:
-        self._call("stop_profile")
 
     def shutdown(self) -> None:
         self._core.shutdown()

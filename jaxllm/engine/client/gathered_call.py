@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxllm.core_messages import RequestError
 from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.transport.core_client import CALLS
 from jaxllm.engine.transport.wire import Reply
-
-_ANY = frozenset({"remove_lora", "pin_lora"})
-"""Methods that have done something if one replica has; of others that say so, all have to."""
 
 
 class GatheredCall:
     """What replicas have answered so far. One that has ended is not waited for."""
 
     def __init__(self, method: str) -> None:
-        self._method = method
-        self.asks_one = method == "check"
-        """Whether one replica's answer is that of all."""
+        self.rule = CALLS[method]
         self._waiting: list[tuple[RemoteCore, int]] = []
         self._replies: list[Reply] = []
 
@@ -41,16 +35,9 @@ class GatheredCall:
         if not self._replies:
             return Reply(call_id, error=RequestError("internal", "no replica runs at the moment; one is started again"))
         error = next((reply.error for reply in self._replies if reply.error is not None), None)
-        return Reply(call_id, None if error else self._gather([reply.value for reply in self._replies]), error)
+        return Reply(call_id, None if error else self.rule.gather([reply.value for reply in self._replies]), error)
 
     def drop(self) -> None:
         """Wait for no answer any more."""
         for core, each in self._waiting:
             core.drop_reply(each)
-
-    def _gather(self, values: list[Any]) -> Any:
-        if isinstance(values[0], list):
-            return sorted({each for value in values for each in value})
-        if isinstance(values[0], bool):
-            return any(values) if self._method in _ANY else all(values)
-        return values[0]

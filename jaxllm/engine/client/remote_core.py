@@ -15,10 +15,10 @@ import msgspec
 import zmq
 
 from jaxllm.config.environment import core_timeouts
-from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.client.core_handle import CoreHandle, CoreProcess, CoreThread
 from jaxllm.engine.client.core_watch import CoreWatch
-from jaxllm.engine.client.remote_adapters import RemoteAdapters
+from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.core.core_process import StartCore
 from jaxllm.engine.transport.core_client import Programs
 from jaxllm.engine.transport.engine_ready import EngineReady
@@ -39,7 +39,6 @@ from jaxllm.engine.transport.wire import (
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
-from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
 from jaxllm.utils.log import show_log
 
@@ -54,7 +53,7 @@ GONE_SECONDS = 1.0
 """A core whose socket is not there gets so long until its process is seen to have ended."""
 
 
-class RemoteCore(RemoteAdapters):
+class RemoteCore(RemoteClient):
     """A core that runs by itself, and what has come from it. For one thread.
 
     Once it has ended, every call raises EngineDeadError, but for `shutdown`.
@@ -160,10 +159,6 @@ class RemoteCore(RemoteAdapters):
             message = f"the request cannot be sent to the engine core: {error}."
             raise VLLMValidationError(message, parameter="prompt") from error
 
-    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
-        """Raise VLLMValidationError for params that the core would refuse."""
-        self._call("check", params, seconds)
-
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks; unknown ids are ignored."""
         self._send(Abort(list(sequence_ids)))
@@ -171,33 +166,6 @@ class RemoteCore(RemoteAdapters):
     def release(self, sequence_ids: Iterable[str]) -> None:
         """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
         self._send(Release(list(sequence_ids)))
-
-    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
-        """Return the outcome of the next step; without `wait`, None if it has not come.
-
-        Raises FrameError for one that cannot be read: nobody knows whose tokens it had.
-        """
-        while self.receive():
-            pass
-        while (outputs := self.take_outputs()) is None and wait:
-            self._wait()
-        return outputs
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        return self._call("reset_prefix_cache", reset_running_requests)
-
-    def warm_up(self) -> None:
-        """Wait until every program is compiled."""
-        self._call("warm_up")
-
-    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
-        self._call("start_profile", prefix, delay_iterations, max_iterations)
-
-    def stop_profile(self) -> None:
-        """End the recording and write it to the folder of profiler_config."""
-        self._call("stop_profile")
 
     def begin_call(self, method: str, *arguments: Any) -> int:
         """Call a method of the core without waiting and return the id by which `take_reply` knows the call.
@@ -239,12 +207,6 @@ class RemoteCore(RemoteAdapters):
         self._take(message)
         return True
 
-    def raise_if_dead(self) -> None:
-        """Raise EngineDeadError if the core has ended."""
-        error = self.dead_error
-        if error is not None:
-            raise error
-
     def look(self) -> None:
         """Take in what has come, and see whether the core has ended or hangs. Raises EngineDeadError then."""
         while self.receive():
@@ -258,19 +220,6 @@ class RemoteCore(RemoteAdapters):
             reason = complaint
         if reason is not None:
             self._die(reason)
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """End the core and wait until it has ended; it is killed after `timeout` seconds. May be called twice.
-
-        A thread cannot be killed: it ends after the step that it is in.
-        """
-        if not self.is_closed:
-            self.begin_shutdown()
-            self.finish_shutdown(timeout)
-
-    def drop(self) -> None:
-        """End the core as `shutdown` does, which waits for KILL_SECONDS at most."""
-        self.shutdown()
 
     def begin_shutdown(self) -> None:
         """Tell the core to end, without waiting; every call raises EngineDeadError from now on."""
@@ -295,15 +244,6 @@ class RemoteCore(RemoteAdapters):
         """End the core at once, as an interrupted start does."""
         self._handle.kill()
         self.shutdown()
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        call_id = self.begin_call(method, *arguments)
-        try:
-            while (reply := self.take_reply(call_id)) is None:
-                self._wait()
-        finally:
-            self.drop_reply(call_id)
-        return result(reply)
 
     def _send(self, message: ToCore) -> None:
         """Send a message. Raises EngineDeadError when the core has ended, though nobody may have noticed before."""
@@ -385,14 +325,3 @@ class RemoteCore(RemoteAdapters):
         # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
         threading.Thread(target=self._handle.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
         raise EngineDeadError(self._end_message)
-
-
-def result(reply: Reply) -> Any:
-    """Return the value of a reply. Raises its error: VLLMValidationError, or RuntimeError for one of the engine's."""
-    return reply.value if reply.error is None else _raise(reply.error)
-
-
-def _raise(error: RequestError) -> Any:
-    if error.kind == "invalid":
-        raise VLLMValidationError(error.message, parameter=error.parameter)
-    raise RuntimeError(error.message)

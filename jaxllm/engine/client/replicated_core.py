@@ -10,9 +10,8 @@ import msgspec
 
 from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.client.gathered_call import GatheredCall
-from jaxllm.engine.client.remote_adapters import RemoteAdapters
 from jaxllm.engine.client.remote_client import RemoteClient
-from jaxllm.engine.client.remote_core import KILL_SECONDS, result
+from jaxllm.engine.client.remote_core import KILL_SECONDS
 from jaxllm.engine.client.replica import StartReplica
 from jaxllm.engine.client.replica_set import ReplicaSet
 from jaxllm.engine.transport.core_client import Programs
@@ -20,13 +19,12 @@ from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import Reply
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.params.checks import check_int
-from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
 MAX_REPLICAS = 1024
 
 
-class ReplicatedCore(RemoteAdapters):
+class ReplicatedCore(RemoteClient):
     """The client of replicas, which routes requests and gathers answers. For one thread.
 
     Once no core runs or starts, or soon will, every call raises EngineDeadError, but for `shutdown`.
@@ -79,12 +77,6 @@ class ReplicatedCore(RemoteAdapters):
         found = {index: core.programs()[0] for index, core in self.replicas.cores().items()}
         return [found.get(index, Programs(0, is_warm=False)) for index in range(max(found, default=-1) + 1)]
 
-    def raise_if_dead(self) -> None:
-        """Raise EngineDeadError once no core runs or starts."""
-        error = self.dead_error
-        if error is not None:
-            raise error
-
     # -- Requests -------------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -124,18 +116,6 @@ class ReplicatedCore(RemoteAdapters):
                 if replica.core is not None and replica.is_running:
                     replica.core.release(ids)
 
-    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
-        """Raise VLLMValidationError for params that the cores would refuse."""
-        self._call("check", params, seconds)
-
-    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
-        """Return the outcome of the next step of any core; without `wait`, None if there is none."""
-        while self.receive():
-            pass
-        while (outputs := self.take_outputs()) is None and wait:
-            self._wait()
-        return outputs
-
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Return the oldest outcome of a step that has come and not been taken; None if there is none."""
         return self.replicas.outputs.popleft() if self.replicas.outputs else None
@@ -153,29 +133,13 @@ class ReplicatedCore(RemoteAdapters):
 
     # -- Calls ----------------------------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        return self._call("reset_prefix_cache", reset_running_requests)
-
-    def warm_up(self) -> None:
-        """Wait until every program is compiled."""
-        self._call("warm_up")
-
-    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; each core writes its own files."""
-        self._call("start_profile", prefix, delay_iterations, max_iterations)
-
-    def stop_profile(self) -> None:
-        """End the recordings and write them to the folder of profiler_config."""
-        self._call("stop_profile")
-
     def begin_call(self, method: str, *arguments: Any) -> int:
         """Call a method of every core that runs, without waiting; the id is for `take_reply` and `drop_reply`."""
         self.raise_if_dead()
         if method == "reset_prefix_cache":
             self.replicas.router.forget_prefixes()
         running, call = self.replicas.running(), GatheredCall(method)
-        for each in running[:1] if call.asks_one else running:
+        for each in running[:1] if call.rule.asks_one else running:
             with self.replicas.losing(each.index):
                 assert each.core is not None
                 call.add(each.core, each.core.begin_call(method, *arguments))
@@ -196,15 +160,6 @@ class ReplicatedCore(RemoteAdapters):
         if (call := self._calls.pop(call_id, None)) is not None:
             call.drop()
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        call_id = self.begin_call(method, *arguments)
-        try:
-            while (reply := self.take_reply(call_id)) is None:
-                self._wait()
-        finally:
-            self.drop_reply(call_id)
-        return result(reply)
-
     def _wait(self) -> None:
         """Wait for a message, for a core's end or for the time to start one, and take in what has come."""
         self.replicas.wait()
@@ -213,16 +168,6 @@ class ReplicatedCore(RemoteAdapters):
         self.look()
 
     # -- The end --------------------------------------------------------------------------------------------------
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """End all cores and wait until they have ended; kill them after `timeout` seconds. May be called twice."""
-        if not self.is_closed:
-            self.begin_shutdown()
-            self.finish_shutdown(timeout)
-
-    def drop(self) -> None:
-        """End the cores as `shutdown` does."""
-        self.shutdown()
 
     def begin_shutdown(self) -> None:
         """Tell all cores to end, without waiting; every call raises EngineDeadError from now on."""

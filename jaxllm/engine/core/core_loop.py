@@ -6,13 +6,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, RequestError
-from jaxllm.engine.transport.core_client import RunnableCore
+from jaxllm.engine.transport.core_client import CALLS, RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
     Add,
@@ -26,8 +26,6 @@ from jaxllm.engine.transport.wire import (
     ToCore,
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
-from jaxllm.lora.request import LoRARequest
-from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +59,6 @@ class CoreLoop:
         """The time.monotonic() at which the present step, message or call began; None while there is none."""
         self._compiled = 0.0
         """The time.monotonic() at which something was last seen to be compiled for the present work."""
-        self._calls: Mapping[str, Callable[..., Any]] = {
-            "check": self._check,
-            "num_computed_tokens": core.num_computed_tokens,
-            "reset_prefix_cache": core.reset_prefix_cache,
-            "add_lora": lambda request: core.add_lora(msgspec.convert(request, LoRARequest)),
-            "remove_lora": core.remove_lora,
-            "list_loras": core.list_loras,
-            "pin_lora": core.pin_lora,
-            "warm_up": core.warm_up,
-            "start_profile": core.start_profile,
-            "stop_profile": core.stop_profile,
-        }
 
     def run(self) -> None:
         """Run until the front end says `Shutdown`. What a step raises is raised: the core cannot go on after it."""
@@ -105,8 +91,8 @@ class CoreLoop:
             match message:
                 case Shutdown():
                     return False
-                case Call(method="warm_up" | "add_lora" as method):
-                    # In a thread, for it takes minutes in which streams go on, and requests come and are aborted.
+                case Call(method=method) if method in CALLS and CALLS[method].takes_long:
+                    # In a thread: it takes minutes, in which streams go on, and requests come and are aborted.
                     thread = threading.Thread(
                         target=self._answer, args=(message,), name=f"jaxllm-{method}", daemon=True
                     )
@@ -136,14 +122,12 @@ class CoreLoop:
 
     def _reply(self, call: Call) -> Reply:
         try:
-            return Reply(call.call_id, self._calls[call.method](*call.arguments))
+            arguments = msgspec.convert(call.arguments, CALLS[call.method].arguments)
+            return Reply(call.call_id, getattr(self._core, call.method)(*arguments))
         except Exception as error:
             if not isinstance(error, (VLLMValidationError, EngineDeadError)):  # the latter: a shutdown has cut it off
                 logger.exception("the call of %s failed", call.method)
             return Reply(call.call_id, error=RequestError.of(error))
-
-    def _check(self, params: Any, seconds: float | None) -> None:
-        self._core.check(msgspec.convert(params, SamplingParams), seconds)
 
     def _refuse(self, error: FrameError) -> None:
         """Log a frame that cannot be read; the request that it is about, if that is known, ends."""

@@ -13,8 +13,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from jaxllm.core_messages import EngineCoreOutputs
-from jaxllm.engine.client.remote_client import RemoteClient
-from jaxllm.engine.client.remote_core import result
+from jaxllm.engine.client.remote_client import RemoteClient, result
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.utils.fork_safety import engines_home

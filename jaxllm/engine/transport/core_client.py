@@ -1,9 +1,16 @@
-"""What a front end can ask of an engine core, wherever it runs, and the client that asks one in its own thread."""
+"""The protocols of an engine core and of its clients, and the table of the core's calls.
+
+A call is a core's method with an answer. `Core` declares it, with its types and its rule, and `EngineCore` implements
+it; every client inherits it, and `CoreLoop` looks it up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.lora.request import LoRARequest
@@ -19,6 +26,53 @@ class Programs(NamedTuple):
     """True once all are compiled; before, a step may have to wait for one."""
 
 
+class CallRule(NamedTuple):
+    """How a call crosses to its core, and back from several."""
+
+    arguments: Any
+    """The type of all its arguments, as one tuple; plain values are Any, because the core checks them."""
+    gather: Callable[[list[Any]], Any]
+    """Make one answer from those of all replicas."""
+    asks_one: bool
+    """Whether one replica answers for all."""
+    takes_long: bool
+    """Whether the call waits in a thread, while steps go on."""
+
+
+def _first(answers: list[Any]) -> Any:
+    return answers[0]
+
+
+def _union(answers: list[list[int]]) -> list[int]:
+    return sorted({item for answer in answers for item in answer})
+
+
+def _call[**P, R](
+    gather: Callable[[list[Any]], Any] = _first, *, asks_one: bool = False, takes_long: bool = False
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that makes the declaration of a call a client's method, which sends the call by `_call`.
+
+    The declaration's body never runs.
+    """
+
+    def decorate(declaration: Callable[P, R]) -> Callable[P, R]:
+        name, signature = declaration.__name__, inspect.signature(declaration)
+
+        @functools.wraps(declaration)
+        def send(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            client, *arguments = bound.args
+            return client._call(name, *arguments)
+
+        hints = [kind for argument, kind in get_type_hints(declaration).items() if argument != "return"]
+        types = [kind if inspect.isclass(kind) and kind.__module__ != "builtins" else Any for kind in hints]
+        vars(send)["rule"] = CallRule(tuple[*types], gather, asks_one, takes_long)
+        return send
+
+    return decorate
+
+
 class Core(Protocol):
     """What an engine core does, wherever it runs."""
 
@@ -26,12 +80,13 @@ class Core(Protocol):
         """Queue a request; one that the core refuses ends with an output that says why."""
         ...
 
+    @_call(asks_one=True)
     def check(self, params: SamplingParams, seconds: float | None = None) -> None:
         """Raise VLLMValidationError for params that the core would refuse.
 
         A grammar that has not compiled after `seconds` passes; None waits to its deadline.
         """
-        ...
+        raise NotImplementedError
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks at once; unknown ids are ignored."""
@@ -41,39 +96,52 @@ class Core(Protocol):
         """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
         ...
 
+    @_call(max)
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
+        raise NotImplementedError
+
+    @_call(all)
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        ...
+        raise NotImplementedError
 
+    @_call(all, takes_long=True)
     def add_lora(self, request: LoRARequest) -> bool:
         """Load an adapter, if it is not there, and wait for it; return True. Raises VLLMValidationError for a bad one,
         or if there are none here.
         """
-        ...
+        raise NotImplementedError
 
+    @_call(any)
     def remove_lora(self, adapter_id: int) -> bool:
         """Forget an adapter, with which running requests go on; return False for an unknown id."""
-        ...
+        raise NotImplementedError
 
+    @_call(_union)
     def list_loras(self) -> list[int]:
         """Return the ids of the adapters that are there."""
-        ...
+        raise NotImplementedError
 
+    @_call(any)
     def pin_lora(self, adapter_id: int) -> bool:
         """Keep an adapter until it is removed; return False for an unknown id."""
-        ...
+        raise NotImplementedError
 
+    @_call(takes_long=True)
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
-        ...
+        raise NotImplementedError
 
+    @_call()
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
-        ...
+        raise NotImplementedError
 
+    @_call()
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
-        ...
+        raise NotImplementedError
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
@@ -86,8 +154,18 @@ class Core(Protocol):
         ...
 
 
+CALLS: Mapping[str, CallRule] = MappingProxyType(
+    {name: method.rule for name, method in vars(Core).items() if hasattr(method, "rule")}
+)
+"""The calls of a core, by name."""
+
+
 class CoreClient(Core, Protocol):
-    """A core, or several that are replicas of one another, as the front end sees them."""
+    """A core, or several that are replicas of one another, as the front end sees them. Its classes define `_call`."""
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Make a call and return its answer."""
+        ...
 
     def programs(self) -> list[Programs]:
         """Return how far each replica's programs are compiled; a core alone is one replica."""
@@ -120,10 +198,6 @@ class RunnableCore(Core, Protocol):
         """Say whether a step has something to do."""
         ...
 
-    def num_computed_tokens(self, sequence_id: str) -> int:
-        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
-        ...
-
     def fail(self, sequence_id: str, error: RequestError) -> None:
         """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
         ...
@@ -131,75 +205,3 @@ class RunnableCore(Core, Protocol):
     def step(self) -> EngineCoreOutputs:
         """Do one step and return its outcome."""
         ...
-
-
-class InprocClient:
-    """A client that calls an engine core in the same process and thread."""
-
-    def __init__(self, core: RunnableCore) -> None:
-        self._core = core
-
-    def programs(self) -> list[Programs]:
-        """Return how far the core's programs are compiled."""
-        return [Programs(self._core.num_compiled, self._core.is_warm)]
-
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that the core refuses ends with an output that says why."""
-        self._core.add_request(request)
-
-    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
-        """Raise VLLMValidationError for params that the core would refuse."""
-        self._core.check(params, seconds)
-
-    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
-        """End sequences and free their blocks at once; unknown ids are ignored."""
-        self._core.abort_requests(list(sequence_ids))
-
-    def release(self, sequence_ids: Iterable[str]) -> None:
-        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
-        self._core.release(list(sequence_ids))
-
-    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
-        """Do one step, whether or not anyone waits for it; None if there is nothing to do."""
-        del wait
-        return self._core.step() if self._core.has_unfinished_requests() else None
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        return self._core.reset_prefix_cache(reset_running_requests)
-
-    def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter and wait for it."""
-        return self._core.add_lora(request)
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        """Forget an adapter; return False for an unknown id."""
-        return self._core.remove_lora(adapter_id)
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are there."""
-        return self._core.list_loras()
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        """Keep an adapter until it is removed; return False for an unknown id."""
-        return self._core.pin_lora(adapter_id)
-
-    def warm_up(self) -> None:
-        """Wait until every program is compiled."""
-        self._core.warm_up()
-
-    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
-        self._core.start_profile(prefix, delay_iterations, max_iterations)
-
-    def stop_profile(self) -> None:
-        """End the recording and write it to the folder of profiler_config."""
-        self._core.stop_profile()
-
-    def shutdown(self) -> None:
-        """Release the device; may be called twice."""
-        self._core.shutdown()
-
-    def drop(self) -> None:
-        """Release the device without waiting for what is being compiled."""
-        self._core.drop()
