@@ -25,10 +25,12 @@ import platform
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from source_graph import SourceGraph
 
@@ -49,27 +51,31 @@ class Check:
     """The reason why results are the same on all processors, if they are."""
 
 
-MODELS_ARE_CHECKED = "`models` and `families` hold models to HF's outputs; here any tokens do"
-KERNELS_ARE_CHECKED = "`kernels` and `cpu_kernels` hold kernels to their references; here any tokens do"
-
+PRODUCT = ("jaxllm/*", "models/*", "pallas_kernels/*")
 CPU_KERNELS = ("pallas_kernels/native/*", "pallas_kernels/*/cpu/*")
-GPU_KERNELS = ("pallas_kernels/*/gpu/*", "pallas_kernels/*/gpu.py")
+GPU_KERNELS = ("pallas_kernels/*/gpu/*", "pallas_kernels/*/gpu*.py")
 TPU_KERNELS = ("pallas_kernels/*/tpu/*", "pallas_kernels/*/tpu.py")
 NUMERICS = ("jaxllm/loading/*", "models/*", "pallas_kernels/*")
 """Weights, models and kernels."""
 
+
+def unwatched(reason: str, *patterns: str) -> dict[str, str]:
+    """Return patterns of paths that a check leaves out for one reason."""
+    return dict.fromkeys(patterns, reason)
+
+
 CHECKS = {
     # Kernels in their interpreters, and in plain XLA.
     "kernels": Check(
-        leaves_out=dict.fromkeys(("jaxllm/*", "models/*"), "workloads take only shapes from them")
-        | dict.fromkeys(CPU_KERNELS, "`cpu_kernels` runs them"),
+        leaves_out=unwatched("workloads take only shapes from them", "jaxllm/*", "models/*")
+        | unwatched("`cpu_kernels` runs them", *CPU_KERNELS),
         any_processor="an interpreter runs a TPU's or GPU's kernel: processors differ within the tests' tolerances",
     ),
     # The same in an engine, beside the kernels of CPUs.
     "engine_kernels": Check(),
     "cpu_kernels": Check(
-        leaves_out={"models/families/*": "tests take only activations from models"}
-        | dict.fromkeys((*GPU_KERNELS, *TPU_KERNELS), "`kernels` runs them")
+        leaves_out=unwatched("tests take only activations from models", "models/families/*")
+        | unwatched("`kernels` runs them", *GPU_KERNELS, *TPU_KERNELS),
     ),
     # Models alone, against HF's outputs and attention over held keys and values.
     "models": Check(),
@@ -77,31 +83,31 @@ CHECKS = {
     "loading": Check(),
     # Tokens drawn from logits, and log-probabilities.
     "sampling": Check(
-        leaves_out=dict.fromkeys(NUMERICS, "tests make the logits: no model is loaded or runs"),
+        leaves_out=unwatched("tests make the logits: no model is loaded or runs", *NUMERICS),
     ),
     # Malformed outputs by the ten thousand.
     "parsers": Check(any_processor="parsers are plain Python"),
     # Random requests in simulated steps.
     "scheduling": Check(
-        leaves_out=dict.fromkeys(NUMERICS, "a simulation stands in for the model"),
+        leaves_out=unwatched("a simulation stands in for the model", *NUMERICS),
         any_processor="the scheduler is plain Python",
     ),
     # Compiled steps: when they compile, how large they are, what is kept on disk, what fits a device.
     "programs": Check(),
     # Grammars of hostile or many schemas.
     "constraints": Check(
-        leaves_out=dict.fromkeys(NUMERICS, "no model runs"),
+        leaves_out=unwatched("no model runs", *NUMERICS),
         any_processor="grammars and masks are of whole numbers",
     ),
     # The programs of scripts/.
     "scripts": Check(
-        leaves_out=dict.fromkeys(
-            ("jaxllm/*", "models/*", "pallas_kernels/*"), "pyright holds scripts to the product's names and signatures"
-        ),
+        leaves_out=unwatched("pyright holds scripts to the product's names and signatures", *PRODUCT),
         any_processor="figures that depend on the processor are made up in these tests",
     ),
     # Whole servers, engines in processes of their own, and loads upon them.
-    "server": Check(leaves_out={"models/*": MODELS_ARE_CHECKED, "pallas_kernels/*": KERNELS_ARE_CHECKED}),
+    "server": Check(
+        leaves_out=unwatched("any tokens do; other checks hold them to HF's", "models/*", "pallas_kernels/*"),
+    ),
     # What an engine makes of requests: parameters, grammars, drafts, adapters, batches, preemption, aborts.
     "engine": Check(),
     # More than SmolLM2 on one device.
@@ -111,15 +117,13 @@ CHECKS = {
     # Kernels of TPUs, compiled by libtpu.
     "tpu_compiler": Check(
         programs=("scripts/compile.py", "scripts/lib.sh"),
-        leaves_out=dict.fromkeys(("jaxllm/*", "models/*"), "kernels are compiled alone, without a model's step")
-        | dict.fromkeys((*CPU_KERNELS, *GPU_KERNELS), "they are not for TPUs"),
+        leaves_out=unwatched("kernels are compiled alone, without a model's step", "jaxllm/*", "models/*")
+        | unwatched("they are not for TPUs", *CPU_KERNELS, *GPU_KERNELS),
         any_processor="the compiler's target is a TPU",
     ),
     # Goldens of models notice every change of a model.
     "goldens_notice": Check(
-        leaves_out=dict.fromkeys(
-            ("jaxllm/*", "models/*", "pallas_kernels/*"), "the goldens are in question; `models` holds models to them"
-        ),
+        leaves_out=unwatched("the goldens are in question; `models` holds models to them", *PRODUCT),
         any_processor="changes are noticed by far more than rounding",
     ),
 }
@@ -168,7 +172,7 @@ class Guard:
         return {f"{folder}/conftest.py" for folder in folders} & self.graph.files
 
     def digest(self, check: str) -> str:
-        """Return the digest of a check's files and of its packages' versions."""
+        """Return the digest of a check's files, of its packages' versions and of pytest's settings."""
         files = self.files(check)
         total = hashlib.sha256()
         for path in sorted(files):
@@ -176,7 +180,14 @@ class Guard:
         tops = {name.partition(".")[0] for path in files for name in self.graph.facts(path).names}
         for pin in sorted(pins((self.root / "requirements.lock").read_text(), tops)):
             total.update(f"{pin}\n".encode())
+        total.update(json.dumps(self._pytest_options, sort_keys=True).encode())
         return total.hexdigest()
+
+    @cached_property
+    def _pytest_options(self) -> dict[str, Any]:
+        """Pytest's settings, such as the warnings that fail a test, without the list of marks."""
+        settings = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+        return {name: value for name, value in settings.items() if name != "markers"}
 
     def machine(self, check: str) -> str:
         """Return the kind of machine for which a check's passing holds."""
