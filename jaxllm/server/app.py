@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
+from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,8 +20,7 @@ from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.vllm_config import VllmConfig
-from jaxllm.server.anthropic import routes as routes_messages
-from jaxllm.server.anthropic.serving import AnthropicServingMessages
+from jaxllm.server.anthropic import routes as anthropic
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.http.endpoint import Refusals, Reply
@@ -26,18 +28,17 @@ from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.http.own_pages import OwnPages
 from jaxllm.server.http.request_ids import new_request_id
-from jaxllm.server.ollama import routes as routes_ollama
-from jaxllm.server.ollama.serving import OllamaServing
-from jaxllm.server.openai import routes as routes_openai
+from jaxllm.server.http.state import ServerLoad
+from jaxllm.server.ollama import routes as ollama
+from jaxllm.server.openai import routes as openai
 from jaxllm.server.openai.output_parsers import check_parsers
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
 from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.openapi import describe
-from jaxllm.server.operations import adapter_routes as routes_adapters
-from jaxllm.server.operations import dev_routes as routes_dev
-from jaxllm.server.operations import routes as routes_operations
+from jaxllm.server.operations import adapter_routes, dev_routes
+from jaxllm.server.operations import routes as operations
 from jaxllm.server.operations.prometheus import (
     CoreProcesses,
     CountedRequests,
@@ -45,17 +46,28 @@ from jaxllm.server.operations.prometheus import (
     HttpMetrics,
     make_registry,
 )
-from jaxllm.server.page import routes as routes_page
-from jaxllm.server.pooling import routes as routes_pooling
-from jaxllm.server.pooling.serving import PooledServing
-from jaxllm.server.responses import routes as routes_responses
-from jaxllm.server.responses.serving import OpenAIServingResponses
-from jaxllm.server.state import ServerLoad, ServerState
+from jaxllm.server.page import routes as page
+from jaxllm.server.pooling import routes as pooling
+from jaxllm.server.responses import routes as responses
 from jaxllm.version import __version__
+
+DIALECTS: Mapping[str, ModuleType] = {
+    "openai_serving_responses": responses,
+    "anthropic_serving_messages": anthropic,
+    "ollama_serving": ollama,
+    "pooled_serving": pooling,
+}
+"""The APIs besides OpenAI's chat and completions, by the attribute of `app.state` that answers their routes.
+
+A module has `make_serving`, which returns the value of that attribute, and `routes`, which gets a function that does.
+"""
+# The page's files are the same on every server and hold nothing of it: the page asks for its contents with a key.
+OPEN_PATHS = operations.OPEN_PATHS | page.PAGE_FILES.keys()
+"""These paths, written exactly so, need no key."""
 
 
 def build_app(args: argparse.Namespace) -> FastAPI:
-    """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
+    """Return the application for a command line. It has no engine until `init_app_state` gives it one."""
     server_args = ServerArgs.from_cli_args(args)
     check_parsers(server_args)
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
@@ -64,19 +76,21 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.registry = make_registry()
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.router.routes += [
-        *routes_openai.routes(server_args),
-        *routes_responses.routes(),
-        *routes_messages.routes(),
-        *routes_ollama.routes(),
-        *routes_pooling.routes(),
-        *routes_operations.routes(),
+        *openai.routes(
+            lambda: app.state.openai_serving_models,
+            lambda: app.state.openai_serving_chat,
+            lambda: app.state.openai_serving_completion,
+            lambda: app.state.openai_serving_tokenization,
+        ),
+        *(route for name, dialect in DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
+        *operations.routes(app.state, app.state.registry),
     ]
     if not server_args.disable_page:
-        app.router.routes += routes_page.routes()
+        app.router.routes += page.routes()
     if allows_lora_updates():
-        app.router.routes += routes_adapters.routes()
+        app.router.routes += adapter_routes.routes(lambda: app.state.openai_serving_models)
     if is_server_in_dev_mode():
-        app.router.routes += routes_dev.router.routes  # an included router would hide them from what looks at routes
+        app.router.routes += dev_routes.router.routes  # an included router would hide them from what looks at routes
     app.state.refusals = Refusals(app.routes)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_query)
@@ -85,13 +99,14 @@ def build_app(args: argparse.Namespace) -> FastAPI:
         app.add_exception_handler(kind, _answer_error)
     keys = read_keys(server_args)
     app.add_middleware(CountedRequests, metrics=app.state.http_metrics, routes=app.routes)
-    describe(app, has_keys=bool(keys))
+    describe(app, OPEN_PATHS, has_keys=bool(keys))
     if keys:
         app.add_middleware(
             Authentication,
             checker=KeyChecker(keys),
-            root_path=server_args.root_path or "",
+            open_paths=OPEN_PATHS,
             refusals=app.state.refusals,
+            root_path=server_args.root_path or "",
         )
     app.add_middleware(OwnPages, args=server_args, refusals=app.state.refusals, has_keys=bool(keys))
     add_cors(app, server_args)
@@ -132,29 +147,21 @@ def _response(reply: Reply, headers: Mapping[str, str]) -> Response:
 
 
 async def init_app_state(
-    engine_client: AsyncLLM, vllm_config: VllmConfig, state: ServerState | Any, args: argparse.Namespace
+    engine_client: AsyncLLM, vllm_config: VllmConfig, state: State, args: argparse.Namespace
 ) -> None:
-    """Give an application's state what its routes need of an engine."""
-    state.args, state.server_args = args, ServerArgs.from_cli_args(args)
+    """Give an application the engine that answers its routes."""
+    server_args = ServerArgs.from_cli_args(args)
+    load = ServerLoad()
+    state.args, state.server_args, state.load = args, server_args, load
     state.engine_client, state.vllm_config = engine_client, vllm_config
-    state.load = ServerLoad()
-    state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
+    state.registry.register(EngineCollector(engine_client, server_args.metrics_prefix))
     state.registry.register(CoreProcesses(engine_client))
-    state.openai_serving_models = OpenAIServingModels(
-        vllm_config.model_config,
-        getattr(args, "served_model_name", None),
-        engine_client.front.ready.default_sampling_params,
-    )
-    modules = map(LoRAModule.read, state.server_args.lora_modules or [])
-    await state.openai_serving_models.add_all(engine_client, modules)
-    state.openai_serving_chat = OpenAIServingChat(
-        engine_client, state.openai_serving_models, state.server_args, getattr(args, "reasoning_parser", "")
-    )
-    state.openai_serving_responses = OpenAIServingResponses(state.openai_serving_chat, state.load.counted)
-    state.openai_serving_completion = OpenAIServingCompletion(
-        engine_client, state.openai_serving_models, state.server_args
-    )
-    state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)
-    state.anthropic_serving_messages = AnthropicServingMessages(state.openai_serving_chat)
-    state.pooled_serving = PooledServing.of(state.openai_serving_chat, state.server_args)
-    state.ollama_serving = OllamaServing(state.openai_serving_chat, state.pooled_serving.embedding)
+    default_params = engine_client.front.ready.default_sampling_params
+    models = OpenAIServingModels(vllm_config.model_config, getattr(args, "served_model_name", None), default_params)
+    await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []))
+    chat = OpenAIServingChat(engine_client, models, server_args, getattr(args, "reasoning_parser", ""))
+    state.openai_serving_models, state.openai_serving_chat = models, chat
+    state.openai_serving_completion = OpenAIServingCompletion(engine_client, models, server_args)
+    state.openai_serving_tokenization = OpenAIServingTokenization(chat, server_args)
+    for name, dialect in DIALECTS.items():
+        setattr(state, name, dialect.make_serving(chat, load))

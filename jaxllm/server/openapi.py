@@ -1,118 +1,45 @@
-"""The OpenAPI document: the routes that FastAPI does not know have theirs from the types that they decode."""
+"""The OpenAPI document, with the routes that FastAPI does not know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
-from jaxllm.server.anthropic.protocol import MessagesError, MessagesRequest, MessagesResponse, TokenCount
-from jaxllm.server.http.auth import OPEN_PATHS
 from jaxllm.server.http.endpoint import Endpoint
 from jaxllm.server.http.errors import ErrorResponse
-from jaxllm.server.ollama.protocol import (
-    OllamaAnswer,
-    OllamaChatRequest,
-    OllamaEmbedAnswer,
-    OllamaEmbedding,
-    OllamaEmbeddingRequest,
-    OllamaEmbedRequest,
-    OllamaError,
-    OllamaGenerateRequest,
-    OllamaModels,
-    OllamaShow,
-    OllamaShowRequest,
-    OllamaVersion,
-)
-from jaxllm.server.openai.chat_protocol import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    ChatCompletionStreamResponse,
-)
-from jaxllm.server.openai.completion_protocol import CompletionRequest, CompletionResponse, CompletionStreamResponse
-from jaxllm.server.openai.serving_models import ModelCard, ModelList
-from jaxllm.server.openai.tokenization_protocol import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-    TokenizerInfo,
-)
-from jaxllm.server.pooling.classification_protocol import ClassificationRequest, ClassificationResponse
-from jaxllm.server.pooling.cohere_protocol import CohereEmbedRequest, CohereEmbedResponse
-from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, EmbeddingResponse
-from jaxllm.server.pooling.pooling_protocol import PoolingRequest, PoolingResponse
-from jaxllm.server.pooling.routes import RERANK_PATHS, SCORE_PATHS
-from jaxllm.server.pooling.scoring_protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
-from jaxllm.server.responses import routes as routes_responses
-from jaxllm.server.responses.objects import DeletedResponse, Response
-from jaxllm.server.responses.request import ResponsesRequest
-from jaxllm.server.responses.stream import ResponseEvent
 
 REFERENCE = "#/components/schemas/{name}"
 
 
-class Types(NamedTuple):
-    """What a route takes and gives."""
+def describe(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> None:
+    """Let `app.openapi` describe the routes that the application has at its first call.
 
-    response: Any
-    request: Any = None
-    event: Any = None
-    """One event of the stream that the route gives instead, where it can."""
-    error: Any = ErrorResponse
-    streams: str = "text/event-stream"
-    """The content type of the stream."""
-
-
-TYPES: Mapping[str, Types] = {
-    "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
-    "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
-    routes_responses.CREATE: Types(Response, ResponsesRequest, ResponseEvent),
-    routes_responses.ONE: Types(Response),
-    f"DELETE {routes_responses.ONE}": Types(DeletedResponse),
-    routes_responses.CANCEL: Types(Response),
-    "/v1/messages": Types(MessagesResponse, MessagesRequest, error=MessagesError),
-    "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest, error=MessagesError),
-    "/api/chat": Types(OllamaAnswer, OllamaChatRequest, OllamaAnswer, OllamaError, "application/x-ndjson"),
-    "/api/generate": Types(OllamaAnswer, OllamaGenerateRequest, OllamaAnswer, OllamaError, "application/x-ndjson"),
-    "/api/embed": Types(OllamaEmbedAnswer, OllamaEmbedRequest, error=OllamaError),
-    "/api/embeddings": Types(OllamaEmbedding, OllamaEmbeddingRequest, error=OllamaError),
-    "/api/show": Types(OllamaShow, OllamaShowRequest, error=OllamaError),
-    "/api/version": Types(OllamaVersion, error=OllamaError),
-    **dict.fromkeys(("/api/tags", "/api/ps"), Types(OllamaModels, error=OllamaError)),
-    "/v1/embeddings": Types(EmbeddingResponse, EmbeddingRequest),
-    "/v2/embed": Types(CohereEmbedResponse, CohereEmbedRequest),
-    "/pooling": Types(PoolingResponse, PoolingRequest),
-    "/classify": Types(ClassificationResponse, ClassificationRequest),
-    **dict.fromkeys(SCORE_PATHS, Types(ScoreResponse, ScoreRequest)),
-    **dict.fromkeys(RERANK_PATHS, Types(RerankResponse, RerankRequest)),
-    "/v1/models": Types(ModelList),
-    "/v1/models/{model:path}": Types(ModelCard),
-    "/tokenize": Types(TokenizeResponse, TokenizeRequest),
-    "/detokenize": Types(DetokenizeResponse, DetokenizeRequest),
-    "/tokenizer_info": Types(TokenizerInfo),
-}
-"""The types by the routes' paths, or methods and paths; other routes are named with what they are for."""
-
-
-def describe(app: FastAPI, *, has_keys: bool) -> None:
-    """Let `app.openapi` describe every route that the application has when it is first asked."""
+    With `has_keys`, all but those at `open_paths` need a key.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app, has_keys=has_keys)
+            app.openapi_schema = _document(app, open_paths, has_keys=has_keys)
         return app.openapi_schema
 
     app.openapi = openapi
 
 
-def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
+def described_types(routes: Iterable[BaseRoute]) -> list[Any]:
+    """Return the types of all requests and answers, each once."""
+    endpoints = [route.endpoint for route in routes if isinstance(route, Route)]
+    types = [endpoint.types for endpoint in endpoints if isinstance(endpoint, Endpoint) and endpoint.types is not None]
+    return list(dict.fromkeys([ErrorResponse, *(kind for each in types for kind in each[:4] if kind is not None)]))
+
+
+def _document(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types[:4] if kind is not None)]
+    kinds = described_types(app.routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     reference = dict(zip(kinds, schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
@@ -126,8 +53,7 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
         if isinstance(route, Route) and route.include_in_schema and isinstance(route.endpoint, Endpoint):
             name, path = route.endpoint.name, route.path_format
             for method in sorted((route.methods or set()) - {"HEAD"}):
-                types = TYPES.get(f"{method} {route.path}", TYPES.get(route.path))
-                operation = _operation(route, types, route.endpoint, reference.__getitem__)
+                operation = _operation(route, route.endpoint, open_paths, reference.__getitem__)
                 operation = {"operationId": _operation_id(name, path, method, taken), **operation}
                 document["paths"].setdefault(path, {})[method.lower()] = operation
     if has_keys:
@@ -145,10 +71,13 @@ def _operation_id(handler: str, path: str, method: str, taken: set[str]) -> str:
     return name
 
 
-def _operation(route: Route, types: Types | None, endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
+def _operation(
+    route: Route, endpoint: Endpoint[Any], open_paths: Container[str], schema: Callable[[Any], Any]
+) -> dict[str, Any]:
+    types = endpoint.types
     found: dict[str, Any] = {"description": "Successful Response"}
     operation: dict[str, Any] = {"summary": endpoint.summary}
-    if route.path in OPEN_PATHS:
+    if route.path in open_paths:
         operation["security"] = []
     if route.param_convertors:
         operation["parameters"] = [

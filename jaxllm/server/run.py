@@ -30,8 +30,8 @@ from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.http.access_log import log_settings
 from jaxllm.server.http.auth import read_keys
 from jaxllm.server.http.connection import bounded_protocol
+from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.http.tls import refresh, tls_settings
-from jaxllm.server.state import ServerLoad
 from jaxllm.utils.async_utils import start_worker_threads
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,8 @@ async def serve_engine(
             if grpc_listener is not None:
                 from jaxllm.server.grpc.server import opened
 
-                await stack.enter_async_context(opened(app.state, app.state.http_metrics, grpc_listener, LAST_SECONDS))
+                completion, metrics = app.state.openai_serving_completion, app.state.http_metrics
+                await stack.enter_async_context(opened(completion, app.state, metrics, grpc_listener, LAST_SECONDS))
             await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
     finally:
         for each in tasks:

@@ -188,10 +188,11 @@ def test_docstrings_that_a_program_prints_count(root: Path):
 
 
 def test_all_described_types_are_in_published_files():
-    from jaxllm.server.http.errors import ErrorResponse
-    from jaxllm.server.openapi import TYPES
+    from jaxllm.server.app import build_app
+    from jaxllm.server.openapi import described_types
+    from tests.server.support import command_line
 
-    kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types[:4] if kind is not None)]
+    kinds = described_types(build_app(command_line()).routes)
     _, components = msgspec.json.schema_components(kinds, ref_template="{name}")
     ours = [(name.replace(".", "/"), module) for name, module in sys.modules.items() if name.startswith("jaxllm.")]
     published = [module for name, module in ours if f"{name}.py".startswith(PUBLISHED)]

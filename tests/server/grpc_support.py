@@ -26,7 +26,8 @@ def grpc_opened(server: Served) -> Iterator[str]:
     listener = bind_grpc(ServerArgs(host="127.0.0.1", grpc_port=0))
     assert listener is not None
     port = listener.getsockname()[1]
-    context = opened(server.app.state, server.app.state.http_metrics, listener, 0.2)
+    state = server.app.state
+    context = opened(state.openai_serving_completion, state, state.http_metrics, listener, 0.2)
 
     def run(step: Any) -> None:
         asyncio.run_coroutine_threadsafe(step, server.loop).result(START_SECONDS)

@@ -9,8 +9,9 @@ import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.app import OPEN_PATHS
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.http.auth import OPEN_PATHS, KeyChecker, read_keys
+from jaxllm.server.http.auth import KeyChecker, read_keys
 from tests.server.support import Served, served
 
 KEYS = ("first-key", "second key")

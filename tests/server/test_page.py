@@ -12,12 +12,12 @@ import pytest
 import jaxllm.server
 from jaxllm.cli.sampling_flags import TALK_DEFAULTS
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.http.auth import OPEN_PATHS
+from jaxllm.server.app import OPEN_PATHS
 from jaxllm.server.page.routes import PAGE_FILES
 from tests.server.support import Served, served
 
 FOLDER = Path(jaxllm.server.__file__).parent / "page"
-FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.suffix not in {"", ".py"}}
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which nothing is fetched from
 DEMANDS = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|cssText|setAttribute\(.style"

@@ -10,7 +10,8 @@ import pytest
 from starlette.routing import Route
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.http.auth import OPEN_PATHS, KeyChecker
+from jaxllm.server.app import OPEN_PATHS
+from jaxllm.server.http.auth import KeyChecker
 from tests.server.support import Served, served
 
 KEY = "the-key"

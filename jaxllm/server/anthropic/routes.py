@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.routing import Route
 
-from jaxllm.server.anthropic.protocol import MESSAGES_REFUSED, MessagesRequest
-from jaxllm.server.anthropic.serving import failed
+from jaxllm.server.anthropic.protocol import (
+    MESSAGES_REFUSED,
+    MessagesError,
+    MessagesRequest,
+    MessagesResponse,
+    TokenCount,
+)
+from jaxllm.server.anthropic.serving import AnthropicServingMessages, failed
 from jaxllm.server.http.decoding import decode_aside
-from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply
+from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
 from jaxllm.server.http.errors import error_headers, error_response
 from jaxllm.server.http.sse import EventStream
+from jaxllm.server.http.state import ServerLoad
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
 
 
-def routes() -> list[Route]:
+def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> AnthropicServingMessages:
+    """Return what answers the routes; conversations are answered as `chat` does."""
+    return AnthropicServingMessages(chat)
+
+
+def routes(serving: Callable[[], AnthropicServingMessages]) -> list[Route]:
     """Return the routes."""
+    message = Types(MessagesResponse, MessagesRequest, error=MessagesError)
+    count = Types(TokenCount, MessagesRequest, error=MessagesError)
+    answer = Endpoint(answer_message, serving, message, runs_model=True, refusal=refusal)
     return [
-        Route("/v1/messages", Endpoint(answer_message, runs_model=True, refusal=refusal), methods=["POST"]),
-        Route("/v1/messages/count_tokens", Endpoint(count_tokens, refusal=refusal), methods=["POST"]),
+        Route("/v1/messages", answer, methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(count_tokens, serving, count, refusal=refusal), methods=["POST"]),
     ]
 
 
-async def answer_message(call: Call) -> Reply:
+async def answer_message(serving: AnthropicServingMessages, call: Call) -> Reply:
     """Answer a message in Anthropic's form."""
     request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
-    answer = await call.state.anthropic_serving_messages.answer(request, call.caller)
+    answer = await serving.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
-async def count_tokens(call: Call) -> Reply:
+async def count_tokens(serving: AnthropicServingMessages, call: Call) -> Reply:
     """Count the tokens of a message's prompt."""
     request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
-    return Reply.json(await call.state.anthropic_serving_messages.count_tokens(request))
+    return Reply.json(await serving.count_tokens(request))
 
 
 def refusal(error: BaseException, request_id: str) -> Reply:

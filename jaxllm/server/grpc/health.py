@@ -10,7 +10,7 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from jaxllm.server.grpc.service import SERVICE
-from jaxllm.server.state import ServerState, check_serving
+from jaxllm.server.http.state import ServerState, check_serving
 
 WATCH_SECONDS = 0.25
 

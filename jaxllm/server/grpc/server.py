@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
@@ -22,8 +21,9 @@ from jaxllm.server.grpc.credentials import server_credentials
 from jaxllm.server.grpc.health import EngineHealth
 from jaxllm.server.grpc.service import SERVICE, InferenceService
 from jaxllm.server.http.auth import KeyChecker, read_keys
+from jaxllm.server.http.state import ServerState
+from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.operations.prometheus import HttpMetrics
-from jaxllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,11 @@ KEEPALIVE_MS, ANSWER_MS = 60_000, 60_000
 
 @contextlib.asynccontextmanager
 async def opened(
-    state: ServerState | Any, metrics: HttpMetrics, listener: socket.socket, last_seconds: float
+    serving: OpenAIServingCompletion,
+    state: ServerState,
+    metrics: HttpMetrics,
+    listener: socket.socket,
+    last_seconds: float,
 ) -> AsyncGenerator[None, None]:
     """Answer at the address that `listener` has kept, which is closed for it; at the end what still runs has so many
     seconds, as for errors to be sent.
@@ -43,7 +47,7 @@ async def opened(
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     health = EngineHealth(state)
-    server = _make_server(state, InferenceService(state, metrics), health)
+    server = _make_server(state, InferenceService(serving, state, metrics), health)
     credentials = server_credentials(state.server_args)
     listener.close()  # gRPC makes sockets of its own, and listens as soon as it has one
     try:

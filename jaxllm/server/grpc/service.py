@@ -24,8 +24,9 @@ from jaxllm.server.http.errors import (
 )
 from jaxllm.server.http.request_ids import new_request_id, shown_request_id
 from jaxllm.server.http.sse import EngineOutputs
+from jaxllm.server.http.state import ServerState
+from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.operations.prometheus import HttpMetrics
-from jaxllm.server.state import ServerState
 
 type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
 
@@ -46,9 +47,9 @@ STATUS_CODES = {
 class InferenceService:
     """This answers Generate and GenerateStream."""
 
-    def __init__(self, state: ServerState, metrics: HttpMetrics) -> None:
-        """Answer with what HTTP's routes share, and count answers where theirs are counted."""
-        self._state, self._metrics = state, metrics
+    def __init__(self, serving: OpenAIServingCompletion, state: ServerState, metrics: HttpMetrics) -> None:
+        """Answer as `serving` does for HTTP, and count load and answers with those of HTTP."""
+        self._serving, self._state, self._metrics = serving, state, metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a server takes. Messages are decoded in the methods, whose errors are told properly."""
@@ -106,7 +107,7 @@ class InferenceService:
         self, data: bytes, context: Context, *, stream: bool
     ) -> AsyncGenerator[tuple[EngineOutputs, Responses], None]:
         """Queue a request, once it is found good, and abort it at the end if it still runs."""
-        serving, args = self._state.openai_serving_completion, self._state.server_args
+        serving, args = self._serving, self._state.server_args
         if len(data) > LONG_BODY:
             request = await asyncio.to_thread(completion_request, data, stream=stream)
         else:

@@ -14,11 +14,7 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Refusals, Scope, Send, send_reply
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.request_ids import new_request_id
-from jaxllm.server.page.routes import PAGE_FILES
 
-# The page's files are the same on every server and hold nothing of it: what the page shows, it asks for with a key.
-OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version", *PAGE_FILES})
-"""These paths, written exactly so, need no key."""
 MAX_FILE = 1 << 20
 _BEARER, _PLAIN = b"authorization", b"x-api-key"
 
@@ -51,12 +47,12 @@ class Authentication:
     """
 
     def __init__(
-        self, app: ASGIApp, checker: KeyChecker, root_path: str = "", refusals: Refusals | None = None
+        self, app: ASGIApp, checker: KeyChecker, open_paths: frozenset[str], refusals: Refusals, root_path: str = ""
     ) -> None:
-        """Ask for keys; a proxy may or may not have taken `root_path` off the paths. `refusals` are those of paths."""
+        """Ask for keys, except at `open_paths`; a proxy may or may not have taken `root_path` off the paths."""
         self._app, self._checker = app, checker
-        self._root_path, self._refusals = root_path, refusals or Refusals([])
-        self._open_paths = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
+        self._root_path, self._refusals = root_path, refusals
+        self._open_paths = open_paths | {root_path + path for path in open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer 401."""

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.routing import BaseRoute, Route
 
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.http.request_ids import new_request_id
-from jaxllm.server.state import ServerState
+from jaxllm.server.http.state import ServerState
 
 type Scope = dict[str, Any]
 type Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,7 +34,7 @@ _ENCODER = msgspec.json.Encoder()
 class Call(NamedTuple):
     """A request, as the routes see it."""
 
-    state: ServerState
+    engine_client: AsyncLLM
     body: bytes
     headers: dict[bytes, bytes]
     """By lower-case name; of several of one name the last."""
@@ -49,7 +50,7 @@ class Call(NamedTuple):
     @property
     def caller(self) -> Caller:
         """Return who asks. Raises VLLMValidationError for a header that cannot be."""
-        return Caller.of(self.state.engine_client, self.headers, self.request_id, self.client_request_id)
+        return Caller.of(self.engine_client, self.headers, self.request_id, self.client_request_id)
 
 
 class Reply(NamedTuple):
@@ -81,7 +82,19 @@ def refuse(error: BaseException, _request_id: str) -> Reply:
     return Reply.error(error)
 
 
-class Endpoint:
+class Types(NamedTuple):
+    """The types of a route's request and answers, for the OpenAPI document."""
+
+    response: Any
+    request: Any = None
+    event: Any = None
+    """One event of the stream that the route can answer with instead."""
+    error: Any = ErrorResponse
+    streams: str = "text/event-stream"
+    """The content type of the stream."""
+
+
+class Endpoint[S]:
     """An ASGI application for one route: it reads the body, calls the handler, and answers.
 
     Whatever the handler raises becomes an answer. When the client leaves, the handler is cancelled.
@@ -89,17 +102,21 @@ class Endpoint:
 
     def __init__(
         self,
-        handler: Callable[[Call], Awaitable[Reply]],
+        handler: Callable[[S, Call], Awaitable[Reply]],
+        serving: Callable[[], S],
+        types: Types | None = None,
         *,
         takes_json: bool = True,
         runs_model: bool = False,
         refusal: Refusal = refuse,
     ) -> None:
-        """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains.
+        """Answer with `handler`, which gets what `serving` returns for each request.
 
-        Errors are answered with what `refusal` makes of them.
+        A route that `runs_model` counts as load and is refused while the server drains. `refusal` makes the answer to
+        an error, `types` describe the route.
         """
-        self._handler, self._takes_json, self._runs_model = handler, takes_json, runs_model
+        self._handler, self._serving, self._takes_json, self._runs_model = handler, serving, takes_json, runs_model
+        self.types = types
         self.refusal = refusal
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
@@ -131,9 +148,8 @@ class Endpoint:
             return
         except ConnectionError:
             return
-        call = Call(
-            state, body, headers, request_id, client_request_id, scope.get("path_params", {}), scope["query_string"]
-        )
+        path, query = scope.get("path_params", {}), scope["query_string"]
+        call = Call(state.engine_client, body, headers, request_id, client_request_id, path, query)
         answering = asyncio.create_task(self._answer(call, send))
         leaving = asyncio.create_task(_wait_disconnect(receive))
         try:
@@ -147,7 +163,7 @@ class Endpoint:
 
     async def _answer(self, call: Call, send: Send) -> None:
         try:
-            reply = await self._handler(call)
+            reply = await self._handler(self._serving(), call)
         except Exception as error:  # noqa: BLE001 - each has an answer
             reply = self.refusal(error, call.request_id)
         await send_reply(reply, send)

@@ -2,91 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from starlette.routing import Route
 
 from jaxllm.server.http.decoding import decode_aside
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply
+from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
 from jaxllm.server.http.errors import error_headers, error_response
 from jaxllm.server.http.sse import EventStream
+from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.ollama.protocol import (
     OLLAMA_REFUSED,
+    OllamaAnswer,
     OllamaChatRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbedding,
     OllamaEmbeddingRequest,
     OllamaEmbedRequest,
     OllamaError,
     OllamaGenerateRequest,
+    OllamaModels,
+    OllamaShow,
     OllamaShowRequest,
     OllamaVersion,
 )
+from jaxllm.server.ollama.serving import OllamaServing
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.pooling.serving import PooledServing
 
 LINES = b"application/x-ndjson"
 API_VERSION = "0.12.0"
 """The version of Ollama whose API these routes have: clients ask whether it is new enough."""
 
 
-def routes() -> list[Route]:
+def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> OllamaServing:
+    """Return what answers the routes; conversations are answered as `chat` does."""
+    return OllamaServing(chat, PooledServing.of(chat, chat.args).embedding)
+
+
+def routes(serving: Callable[[], OllamaServing]) -> list[Route]:
     """Return the routes."""
 
-    def endpoint(handler, **options: bool) -> Endpoint:
-        return Endpoint(handler, refusal=refusal, **options)
+    def endpoint(handler: Any, response: Any, request: Any = None, event: Any = None, **options: bool) -> Endpoint[Any]:
+        types = Types(response, request, event, OllamaError, LINES.decode())
+        return Endpoint(handler, serving, types, refusal=refusal, **options)
 
+    chat = endpoint(answer_chat, OllamaAnswer, OllamaChatRequest, OllamaAnswer, runs_model=True)
+    generate = endpoint(answer_prompt, OllamaAnswer, OllamaGenerateRequest, OllamaAnswer, runs_model=True)
+    embed = endpoint(embed_texts, OllamaEmbedAnswer, OllamaEmbedRequest, runs_model=True)
+    embed_one = endpoint(embed_prompt, OllamaEmbedding, OllamaEmbeddingRequest, runs_model=True)
     return [
-        Route("/api/version", endpoint(show_version, takes_json=False), methods=["GET"]),
-        Route("/api/tags", endpoint(list_models, takes_json=False), methods=["GET"]),
-        Route("/api/ps", endpoint(list_running, takes_json=False), methods=["GET"]),
-        Route("/api/show", endpoint(show_model), methods=["POST"]),
-        Route("/api/chat", endpoint(answer_chat, runs_model=True), methods=["POST"]),
-        Route("/api/generate", endpoint(answer_prompt, runs_model=True), methods=["POST"]),
-        Route("/api/embed", endpoint(embed_texts, runs_model=True), methods=["POST"]),
-        Route("/api/embeddings", endpoint(embed_prompt, runs_model=True), methods=["POST"]),
+        Route("/api/version", endpoint(show_version, OllamaVersion, takes_json=False), methods=["GET"]),
+        Route("/api/tags", endpoint(list_models, OllamaModels, takes_json=False), methods=["GET"]),
+        Route("/api/ps", endpoint(list_running, OllamaModels, takes_json=False), methods=["GET"]),
+        Route("/api/show", endpoint(show_model, OllamaShow, OllamaShowRequest), methods=["POST"]),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embed_one, methods=["POST"]),
     ]
 
 
-async def show_version(_call: Call) -> Reply:
+async def show_version(_serving: OllamaServing, _call: Call) -> Reply:
     """Say which version of Ollama's API this is."""
     return Reply.json(OllamaVersion(API_VERSION))
 
 
-async def list_models(call: Call) -> Reply:
+async def list_models(serving: OllamaServing, _call: Call) -> Reply:
     """List the model for Ollama's clients."""
-    return Reply.json(call.state.ollama_serving.tags())
+    return Reply.json(serving.tags())
 
 
-async def list_running(call: Call) -> Reply:
+async def list_running(serving: OllamaServing, _call: Call) -> Reply:
     """List the model that is loaded for Ollama's clients."""
-    return Reply.json(call.state.ollama_serving.running())
+    return Reply.json(serving.running())
 
 
-async def show_model(call: Call) -> Reply:
+async def show_model(serving: OllamaServing, call: Call) -> Reply:
     """Show what is known of the model to Ollama's clients."""
     request = await decode_aside(call.body, OllamaShowRequest, {})
-    return Reply.json(call.state.ollama_serving.show(request.model or request.name or ""))
+    return Reply.json(serving.show(request.model or request.name or ""))
 
 
-async def answer_chat(call: Call) -> Reply:
+async def answer_chat(serving: OllamaServing, call: Call) -> Reply:
     """Answer a conversation in Ollama's form."""
     request = await decode_aside(call.body, OllamaChatRequest, OLLAMA_REFUSED)
-    answer = await call.state.ollama_serving.chat(request, call.caller)
+    answer = await serving.chat(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
-async def answer_prompt(call: Call) -> Reply:
+async def answer_prompt(serving: OllamaServing, call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
     request = await decode_aside(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
-    answer = await call.state.ollama_serving.generate(request, call.caller)
+    answer = await serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
-async def embed_texts(call: Call) -> Reply:
+async def embed_texts(serving: OllamaServing, call: Call) -> Reply:
     """Make embeddings of texts in Ollama's form."""
     request = await decode_aside(call.body, OllamaEmbedRequest, {})
-    return Reply.json(await call.state.ollama_serving.embed(request, call.caller))
+    return Reply.json(await serving.embed(request, call.caller))
 
 
-async def embed_prompt(call: Call) -> Reply:
+async def embed_prompt(serving: OllamaServing, call: Call) -> Reply:
     """Make the embedding of one text in Ollama's older form."""
     request = await decode_aside(call.body, OllamaEmbeddingRequest, {})
-    return Reply.json(await call.state.ollama_serving.embed_prompt(request, call.caller))
+    return Reply.json(await serving.embed_prompt(request, call.caller))
 
 
 def refusal(error: BaseException, _request_id: str) -> Reply:

@@ -2,77 +2,109 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from starlette.routing import Route
 
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.decoding import decode_aside
-from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply
+from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
+from jaxllm.server.http.load_report import load_headers
 from jaxllm.server.http.sse import EventStream
-from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
-from jaxllm.server.openai.completion_protocol import COMPLETION_REFUSED, CompletionRequest
-from jaxllm.server.openai.tokenization_protocol import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
-from jaxllm.server.operations.load_report import load_headers
+from jaxllm.server.openai.chat_protocol import (
+    CHAT_REFUSED,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+)
+from jaxllm.server.openai.completion_protocol import (
+    COMPLETION_REFUSED,
+    CompletionRequest,
+    CompletionResponse,
+    CompletionStreamResponse,
+)
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
+from jaxllm.server.openai.serving_models import ModelCard, ModelList, OpenAIServingModels
+from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
+from jaxllm.server.openai.tokenization_protocol import (
+    TOKENIZE_REFUSED,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
 
 
-def routes(args: ServerArgs) -> list[Route]:
+def routes(
+    models: Callable[[], OpenAIServingModels],
+    chat: Callable[[], OpenAIServingChat],
+    completion: Callable[[], OpenAIServingCompletion],
+    tokenization: Callable[[], OpenAIServingTokenization],
+) -> list[Route]:
     """Return the routes."""
-    del args
+    chat_types = Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse)
+    completion_types = Types(CompletionResponse, CompletionRequest, CompletionStreamResponse)
+    get = {
+        "/v1/models": Endpoint(show_models, models, Types(ModelList), takes_json=False),
+        "/v1/models/{model:path}": Endpoint(show_model, models, Types(ModelCard), takes_json=False),
+        "/tokenizer_info": Endpoint(show_tokenizer, tokenization, Types(TokenizerInfo), takes_json=False),
+    }
+    post = {
+        "/v1/chat/completions": Endpoint(answer_chat, chat, chat_types, runs_model=True),
+        "/v1/completions": Endpoint(answer_completion, completion, completion_types, runs_model=True),
+        "/tokenize": Endpoint(tokenize, tokenization, Types(TokenizeResponse, TokenizeRequest)),
+        "/detokenize": Endpoint(detokenize, tokenization, Types(DetokenizeResponse, DetokenizeRequest)),
+    }
     return [
-        Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
-        Route("/v1/models/{model:path}", Endpoint(show_model, takes_json=False), methods=["GET"]),
-        Route("/v1/chat/completions", Endpoint(answer_chat, runs_model=True), methods=["POST"]),
-        Route("/v1/completions", Endpoint(answer_completion, runs_model=True), methods=["POST"]),
-        Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
-        Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
-        Route("/tokenizer_info", Endpoint(show_tokenizer, takes_json=False), methods=["GET"]),
+        *(Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()),
     ]
 
 
-async def show_models(call: Call) -> Reply:
+async def show_models(serving: OpenAIServingModels, _call: Call) -> Reply:
     """List the names that the model goes by."""
-    return Reply.json(call.state.openai_serving_models.show())
+    return Reply.json(serving.show())
 
 
-async def show_model(call: Call) -> Reply:
+async def show_model(serving: OpenAIServingModels, call: Call) -> Reply:
     """Show one of the names that the model goes by."""
-    return Reply.json(call.state.openai_serving_models.find(call.path["model"]))
+    return Reply.json(serving.find(call.path["model"]))
 
 
-async def answer_chat(call: Call) -> Reply:
+async def answer_chat(serving: OpenAIServingChat, call: Call) -> Reply:
     """Answer a chat completion."""
     request = await decode_aside(call.body, ChatCompletionRequest, CHAT_REFUSED)
-    answer = await call.state.openai_serving_chat.answer(request, call.caller)
+    answer = await serving.answer(request, call.caller)
     return _reply(call, answer)
 
 
-async def answer_completion(call: Call) -> Reply:
+async def answer_completion(serving: OpenAIServingCompletion, call: Call) -> Reply:
     """Answer a text completion."""
     request = await decode_aside(call.body, CompletionRequest, COMPLETION_REFUSED)
-    answer = await call.state.openai_serving_completion.answer(request, call.caller)
+    answer = await serving.answer(request, call.caller)
     return _reply(call, answer)
 
 
-def _reply(call: Call, answer: Any) -> Reply:
+def _reply(call: Call, answer: EventStream | ChatCompletionResponse | CompletionResponse) -> Reply:
     """Return an answer, a whole one with the server's load where the request asks for it."""
     if isinstance(answer, EventStream):
         return Reply(answer, content_type=EVENT_STREAM)
-    return Reply.json(answer)._replace(headers=load_headers(call.state.engine_client, call.headers))
+    return Reply.json(answer)._replace(headers=load_headers(call.engine_client, call.headers))
 
 
-async def tokenize(call: Call) -> Reply:
+async def tokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
     """Turn a text, or a conversation, into token ids."""
     request = await decode_aside(call.body, TokenizeRequest, TOKENIZE_REFUSED)
-    return Reply.json(await call.state.openai_serving_tokenization.tokenize(request))
+    return Reply.json(await serving.tokenize(request))
 
 
-async def detokenize(call: Call) -> Reply:
+async def detokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
     """Turn token ids into text."""
     request = await decode_aside(call.body, DetokenizeRequest, {})
-    return Reply.json(await call.state.openai_serving_tokenization.detokenize(request))
+    return Reply.json(await serving.detokenize(request))
 
 
-async def show_tokenizer(call: Call) -> Reply:
+async def show_tokenizer(serving: OpenAIServingTokenization, _call: Call) -> Reply:
     """Show the tokenizer, where the server was told to."""
-    return Reply.json(call.state.openai_serving_tokenization.info())
+    return Reply.json(serving.info())

@@ -5,6 +5,7 @@ Who may use them makes the server read any folder that it can read, and the hub.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from jaxllm.server.http.decoding import decode_aside
 from jaxllm.server.http.endpoint import Call, Endpoint, Reply
 from jaxllm.server.http.errors import RequestFailedError
-from jaxllm.server.openai.serving_models import AdapterLoadError, LoRAModule
+from jaxllm.server.openai.serving_models import AdapterLoadError, LoRAModule, OpenAIServingModels
 
 
 class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
@@ -39,29 +40,29 @@ class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """It is not looked at: names are unlike."""
 
 
-def routes() -> list[Route]:
+def routes(models: Callable[[], OpenAIServingModels]) -> list[Route]:
     """Return the routes."""
     return [
-        Route("/v1/load_lora_adapter", Endpoint(load_adapter), methods=["POST"]),
-        Route("/v1/unload_lora_adapter", Endpoint(unload_adapter), methods=["POST"]),
+        Route("/v1/load_lora_adapter", Endpoint(load_adapter, models), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", Endpoint(unload_adapter, models), methods=["POST"]),
     ]
 
 
-async def load_adapter(call: Call) -> Reply:
+async def load_adapter(models: OpenAIServingModels, call: Call) -> Reply:
     """Load a LoRA adapter for later requests."""
     request = await decode_aside(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
     try:
-        await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
+        await models.add(call.engine_client, module, replaces=request.load_inplace)
     except AdapterLoadError as error:  # the server cannot use what it has, as vLLM says it
         raise RequestFailedError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), param=error.parameter) from error
     return _told(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
-async def unload_adapter(call: Call) -> Reply:
+async def unload_adapter(models: OpenAIServingModels, call: Call) -> Reply:
     """Forget a LoRA adapter; requests that have it go on."""
     request = await decode_aside(call.body, UnloadLoRAAdapterRequest, {})
-    await call.state.openai_serving_models.remove(call.state.engine_client, request.lora_name)
+    await models.remove(call.engine_client, request.lora_name)
     return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 

@@ -56,10 +56,11 @@ def routes() -> list[Route]:
     ]
 
 
-def _endpoint(content: bytes, name: str) -> Endpoint:
+def _endpoint(content: bytes, name: str) -> Endpoint[Reply]:
     reply = Reply(content, content_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+    return Endpoint(show_file, lambda: reply, takes_json=False)
 
-    async def show_file(_call: Call) -> Reply:
-        return reply
 
-    return Endpoint(show_file, takes_json=False)
+async def show_file(file: Reply, _call: Call) -> Reply:
+    """Show a file of the page."""
+    return file

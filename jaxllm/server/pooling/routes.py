@@ -2,75 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.routing import Route
 
 from jaxllm.server.http.decoding import decode_aside
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply
+from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
+from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.openai.model_tasks import supported
-from jaxllm.server.pooling.classification_protocol import ClassificationRequest
-from jaxllm.server.pooling.cohere_protocol import COHERE_REFUSED, CohereEmbedRequest
-from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
-from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest
-from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, RerankRequest, ScoreRequest
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.pooling.classification_protocol import ClassificationRequest, ClassificationResponse
+from jaxllm.server.pooling.cohere_protocol import COHERE_REFUSED, CohereEmbedRequest, CohereEmbedResponse
+from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, EmbeddingResponse
+from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest, PoolingResponse
+from jaxllm.server.pooling.scoring_protocol import (
+    RERANK_REFUSED,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from jaxllm.server.pooling.serving import PooledServing
 from jaxllm.server.pooling.vectors import VectorBytes
+
+type Handler = Callable[[PooledServing, Call], Awaitable[Reply]]
 
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
-def routes() -> list[Route]:
-    """Return the routes, which any model has: one that cannot serve a route says so there."""
+def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> PooledServing:
+    """Return what answers the routes; conversations are rendered as `chat` does."""
+    return PooledServing.of(chat, chat.args)
+
+
+def routes(serving: Callable[[], PooledServing]) -> list[Route]:
+    """Return the routes, which any model has: a model that cannot serve a route refuses its requests."""
+
+    def route(path: str, handler: Handler, response: Any, request: Any) -> Route:
+        return Route(path, Endpoint(handler, serving, Types(response, request), runs_model=True), methods=["POST"])
+
     return [
-        Route("/v1/embeddings", Endpoint(answer_embedding, runs_model=True), methods=["POST"]),
-        Route("/v2/embed", Endpoint(answer_cohere_embedding, runs_model=True), methods=["POST"]),
-        Route("/pooling", Endpoint(answer_pooling, runs_model=True), methods=["POST"]),
-        Route("/classify", Endpoint(answer_classification, runs_model=True), methods=["POST"]),
-        *(Route(path, Endpoint(answer_score, runs_model=True), methods=["POST"]) for path in SCORE_PATHS),
-        *(Route(path, Endpoint(answer_rerank, runs_model=True), methods=["POST"]) for path in RERANK_PATHS),
+        route("/v1/embeddings", answer_embedding, EmbeddingResponse, EmbeddingRequest),
+        route("/v2/embed", answer_cohere_embedding, CohereEmbedResponse, CohereEmbedRequest),
+        route("/pooling", answer_pooling, PoolingResponse, PoolingRequest),
+        route("/classify", answer_classification, ClassificationResponse, ClassificationRequest),
+        *(route(path, answer_score, ScoreResponse, ScoreRequest) for path in SCORE_PATHS),
+        *(route(path, answer_rerank, RerankResponse, RerankRequest) for path in RERANK_PATHS),
     ]
 
 
-async def answer_embedding(call: Call) -> Reply:
+async def answer_embedding(pooled: PooledServing, call: Call) -> Reply:
     """Make embeddings of inputs."""
-    pooled = call.state.pooled_serving
     serving = supported(pooled.embedding or pooled.token_embedding, "Embeddings")
     request = await decode_aside(call.body, EmbeddingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
-async def answer_cohere_embedding(call: Call) -> Reply:
+async def answer_cohere_embedding(pooled: PooledServing, call: Call) -> Reply:
     """Make embeddings of texts, in Cohere's form."""
-    serving = supported(call.state.pooled_serving.embedding, "Embeddings")
+    serving = supported(pooled.embedding, "Embeddings")
     request = await decode_aside(call.body, CohereEmbedRequest, COHERE_REFUSED)
     return Reply.json(await serving.answer_cohere(request, call.caller))
 
 
-async def answer_pooling(call: Call) -> Reply:
+async def answer_pooling(pooled: PooledServing, call: Call) -> Reply:
     """Do one of the model's tasks with inputs."""
-    serving = supported(call.state.pooled_serving.pooling, "Pooling")
+    serving = supported(pooled.pooling, "Pooling")
     request = await decode_aside(call.body, PoolingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
-async def answer_classification(call: Call) -> Reply:
+async def answer_classification(pooled: PooledServing, call: Call) -> Reply:
     """Say which class each input has."""
-    serving = supported(call.state.pooled_serving.classification, "Classification")
+    serving = supported(pooled.classification, "Classification")
     request = await decode_aside(call.body, ClassificationRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
-async def answer_score(call: Call) -> Reply:
+async def answer_score(pooled: PooledServing, call: Call) -> Reply:
     """Score pairs of texts."""
-    serving = supported(call.state.pooled_serving.scores, "Score")
+    serving = supported(pooled.scores, "Score")
     request = await decode_aside(call.body, ScoreRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
-async def answer_rerank(call: Call) -> Reply:
+async def answer_rerank(pooled: PooledServing, call: Call) -> Reply:
     """Order documents by their scores for a query."""
-    serving = supported(call.state.pooled_serving.scores, "Rerank (Score)")
+    serving = supported(pooled.scores, "Rerank (Score)")
     request = await decode_aside(call.body, RerankRequest, RERANK_REFUSED)
     return Reply.json(await serving.answer_rerank(request, call.caller))
 

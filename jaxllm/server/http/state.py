@@ -1,0 +1,53 @@
+"""The state that all routes of a server share: its arguments, its engine and its load."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.http.errors import RequestFailedError
+
+DRAINING = "The server is about to end, and takes no more requests: another one may."
+
+
+@dataclass(slots=True)
+class ServerLoad:
+    """Counts what the server has in hand."""
+
+    num_requests: int = 0
+    """Requests to routes that run the model, from their first byte to the last of their answer."""
+    is_draining: bool = False
+    """True once the server is to end: it then refuses requests."""
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request that runs the model while its answer is made."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    def check_open(self) -> None:
+        """Raise RequestFailedError, 503, while the server drains."""
+        if self.is_draining:
+            raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+
+
+class ServerState(Protocol):
+    """The attributes of `app.state` that all routes share, under vLLM's names where it has them."""
+
+    server_args: ServerArgs
+    engine_client: AsyncLLM
+    load: ServerLoad
+
+
+async def check_serving(state: ServerState) -> None:
+    """Raise the reason why no request is taken: the server drains, or the engine sleeps, hangs or has ended."""
+    state.load.check_open()
+    await state.engine_client.check_health()
