@@ -1,1 +1,1 @@
-"""Requests may ask for this; the checks and limits of single values are here too."""
+"""The parts of request parameters, and the checks and limits of single values."""

@@ -1,4 +1,4 @@
-"""Every class that takes user input checks single values by these functions, which return plain Python values."""
+"""Check single values of user input, and return them as plain Python values."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INT64_MAX = 2**63 - 1
 
 
 class _Brief(reprlib.Repr):
-    """This makes short `repr`s of anything, at a cost that its size does not change."""
+    """Make a short `repr` of any value at a bounded cost."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Show an integer; Python itself refuses to write out very long ones."""
+        """Show an integer, shortened if long: Python refuses to print very long ones."""
         del level
         return f"an integer of {x.bit_length()} bits" if x.bit_length() > 256 else repr(x)
 
 
 def shown(value: object) -> str:
-    """Show a user's value in an error, briefly whatever its size."""
+    """Return a short form of a user's value for an error message."""
     if isinstance(value, str):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} characters)"
     if has_length(value) and len(value) > 8:
@@ -41,7 +41,7 @@ def check_int(
 ) -> int:
     """Return `value` as an int in [low, high]; booleans and floats are refused.
 
-    Errors are `parameter`'s, or `name`'s; `below` are their words for what is less than `low`.
+    Errors name `parameter`, or `name`. `below` is the message's wording for a value less than `low`.
     """
     parameter = parameter or name
     if type(value) is not int:
@@ -85,7 +85,7 @@ def check_float(
 
 
 def check_bool(name: str, value: Any, *, parameter: str | None = None) -> bool:
-    """Return `value` if it is True or False; 0, 1 and strings are refused. Errors: `parameter`'s, or `name`'s."""
+    """Return `value` if it is True or False; 0, 1 and strings are refused. Errors name `parameter`, or `name`."""
     if not isinstance(value, bool):
         message = f"{name} must be True or False, got {shown(value)}."
         raise VLLMValidationError(message, parameter=parameter or name, value=value)
@@ -103,12 +103,12 @@ def check_str(name: str, value: Any, max_length: int, *, parameter: str | None =
     elif not is_unicode(value):
         message = f"{name} must be Unicode text: {shown(value)} has lone surrogates."
     else:
-        return str(value)  # NumPy's strings are strings too, but travel nowhere
+        return str(value)  # NumPy's strings are str too, but cannot be encoded
     raise VLLMValidationError(message, parameter=parameter or name, value=value)
 
 
 def is_unicode(text: str) -> bool:
-    """Say whether a string is without lone surrogates, which no tokenizer and no encoding takes."""
+    """Return whether a string has no lone surrogates, which no tokenizer or encoding accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -178,5 +178,5 @@ def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
 
 
 def has_length(value: object) -> TypeGuard[Collection[Any]]:
-    """Say whether a value is a collection; arrays without dimensions look like one."""
+    """Return whether a value is a collection; an array without dimensions is none, though it has `__len__`."""
     return isinstance(value, Collection) and getattr(value, "shape", None) != ()

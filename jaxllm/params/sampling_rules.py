@@ -1,4 +1,4 @@
-"""Here are the tables of fields that are gone or refused, and the checks of single fields."""
+"""Tables of removed and refused fields of SamplingParams, and checks of single fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "outputs are sampled, not prescribed; to score a given text, make it the prompt and ask for prompt_logprobs",
     ),
 }
-"""These fields take no other values than the listed ones, of which the first is the default, for the reason given."""
+"""Fields that accept only the listed values, with the reason. The first value is the default."""
 
 
 def refuse_without_meaning(params: Any) -> None:
@@ -63,7 +63,7 @@ def refuse_without_meaning(params: Any) -> None:
 
 
 def check_temperature(value: Any) -> float:
-    """Return the temperature; one that is neither 0 nor as high as float32 logits need is raised with a warning."""
+    """Return the temperature. A positive one too low for float32 logits is raised, with a warning."""
     temperature = check_float("temperature", value, 0.0, 2.0, below="non-negative")
     if not 0 < temperature < MIN_TEMPERATURE:
         return temperature
@@ -93,7 +93,7 @@ def check_bad_words(words: Any) -> list[str]:
 
 
 def check_extra_args(given: Any) -> dict[str, Any]:
-    """Return a copy, as it arrives where the engine runs: lists for tuples, integers of 64 bits at most."""
+    """Return a copy as msgpack transports it: lists for tuples, integers of at most 64 bits."""
     name = "extra_args"
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(check_options(name, given)))
@@ -105,7 +105,7 @@ def check_extra_args(given: Any) -> dict[str, Any]:
 
 
 def check_prompt_scores(params: Any) -> None:
-    """Check what SamplingParams say of the prompt's log-probabilities, and settle whether the prefix cache is read."""
+    """Check the fields about the prompt's log-probabilities, and decide whether the prefix cache is read."""
     ids = params.prompt_logprob_token_ids
     if ids is not None:
         params.prompt_logprob_token_ids = check_id_rows("prompt_logprob_token_ids", ids)
@@ -124,7 +124,7 @@ def check_prompt_scores(params: Any) -> None:
 
 
 def check_id_rows(name: str, rows: Any) -> list[list[int]]:
-    """Return rows of token ids, all as long as the longest; -1 fills up, and may be given as well."""
+    """Return rows of token ids padded with -1 to the longest; the input may contain -1 too."""
     if getattr(rows, "ndim", 0) == 2 and rows.dtype.kind in "iu":
         rows = rows.tolist()
     if not isinstance(rows, (list, tuple)) or not rows or not all(isinstance(row, (list, tuple)) for row in rows):

@@ -1,4 +1,4 @@
-"""vLLM's `StructuredOutputsParams` say what an output must match."""
+"""vLLM's `StructuredOutputsParams`: the constraint that an output must match."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKES_JSON_OPTIONS = ("json", "json_object", "structural_tag")
 
 
 class _DropsBackend(msgspec.StructMeta):
-    """This metaclass warns of `backend`, which vLLM ignores too: there is one, llguidance."""
+    """Warn about the argument `backend`, which vLLM ignores too: the only backend is llguidance."""
 
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
@@ -46,15 +46,15 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
     json_object: bool | None = None
     """True: any JSON object."""
     disable_any_whitespace: bool = False
-    """Compact JSON only; for json, json_object and the schemas of structural_tag, like the next two."""
+    """Allow compact JSON only. Applies to json, json_object and the schemas of structural_tag, as do the next two."""
     disable_additional_properties: bool = False
-    """Objects that list properties and say nothing of others have no others; an engine adds this to all requests
+    """Objects with a list of properties and no rule for others have no others. An engine sets this for all requests
     unless its structured_outputs_config is {"backend": "guidance"}.
     """
     whitespace_pattern: str | None = None
-    """A regular expression for the whitespace between JSON tokens, matched at most once in each place."""
+    """A regular expression for the whitespace between JSON tokens, matched at most once between two tokens."""
     structural_tag: str | None = None
-    """JSON text: free text with tags whose contents are constrained."""
+    """JSON text that describes tags in free text and the constraints of their contents."""
 
     def __post_init__(self) -> None:
         """Normalise and check; also runs when decoded from msgpack."""
@@ -94,13 +94,13 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
         return next(name for name in _CONSTRAINTS if getattr(self, name) is not None)
 
     def all_constraints_none(self) -> bool:
-        """Say whether no constraint is set."""
+        """True if no constraint is set."""
         return all(getattr(self, name) is None for name in _CONSTRAINTS)
 
     def with_defaults(
         self, *, disable_any_whitespace: bool, disable_additional_properties: bool
     ) -> StructuredOutputsParams:
-        """Return these params with an engine's options switched on, where they go with the constraint."""
+        """Return these params with an engine's options switched on, as far as they apply to the constraint."""
         if self.kind not in _TAKES_JSON_OPTIONS:
             return self
         compact = self.disable_any_whitespace or (disable_any_whitespace and self.whitespace_pattern is None)
@@ -130,7 +130,7 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
     try:
         text = json_text.dumps(schema, allow_nan=False, ensure_ascii=False)
         schema = json_text.loads(text)  # lists for tuples, strings for keys, and nobody else's to change
-        msgspec.msgpack.encode(schema)  # as it will travel: no lone surrogates, integers of 64 bits
+        msgspec.msgpack.encode(schema)  # as it will be encoded: no lone surrogates, integers of 64 bits
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"json must be a schema that can be written as JSON: {error}."
         raise VLLMValidationError(message, parameter="json", value=schema) from error
@@ -141,8 +141,8 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
 
 
 def _is_bounded(schema: dict[str, Any]) -> bool:
-    """Say whether a value has at most MAX_GRAMMAR_LENGTH parts in MAX_JSON_NESTING levels: it must be safe to copy, and
-    one that repeats or holds itself can be endless.
+    """Return whether a value has at most MAX_GRAMMAR_LENGTH parts in MAX_JSON_NESTING levels and so is safe to copy: a
+    value that contains itself is endless.
     """
     num_parts = 0
     pending: list[tuple[Any, int]] = [(schema, 1)]

@@ -1,4 +1,4 @@
-"""Small tools that know nothing of models: the log, files, child processes, names that are used once."""
+"""Helpers that do not depend on models: the log, files, child processes, locks."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import uuid
 
 
 def random_uuid() -> str:
-    """Return 32 hexadecimal digits that nobody had before, as programs name their requests."""
+    """Return 32 random hexadecimal digits, unique enough to name a request."""
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Command lines as vLLM's users write them: numbers such as 10.5k, --max_model_len, and --group-config.field VALUE."""
+"""Parse command lines in vLLM's style: numbers such as 10.5k, --max_model_len, and --group-config.field VALUE."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def human_readable_int(text: str) -> int:
 
 
 class Repeat(argparse.Action):
-    """Collects a repeated flag in a list; its default, as of a file with flags, is replaced, not added to."""
+    """Collect a repeated flag in a list, which replaces the flag's default (from a config file, say)."""
 
     def __call__(
         self,
@@ -40,23 +40,23 @@ class Repeat(argparse.Action):
         values: Any,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        """Add the values of one occurrence."""
+        """Append the values of one occurrence of the flag."""
         before = getattr(namespace, self.dest)
         added = values if isinstance(values, list) else [values]
         setattr(namespace, self.dest, added if before is self.default else [*before, *added])
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """An ArgumentParser that takes underscores for dashes, and the fields of a JSON argument one by one.
+    """An ArgumentParser that accepts underscores for dashes, and the fields of a JSON argument one by one.
 
     `--a-config.b.c 1 --a-config.d+ x,y` is `--a-config '{"b": {"c": 1}, "d": ["x", "y"]}'`.
     """
 
     command: argparse.ArgumentParser | None = None
-    """The parser of the subcommand that is given, for errors to name its flags."""
+    """The parser of the chosen subcommand: errors suggest its flags."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program with an error, which names the nearest flag to one that there is not."""
+        """Exit with an error; for an unknown flag it suggests the most similar one."""
         if message.startswith("unrecognized arguments: "):
             known = [flag for flag in (self.command or self)._option_string_actions if flag.startswith("--")]
             for word in message.split()[2:]:
@@ -68,7 +68,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (one signature for its overloads)
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parse as argparse does, after such flags are rewritten into those that were added."""
+        """Rewrite such flags into the ones that were added, then parse as argparse does."""
         return super().parse_known_args(self._rewrite(sys.argv[1:] if args is None else list(args)), namespace)
 
     def _rewrite(self, words: Sequence[str]) -> list[str]:
@@ -97,7 +97,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return [*plain, *words[end:]]
 
     def _find(self, name: str) -> str | None:
-        """Return the flag that was added and that `name` spells with dashes or underscores; None if there is none."""
+        """Return the flag that `name` spells, with dashes or underscores; None if no such flag was added."""
         if not name.startswith("-"):
             return None
         spellings = (name, "--" + name[2:].replace("_", "-"), "--" + name[2:].replace("-", "_"))
@@ -105,7 +105,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
 
 def _put(fields: dict[str, Any], path: list[str], text: str) -> None:
-    """Set the field that `path` names; a last name that ends in + adds to a list."""
+    """Set the field at `path`. If the last name ends in +, append to a list."""
     for name in path[:-1]:
         inner = fields.get(name)
         fields[name] = fields = inner if isinstance(inner, dict) else {}
@@ -118,7 +118,7 @@ def _put(fields: dict[str, Any], path: list[str], text: str) -> None:
 
 
 def _read(text: str) -> Any:
-    """Read JSON, or a number such as 80g; other text is itself."""
+    """Parse JSON or a number such as 80g; return other text unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

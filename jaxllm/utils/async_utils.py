@@ -1,4 +1,4 @@
-"""Small tools for programs with an event loop."""
+"""Helpers for programs with an event loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 async def merge_async_iterators[T](*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield (i, item) for each item of the i-th iterator, as they come.
+    """Merge iterators: yield (i, item) for each item of the i-th iterator, as items arrive.
 
-    Raises what an iterator raises. Those that have not come to an end by then, or when the caller leaves, are closed,
-    which aborts the requests of `AsyncLLM.generate`.
+    Raises what an iterator raises. On an error, or when the caller stops, the unfinished iterators are closed, which
+    aborts the requests of `AsyncLLM.generate`.
     """
     waiting = {_next(each): (i, each) for i, each in enumerate(iterators)}
     try:
@@ -46,10 +46,9 @@ def _next[T](iterator: AsyncIterator[T]) -> asyncio.Task[T]:
 
 
 def start_worker_threads() -> None:
-    """Start all threads that `asyncio.to_thread` may use in the running loop, as many as asyncio would by and by.
+    """Start all the threads that `asyncio.to_thread` may use in the running loop, instead of on demand.
 
-    Started one by one, whenever more calls than ever before come at once, they would let a server's memory grow for
-    hours: each has memory of its own.
+    Started on demand, they would let a server's memory grow for hours: each thread has a heap of its own.
     """
     num = min(32, (os.cpu_count() or 1) + 4)
     executor, all_run = ThreadPoolExecutor(num, thread_name_prefix="jaxllm-worker"), threading.Barrier(num)

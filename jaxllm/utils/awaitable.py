@@ -1,4 +1,4 @@
-"""An object that may be used as it is, or awaited first."""
+"""Make an object awaitable: `await x` returns `x`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Self
 
 
 class _Awaitable:
-    """The first base of the classes that `awaitable` makes; the second is what the object was."""
+    """First base of the classes that `awaitable` makes; the second base is the object's own class."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self
-        yield  # what makes this a generator
+        yield  # makes this method a generator
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Let copies and pickles be what the object was: the class that was made cannot be imported."""
+        """Copy and pickle the object as its original class: the new class cannot be imported."""
         _, (_, *arguments), *rest = super().__reduce_ex__(protocol)
         return _make, (type(self).__mro__[2], *arguments), *rest
 
@@ -24,9 +24,10 @@ def _make(kind: type, *arguments: Any) -> Any:
 
 
 def awaitable[T](value: T) -> T:
-    """Return an object after making it one of which `await` gives the object itself.
+    """Return the object, changed so that `await` on it returns the object itself.
 
-    Methods that were asynchronous once serve both kinds of callers so. Its class becomes a subclass of the same name.
+    A method that used to be asynchronous then works with and without `await`. The object's class becomes a subclass of
+    the same name.
     """
     kind = type(value)
     if not issubclass(kind, _Awaitable):

@@ -1,7 +1,7 @@
-"""Another process of this program is asked: one request goes in, one result or the user's mistake comes out.
+"""Run one request in a child process of this program and return its result, or raise the user's mistake.
 
-This is for work that wants an environment of its own, or a process that has just started. Both speak JSON: the request
-is the child's standard input, the answer the last line of its standard output. What it logs goes to standard error.
+For work that needs another environment or a fresh process. Both sides use JSON: the request is the child's standard
+input, the answer the last line of its standard output. Its log goes to standard error.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from jaxllm.utils.fork_safety import end_with
 
 
 class ChildError(RuntimeError):
-    """The process ended without an answer; it has said why on standard error."""
+    """The process ended without an answer; its standard error has the reason."""
 
 
 class _Question(msgspec.Struct):
-    """The request to a process, and the id of the one that asks."""
+    """The request, and the id of the parent process."""
 
     asker: int
     request: msgspec.Raw
 
 
 class _Answer(msgspec.Struct):
-    """The answer of a process: a result, or what the user did wrong."""
+    """The answer: a result, or the user's mistake."""
 
     result: Any = None
     error: str | None = None
@@ -38,8 +38,8 @@ class _Answer(msgspec.Struct):
 
 
 def python_command(module: str) -> list[str]:
-    """Return the command that runs a module with this process's flags of Python; it imports no files of the folder that
-    the process is in.
+    """Return the command that runs a module with this process's Python flags, without importing files from the current
+    folder.
     """
     # Private, but there since Python 3.2: multiprocessing starts its children so too.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -47,10 +47,10 @@ def python_command(module: str) -> list[str]:
 
 
 def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> T:
-    """Run `module` in a new process with the environment given and return its result, of the type `kind`.
+    """Run `module` in a new process with the environment `env` and return its result, of type `kind`.
 
-    Raises VLLMValidationError as the process did, ChildError if it ended without an answer. When this process is
-    interrupted, or ends, so does the other.
+    Raises VLLMValidationError if the process did, ChildError if it ended without an answer. The child ends when this
+    process is interrupted or ends.
     """
     with subprocess.Popen(
         python_command(module),
@@ -74,9 +74,9 @@ def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> 
 
 
 def reply[T](kind: type[T], work: Callable[[T], Any]) -> int:
-    """Be the process asked: do the work for one request, which is of the type `kind`; returns the exit status.
+    """Serve one request, of type `kind`, in the child process; return the exit status.
 
-    What `work` raises besides VLLMValidationError ends the process with a traceback, for the user to see.
+    Any exception of `work` but VLLMValidationError ends the process with a traceback.
     """
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
     end_with(question.asker)

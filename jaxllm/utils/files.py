@@ -1,4 +1,4 @@
-"""Files of caches are read and written by other processes too, but by no other user: they are run, or trusted."""
+"""Read and write cache files that only this user may touch, since their contents are trusted or executed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_own(folder: Path) -> None:
-    """Make a folder that nobody else may look into, whatever the umask, and so any missing folder above it.
+    """Create a folder, and any missing parents, that only this user can access, whatever the umask.
 
-    Where this user's folder is there already, others lose the right to write to it. Raises PermissionError if it is
-    another user's, OSError if it cannot be made.
+    An existing folder of this user loses write permission for others. Raises PermissionError if it belongs to another
+    user, OSError if it cannot be created.
     """
     for each in reversed((folder, *folder.parents)):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -26,7 +26,7 @@ def make_own(folder: Path) -> None:
 
 
 def read_own(path: Path) -> bytes:
-    """Read a file that nobody else can have written. Raises PermissionError if they can, OSError if there is none."""
+    """Read a file that no other user can have written. Raises PermissionError if one could, OSError if it is missing."""
     with path.open("rb") as file:
         _check_own(path, os.fstat(file.fileno()))
         return file.read()
@@ -36,7 +36,7 @@ MAX_TEXT_BYTES = 2**26
 
 
 def read_text(path: Path) -> str:
-    """Read a text file of at most 64 MiB; devices and pipes may never end. Raises OSError or ValueError."""
+    """Read a text file of at most 64 MiB (a device or pipe may never end). Raises OSError or ValueError."""
     if not path.is_file():
         raise OSError("there is no such file" if not path.exists() else "it is not a regular file")
     with path.open("rb") as file:
@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, in a folder of this user's that is made if need be.
+    """Write a file atomically, in a folder of this user that is created if missing.
 
     Raises OSError.
     """
@@ -63,7 +63,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _check_own(path: Path, status: os.stat_result) -> None:
-    """Raise PermissionError for what another user owns or may write; root may do anything anyway, so root's is fine."""
+    """Raise PermissionError if another user but root owns the file or may write it."""
     if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & FOR_OTHERS:

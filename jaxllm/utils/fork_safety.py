@@ -1,6 +1,6 @@
-"""A fork copies an engine's memory, but neither its threads nor its devices' threads: children must not use it.
+"""Refuse the use of an engine in a forked child: a fork copies its memory, but none of its threads.
 
-A process that was started for another one ends with it.
+`end_with` ends a child process together with its parent.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from collections.abc import Callable
 from functools import cache
 
 PARENT_SECONDS = 0.5
-"""How often a process looks whether its parent has ended, where the system does not tell."""
+"""Seconds between checks for the parent's end, on systems that do not notify."""
 
 
 class Home:
-    """The process that an engine was made in is the only one that can use it."""
+    """The process that created an engine; no other process can use the engine."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Say whether this is that process, and not a child forked from it."""
+        """Return whether this is that process, and not a child forked from it."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raise RuntimeError in a forked child, where a call would wait for ever."""
+        """Raise RuntimeError in a forked child, where a call would never return."""
         if not self.is_here:
             raise RuntimeError(
                 f"There is an engine in process {self._pid}, from which process {os.getpid()} was forked. A fork "
@@ -41,9 +41,9 @@ class Home:
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
-    """End this process, however busy, as soon as its parent has ended, of which it may be an orphan already.
+    """End this process, however busy, as soon as its parent ends, or at once if the parent has ended already.
 
-    `parent` is the id that the parent has given, and `last` what is called before the end, in a thread.
+    `parent` is the parent's process id. `last` is called before the end, in a thread.
     """
     threading.Thread(target=_end_with, args=(parent, last), name="jaxllm-parent", daemon=True).start()
 
@@ -64,17 +64,17 @@ def _end_with(parent: int, last: Callable[[], None]) -> None:
 
 @cache
 def engines_home() -> Home:
-    """Return the process of the first engine; children that are forked from it can make none.
+    """Return the process of the first engine; children forked from it cannot create an engine.
 
-    Nor do they free anything of JAX's own: a client or a pool that a fork has cut off from its threads hangs or crashes
-    the child that frees it, at the latest when it exits.
+    Such children do not free JAX's objects either: a client or pool without its threads hangs or crashes the child that
+    frees it, at the latest when it exits.
     """
     os.register_at_fork(after_in_child=_keep_all)
     return Home()
 
 
 def check_home() -> None:
-    """Raise RuntimeError in a child that was forked from a process with an engine, before it starts one."""
+    """Raise RuntimeError if this process was forked from one with an engine."""
     if engines_home.cache_info().currsize:
         engines_home().check()
 

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 
 def give_back() -> None:
-    """Have C's allocator return the memory that is free to the system, where it is glibc's.
+    """Make C's allocator, if it is glibc's, return its free memory to the system.
 
-    It keeps what is freed for the next piece, in a heap of each thread, and other processes never get it: a compiler's
-    heaps are several times as large as the programs that come of it.
+    By default it keeps freed memory in the heap of each thread, where other processes cannot use it. A compiler's heaps
+    are several times as large as the programs it makes.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

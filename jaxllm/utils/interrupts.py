@@ -1,6 +1,6 @@
-"""Ctrl-C ends a call between steps, not within one: a step cut in half would leave the engine in no usable state.
+"""Make Ctrl-C end a call between steps: interrupting a step would leave the engine unusable.
 
-While an engine is made it must not get lost: JAX runs code in the garbage collector, which drops what that raises.
+During start-up an interrupt must not get lost: JAX runs code in the garbage collector, which drops exceptions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AGAIN_SECONDS = 0.01
 
 @contextmanager
 def deferred_interrupts() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt if Ctrl-C was pressed; pressing twice interrupts at once.
+    """Yield a function that raises KeyboardInterrupt if Ctrl-C was pressed. A second Ctrl-C interrupts at once.
 
     Off the main thread, or where the program handles SIGINT itself, nothing changes.
     """
@@ -49,7 +49,7 @@ def deferred_interrupts() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def lasting_interrupts() -> Iterator[None]:
-    """Raise a KeyboardInterrupt that Python drops once more, and until it arrives; only the main thread gets any."""
+    """Raise a KeyboardInterrupt again whenever Python drops it. Only the main thread receives interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,7 +62,7 @@ def lasting_interrupts() -> Iterator[None]:
         threading.Thread(target=interrupt).start()
 
     def interrupt() -> None:
-        """Interrupt the main thread once it is out of the hook: within, the interrupt would be dropped for good."""
+        """Interrupt the main thread after it has left the hook, where the interrupt would be dropped."""
         main_thread = threading.main_thread().ident
         assert main_thread is not None
         time.sleep(AGAIN_SECONDS)
@@ -78,7 +78,7 @@ def lasting_interrupts() -> Iterator[None]:
 
 
 def _is_within(code: CodeType, thread_id: int) -> bool:
-    """Say whether a thread runs a function, or what it has called."""
+    """Return whether a thread is inside a function or one of its callees."""
     frame = sys._current_frames().get(thread_id)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
@@ -86,4 +86,4 @@ def _is_within(code: CodeType, thread_id: int) -> bool:
 
 
 def _nothing() -> None:
-    """Check nothing."""
+    """Do nothing."""

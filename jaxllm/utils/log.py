@@ -1,4 +1,4 @@
-"""The engine's log goes to stderr for programs without logging of their own, and marks the parts of a start-up."""
+"""Set up the engine's log: to stderr unless the program configures logging, with a record for each start-up phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxllm.utils.log_handler import StderrHandler
 
 
 class _Fallback(StderrHandler):
-    """A handler that shows records only while nothing else does: the program may set up its logging later."""
+    """A handler that shows records only while no other handler does: the program may set up its logging later."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -30,14 +30,14 @@ def show_log() -> None:
 
 
 def shown_log() -> logging.Handler:
-    """Return the handler that shows jaxllm's log, for the lines of others to go the same way and in order."""
+    """Return the handler that shows jaxllm's log, so that other loggers' lines can share it and stay in order."""
     show_log()
     found = (each for each in logging.getLogger("jaxllm").handlers if isinstance(each, StderrHandler))
     return next(found, None) or StderrHandler()
 
 
 def configure_log(file: str) -> None:
-    """Set logging up as a JSON file says, in the form of `logging.config.dictConfig`; what showed jaxllm's log goes.
+    """Configure logging from a JSON file for `logging.config.dictConfig`, replacing jaxllm's own handler.
 
     Raises VLLMValidationError for a file that cannot be read or used.
     """
@@ -54,9 +54,9 @@ def configure_log(file: str) -> None:
 
 
 def log_phase(logger: logging.Logger, phase: str, seconds: float | None = None) -> None:
-    """Log, at DEBUG, that a part of the start-up is done, for those who time it (`jaxllm bench startup`).
+    """Log at DEBUG that a phase of the start-up is done; `jaxllm bench startup` times these.
 
-    The record carries `phase` and `seconds`: how long it took by itself, None if since the record before it.
+    The record has `phase` and `seconds`, the phase's own duration; None means the time since the previous record.
     """
     took = "" if seconds is None else f" in {seconds:.2f} s"
     logger.debug("%s done%s", phase, took, extra={"phase": phase, "seconds": seconds})

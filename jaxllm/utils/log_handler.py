@@ -1,4 +1,4 @@
-"""The handler of the log on stderr never waits for whoever reads it."""
+"""A log handler for stderr that never blocks on a slow reader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MOST_BYTES = 1 << 20
-"""How much of the log waits for its reader at most; what comes then is dropped, and counted."""
+"""The most bytes of log that wait for the reader; further lines are dropped and counted."""
 EXIT_SECONDS = 1.0
-"""How long the end of the process waits for the reader."""
+"""How long the process waits for the reader when it exits."""
 
 
 class LineFormatter(logging.Formatter):
-    """This writes each record as one form of line: the local time to the millisecond, the level, the message."""
+    """Format a record as one line: local time to the millisecond, level, message."""
 
     default_msec_format = "%s.%03d"
 
@@ -30,7 +30,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """This writes each record as one line of JSON, for a `log_config_file` to name."""
+    """Format a record as one line of JSON; for use in a `log_config_file`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record's line."""
@@ -42,9 +42,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler):
-    """A handler that writes to stderr, by a thread of its own where that is a pipe or a socket.
+    """A handler that writes to stderr, through a thread if stderr is a pipe or a socket.
 
-    A pipe that nobody reads is full after 64 KiB, and whoever writes to it then waits: an event loop, or an engine.
+    A pipe that nobody reads is full after 64 KiB and then blocks its writer: an event loop or an engine.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StderrHandler(logging.StreamHandler):
         self._backlog: Backlog | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or leave it to the thread."""
+        """Write a record, or queue it for the thread."""
         backlog = self._find_backlog()
         if backlog is None:
             super().emit(record)
@@ -71,13 +71,13 @@ class StderrHandler(logging.StreamHandler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment until what there is has been written."""
+        """Wait briefly until the queued lines are written."""
         super().flush()
         if self._backlog is not None:
             self._backlog.flush()
 
     def _find_backlog(self) -> Backlog | None:
-        """Return where lines wait for a thread, if they must."""
+        """Return the backlog if stderr needs one, else None."""
         descriptor = self._pipe()
         if descriptor is None:
             return None
@@ -85,12 +85,12 @@ class StderrHandler(logging.StreamHandler):
             return self._backlog
         try:
             self._backlog = Backlog(descriptor)
-        except RuntimeError:  # Python exits, and starts no more threads
+        except RuntimeError:  # Python is exiting and starts no more threads
             return None
         return self._backlog
 
     def _pipe(self) -> int | None:
-        """Return the descriptor of a stream whose reader may keep it waiting; None for files, terminals, notebooks."""
+        """Return the descriptor of a stream that can block on its reader; None for files, terminals and notebooks."""
         if self.stream is None or self.stream is not sys.__stderr__:
             return None
         try:
@@ -102,7 +102,7 @@ class StderrHandler(logging.StreamHandler):
 
 
 class Backlog:
-    """The lines that wait to be written to a descriptor, and the thread that writes them."""
+    """Lines waiting to be written to a descriptor, and the thread that writes them."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -111,27 +111,27 @@ class Backlog:
         self._changed = threading.Condition()
         self._pid = os.getpid()
         self.num_dropped = 0
-        """How many lines were dropped since the last that was taken."""
+        """Number of lines dropped since `take_dropped` was last called."""
         atexit.register(self.flush)
         threading.Thread(target=self._run, name="jaxllm-log", daemon=True).start()
 
     @property
     def is_here(self) -> bool:
-        """Say whether the thread is in this process: a forked child has none."""
+        """Return whether the thread runs in this process: a forked child has none."""
         return self._pid == os.getpid()
 
     @property
     def is_full(self) -> bool:
-        """Say whether what comes now is to be dropped."""
+        """Return whether the next line must be dropped."""
         return self._num_bytes >= MOST_BYTES
 
     def take_dropped(self) -> int:
-        """Return how many lines were dropped, and count anew."""
+        """Return the number of dropped lines and reset it."""
         count, self.num_dropped = self.num_dropped, 0
         return count
 
     def put(self, line: str) -> None:
-        """Have a line written, after those before it."""
+        """Queue a line."""
         data = line.encode("utf-8", "backslashreplace")
         with self._changed:
             self._lines.append(data)
@@ -139,7 +139,7 @@ class Backlog:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is written, or for EXIT_SECONDS."""
+        """Wait until all lines are written, at most EXIT_SECONDS."""
         if self.is_here:
             with self._changed:
                 self._changed.wait_for(lambda: not self._lines, EXIT_SECONDS)
@@ -159,7 +159,7 @@ class Backlog:
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # somebody has made the pipe so
+            except BlockingIOError:  # the pipe was made non-blocking by someone else
                 select.select([], [self._descriptor], [])
-            except OSError:  # nobody can read it any more
+            except OSError:  # the reader is gone
                 return

@@ -1,4 +1,4 @@
-"""Functions and classes go by name from one process to another: "module:name", or "module.name"."""
+"""Convert functions and classes to names that other processes can import: "module:name" or "module.name"."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def import_name(name: str) -> Any:
-    """Return what "module:name" or "module.name" stands for; after a colon the name may be dotted itself.
+    """Return the object called "module:name" or "module.name"; after a colon the name may contain dots.
 
-    Raises ImportError, which says what is wrong with the name, whatever the module raises when it is imported.
+    Raises ImportError with the reason, whatever the module raises when it is imported.
     """
     module_name, separator, attributes = name.partition(":")
     if not separator:
@@ -28,10 +28,10 @@ def import_name(name: str) -> Any:
 
 
 def name_of(thing: Any) -> str:
-    """Return the "module:name" that stands for a function or class in any process.
+    """Return the "module:name" of a function or class, valid in any process.
 
-    Raises ImportError, which says why, where none does: for lambdas, what is made in functions or defined in the main
-    program, and for other objects.
+    Raises ImportError with the reason for objects without such a name: lambdas, local functions and classes, those of
+    the main program, and instances.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):

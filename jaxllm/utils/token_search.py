@@ -1,4 +1,4 @@
-"""Search token ids, in C: prompts have up to a million of them, and searches run between steps."""
+"""Search token ids with `bytes.rfind`: prompts have up to a million ids, and searches run between steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ WIDTH = array("i").itemsize
 
 
 def find_last(text: bytes, wanted: bytes, end: int | None = None) -> int | None:
-    """Return where the last occurrence of some token ids begins, or None; both are bytes of int32 arrays.
+    """Return the start index of the last occurrence of some token ids, or None. Both are bytes of int32 arrays.
 
-    The occurrence lies in the first `end` tokens, if that is given.
+    With `end`, only the first `end` tokens are searched.
     """
     stop = len(text) if end is None else end * WIDTH
     while (found := text.rfind(wanted, 0, stop)) >= 0:

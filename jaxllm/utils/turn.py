@@ -1,4 +1,4 @@
-"""Threads may share an engine: calls of an `LLM` happen in turn, those of an `LLMEngine` one after the other."""
+"""Locks that let threads share an engine: calls of an `LLM` take turns, those of an `LLMEngine` exclude each other."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxllm.utils.fork_safety import Home
 
 
 class Turn:
-    """A turn lets one call in at a time: calls of other threads wait, and a call from within a call is refused."""
+    """Admit one call at a time: calls of other threads wait, and a nested call is refused."""
 
     def __init__(self) -> None:
         self.home = Home()
         self._lock = threading.Lock()
         self._thread: int | None = None
-        """The thread whose call runs now."""
+        """The thread of the running call."""
         self._call = ""
 
     @contextmanager
@@ -33,9 +33,9 @@ class Turn:
                 self._thread = None
 
     def check(self, call: str) -> None:
-        """Raise RuntimeError if a call of this thread is running already, as in a progress bar that it calls.
+        """Raise RuntimeError if this thread is already in a call (in a progress bar's callback, say).
 
-        So does a call in a forked child.
+        Also raises in a forked child.
         """
         self.home.check()
         if self._thread == threading.get_ident():
@@ -46,7 +46,7 @@ class Turn:
 
 
 class TakesTurns(Protocol):
-    """An object whose methods happen in turn."""
+    """Base class of objects with methods that take turns."""
 
     _turn: Turn
 
@@ -54,7 +54,7 @@ class TakesTurns(Protocol):
 def in_turn[Owner: TakesTurns, **P, R](
     method: Callable[Concatenate[Owner, P], R],
 ) -> Callable[Concatenate[Owner, P], R]:
-    """Make a method that runs in its object's turn."""
+    """Decorate a method to run in its object's turn."""
 
     @functools.wraps(method)
     def call_in_turn(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,9 +65,9 @@ def in_turn[Owner: TakesTurns, **P, R](
 
 
 class FairLock:
-    """A lock that goes to a waiting thread before the one that gives it back; who holds it may take it again.
+    """A fair, reentrant lock: a waiting thread gets it before the thread that released it.
 
-    A plain lock goes to whoever is awake, so that a loop of steps takes it again and again before an abort gets it.
+    With a plain lock, a loop of steps would take it again and again before a waiting abort gets it.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class FairLock:
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Wait for the lock and hold it."""
+        """Wait for the lock and take it."""
         if self._holder == threading.get_ident():
             yield
             return
@@ -94,7 +94,7 @@ class FairLock:
 
 
 class HasLock(Protocol):
-    """An object whose methods exclude each other."""
+    """Base class of objects with methods that exclude each other."""
 
     _home: Home
     _lock: FairLock
@@ -103,7 +103,7 @@ class HasLock(Protocol):
 def locked[Owner: HasLock, **P, R](
     method: Callable[Concatenate[Owner, P], R],
 ) -> Callable[Concatenate[Owner, P], R]:
-    """Make a method that runs while no other thread is in a method of its object; in a forked child it raises."""
+    """Decorate a method to exclude the object's other locked methods; it raises in a forked child."""
 
     @functools.wraps(method)
     def call_locked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
