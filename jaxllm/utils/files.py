@@ -26,7 +26,7 @@ def make_own(folder: Path) -> None:
 
 
 def read_own(path: Path) -> bytes:
-    """Read a file that no other user can have written. Raises PermissionError if one could, OSError if it is missing."""
+    """Read a file that no other user can have written. Raises PermissionError if one could, OSError if missing."""
     with path.open("rb") as file:
         _check_own(path, os.fstat(file.fileno()))
         return file.read()
