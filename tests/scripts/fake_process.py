@@ -1,4 +1,4 @@
-"""What stands in for a `Worker`, but for the answers to its calls, which its subclasses give."""
+"""A stand-in for a `Worker`; subclasses give the answers to its calls."""
 
 from __future__ import annotations
 

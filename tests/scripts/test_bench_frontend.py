@@ -48,9 +48,9 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_latencies_are_of_all_runs() -> None:
     runs = [[Streamed(10.0, [10.5, 10.6, 10.8])], [Streamed(20.0, [20.1, 20.2])]]
-    found = front_end.latencies(runs)
-    assert found["ttft_ms"] == {"p50": 100.0, "p99": 100.0}
-    assert found["itl_ms"]["p50"] == 100.0
+    figures = front_end.latencies(runs)
+    assert figures["ttft_ms"] == {"p50": 100.0, "p99": 100.0}
+    assert figures["itl_ms"]["p50"] == 100.0
 
 
 def test_two_servers_are_compared_round_by_round() -> None:

@@ -69,19 +69,19 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_throughput_is_compared_in_turns(order: list[str], tmp_path: Path) -> None:
-    found = seam.measure_throughput(tmp_path, rounds=3, num_tokens=8, vocab_size=1000, engine={}, scratch=tmp_path)
+    figures = seam.measure_throughput(tmp_path, rounds=3, num_tokens=8, vocab_size=1000, engine={}, scratch=tmp_path)
     assert order == ["llm", "async", *("llm", "async"), *("async", "llm"), *("llm", "async")]
-    assert found["tokens_per_second"] == {"llm": 64 * 8, "async": 64 * 4}
-    assert (found["ratio"], found["share_of_outputs_that_are_the_same"]) == (0.5, 1.0)
-    assert bench_seam.verdicts("throughput", found) == {"ratio": False}
+    assert figures["tokens_per_second"] == {"llm": 64 * 8, "async": 64 * 4}
+    assert (figures["ratio"], figures["share_of_outputs_that_are_the_same"]) == (0.5, 1.0)
+    assert bench_seam.verdicts("throughput", figures) == {"ratio": False}
 
 
 def test_starts_are_compared_in_turns(order: list[str], tmp_path: Path) -> None:
-    found = seam.measure_startup(tmp_path, pairs=2, engine={}, scratch=tmp_path)
+    figures = seam.measure_startup(tmp_path, pairs=2, engine={}, scratch=tmp_path)
     assert order[2:] == ["llm", "async", "async", "llm"], "the first two fill the caches"
-    assert found["seconds"] == {"llm": 5.0, "async": 10.0}
-    assert found["more_seconds"] == 5.0
-    assert bench_seam.verdicts("startup", found) == {"more_seconds": False}
+    assert figures["seconds"] == {"llm": 5.0, "async": 10.0}
+    assert figures["more_seconds"] == 5.0
+    assert bench_seam.verdicts("startup", figures) == {"more_seconds": False}
 
 
 def test_both_engines_of_the_worker_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""scripts/bench.py stalled: clients that misbehave are what they are said to be, and the figures are of the others."""
+"""scripts/bench.py stalled: misbehaving clients behave as named, and the figures are of the others."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_all_of_it_runs(tmp_path: Path, repository: Path) -> None:
     command += ["--model", str(folder("llama3_tied")), "--tokenizer", save_tokenizer(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["mock"]
-    assert [row["beside"] for row in found["rows"]] == list(bench_stalled.KINDS)
-    assert all(row["itl_ms"]["p50"] > 0 for row in found["rows"])
-    assert found["goals_reached"].keys() == {"stalled", "slow", "half_open"}
+    record = json.loads(out.read_text())["mock"]
+    assert [row["beside"] for row in record["rows"]] == list(bench_stalled.KINDS)
+    assert all(row["itl_ms"]["p50"] > 0 for row in record["rows"])
+    assert record["goals_reached"].keys() == {"stalled", "slow", "half_open"}
 
 
 def test_a_client_that_is_gone_acknowledges_nothing() -> None:

@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: what is compared, how it is judged and written down; other libraries do not run."""
+"""scripts/benchmark.py: what it compares, judges and writes; other libraries do not run."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class TestAgreement:
     REFERENCE = (expected({5: -0.1, 6: -3.0}, {7: -0.9, 8: -1.1, 9: -1.2}, {1: 0.0}), expected({3: -0.5}))
 
     def test_the_same(self):
-        found = agreement.compare("x", self.REFERENCE, [[5, 7, 1], [3]], "float32")
-        assert found == agreement.Agreement(requests=2, same=2, share_of_tokens=1.0, widest_gap=0.0)
+        agreed = agreement.compare("x", self.REFERENCE, [[5, 7, 1], [3]], "float32")
+        assert agreed == agreement.Agreement(requests=2, same=2, share_of_tokens=1.0, widest_gap=0.0)
 
     def test_tokens_beyond_the_reference_do_not_count(self):
         assert agreement.compare("x", self.REFERENCE, [[5, 7, 1, 99], [3, 99]], "float32").same == 2
 
     def test_near_tie(self):
-        found = agreement.compare("x", self.REFERENCE, [[5, 8, 99], [3]], "bfloat16")
-        assert (found.same, found.widest_gap) == (1, 0.2)
-        assert found.share_of_tokens == pytest.approx((1 / 3 + 1) / 2, abs=1e-3)
+        agreed = agreement.compare("x", self.REFERENCE, [[5, 8, 99], [3]], "bfloat16")
+        assert (agreed.same, agreed.widest_gap) == (1, 0.2)
+        assert agreed.share_of_tokens == pytest.approx((1 / 3 + 1) / 2, abs=1e-3)
 
     @pytest.mark.parametrize(
         ("outputs", "dtype"),
@@ -184,11 +184,11 @@ def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(compare.Run, "cold", lambda self: {"rounds": []})
     monkeypatch.setattr(compare.Run, "warm", lambda self: order.append(self.contestant.name) or {})
     three = [contestants.Contestant(name, name, "none", "none") for name in "abc"]
-    found = compare.compare(three, tmp_path, "bfloat16", rounds=2, quick=True, scratch=tmp_path)
+    report_figures = compare.compare(three, tmp_path, "bfloat16", rounds=2, quick=True, scratch=tmp_path)
     assert "".join(order) == "a!bcbca!", "the hardware is measured beside the first"
-    assert found["hardware_speeds"] == HARDWARE
-    assert len(found["hardware_speed_rounds"]) == 2
-    assert [len(result["rounds"]) for result in found["contestants"].values()] == [2, 2, 2]
+    assert report_figures["hardware_speeds"] == HARDWARE
+    assert len(report_figures["hardware_speed_rounds"]) == 2
+    assert [len(result["rounds"]) for result in report_figures["contestants"].values()] == [2, 2, 2]
 
 
 HARDWARE: dict[str, Any] = {
@@ -345,7 +345,7 @@ class TestWorkers:
 
     @pytest.fixture
     def read(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """Return what would be read before a start: here an environment of gigabytes."""
+        """Return the files that are read before a start, here an environment of gigabytes."""
         read: list[Path] = []
         monkeypatch.setattr("peers.worker.read_files", lambda *paths: read.extend(paths))
         return read
@@ -516,7 +516,7 @@ def test_decode_step_is_what_more_tokens_cost():
 
 
 def test_our_own_worker(monkeypatch: pytest.MonkeyPatch):
-    """The library changes under the script; it runs here as it does there, on a tiny model."""
+    """The worker runs with the installed library on a tiny model."""
     monkeypatch.syspath_prepend(PROGRAMS)
     limits = {"skip_tokenizer_init": True, "max_num_batched_tokens": 8, "max_num_seqs": 8, "enforce_eager": True}
     settings = {"library": "jaxllm", "model": str(folder("llama3_tied")), "dtype": "float32", "engine": limits}
@@ -533,11 +533,11 @@ def test_our_own_worker(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_who_is_compared(tmp_path: Path):
-    found = contestants.peers(tmp_path, tmp_path / "m.Q4_1.gguf", "float32", vllm="v", hf="h", llamacpp="l")
-    assert [(each.name, each.python) for each in found] == [
+    peers = contestants.peers(tmp_path, tmp_path / "m.Q4_1.gguf", "float32", vllm="v", hf="h", llamacpp="l")
+    assert [(each.name, each.python) for each in peers] == [
         ("vllm", "v"), ("hf_static", "h"), ("hf_continuous", "h"), ("llamacpp", "l"),
     ]  # fmt: skip
-    assert [each.label for each in found if not each.shares_weights] == ["llama.cpp, Q4_1"]
+    assert [each.label for each in peers if not each.shares_weights] == ["llama.cpp, Q4_1"]
     assert contestants.peers(tmp_path, tmp_path, "float32", vllm=None, hf=None, llamacpp=None) == []
 
 
@@ -554,7 +554,7 @@ def test_charts_draw_what_the_sweep_measures(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_both_backends_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Where plain XLA takes twice as long for each token, its figures are half of ours."""
+    """If plain XLA takes twice as long for each token, its figures are half of ours."""
 
     class Backend(EchoWorker):
         def __init__(self, name: str) -> None:
@@ -571,9 +571,9 @@ def test_both_backends_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(
         contestants.Contestant, "start", lambda self, cache: started.append(self.name) or Backend(self.name)
     )
-    found = beside_xla.beside_xla(tmp_path, "float32", rounds=2, quick=True, scratch=tmp_path)
-    own, xla = "own kernels", "xla"
-    assert started == [own, xla, own, xla, xla, own]
-    assert found.pop("a prompt of 512, tokens/s") == {own: 51200.0, xla: 25600.0, "times": 2.0}
-    assert len(found) == 3
-    assert all(row == {own: 100.0, xla: 50.0, "times": 2.0} for row in found.values())
+    figures = beside_xla.beside_xla(tmp_path, "float32", rounds=2, quick=True, scratch=tmp_path)
+    kernels, xla = "own kernels", "xla"
+    assert started == [kernels, xla, kernels, xla, xla, kernels]
+    assert figures.pop("a prompt of 512, tokens/s") == {kernels: 51200.0, xla: 25600.0, "times": 2.0}
+    assert len(figures) == 3
+    assert all(row == {kernels: 100.0, xla: 50.0, "times": 2.0} for row in figures.values())

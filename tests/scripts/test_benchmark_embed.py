@@ -1,4 +1,4 @@
-"""scripts/benchmark.py --task embed: texts, what is compared, how it is judged and written down."""
+"""scripts/benchmark.py --task embed: its texts, and what it compares, judges and writes."""
 
 from __future__ import annotations
 
@@ -172,22 +172,22 @@ def test_rounds_take_turns_and_the_reference_is_another_s(monkeypatch: pytest.Mo
     monkeypatch.setattr(embedding.Run, "cold", lambda self: {"rounds": []})
     monkeypatch.setattr(embedding.Run, "warm", lambda self, _size: order.append(self.contestant.name) or {"x": 1.0})
     runners = embedding.contestants(model, ["bfloat16"], vllm="v", hf="h")
-    found = embedding.compare(runners, model, rounds=2, quick=True, scratch=tmp_path)
+    figures = embedding.compare(runners, model, rounds=2, quick=True, scratch=tmp_path)
     assert started == ["sentence_transformers_api float32"]
     ours, theirs, vllm = (f"{name}_bfloat16" for name in ("jaxllm", "sentence_transformers", "vllm"))
     assert order == [ours, theirs, vllm, theirs, vllm, ours]
-    assert [len(result["rounds"]) for result in found["contestants"].values()] == [2, 2, 2]
+    assert [len(result["rounds"]) for result in figures["contestants"].values()] == [2, 2, 2]
 
 
 def test_who_is_compared(model: Path):
-    found = embedding.contestants(model, embedding.DTYPES, vllm="v", hf=None)
-    assert [(each.name, each.python) for each in found] == [
+    runners = embedding.contestants(model, embedding.DTYPES, vllm="v", hf=None)
+    assert [(each.name, each.python) for each in runners] == [
         ("jaxllm_float32", sys.executable),
         ("jaxllm_bfloat16", sys.executable),
         ("vllm_float32", "v"),
         ("vllm_bfloat16", "v"),
     ]
-    assert [each.settings["library"] for each in found] == ["jaxllm", "jaxllm", "vllm", "vllm"]
+    assert [each.settings["library"] for each in runners] == ["jaxllm", "jaxllm", "vllm", "vllm"]
 
 
 def make_report() -> dict[str, Any]:
@@ -255,14 +255,14 @@ class TestCommandLine:
     def test_what_does_not_go_together(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, words: tuple[str, ...]
     ):
-        given = words if not words or "--model" in words else ("--model", model, *words)
+        arguments = words if not words or "--model" in words else ("--model", model, *words)
         with pytest.raises(SystemExit):
-            self.run(monkeypatch, *given)
+            self.run(monkeypatch, *arguments)
         assert words[0] in capsys.readouterr().err if words else "--model FOLDER" in capsys.readouterr().err
 
 
 def test_our_own_worker(monkeypatch: pytest.MonkeyPatch):
-    """The library changes under the script; it runs here as it does there, on a tiny model."""
+    """The worker runs with the installed library on a tiny model."""
     monkeypatch.syspath_prepend(PROGRAMS)
     limits = {"runner": "pooling", "skip_tokenizer_init": True, "enforce_eager": True}
     settings = {"library": "jaxllm", "model": str(folder("bert")), "dtype": "float32", "engine": limits}

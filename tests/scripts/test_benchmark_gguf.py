@@ -1,4 +1,4 @@
-"""scripts/benchmark.py --task gguf: what is asked, how it is judged and written down."""
+"""scripts/benchmark.py --task gguf: what it asks, judges and writes."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def test_table():
 
 
 def test_targets():
-    found = [(line.split()[0], line.split()[-1]) for line in quantized.judge(make_results())]
+    verdicts = [(line.split()[0], line.split()[-1]) for line in quantized.judge(make_results())]
     exact = [("met", "2.000"), ("met", "2.000"), ("missed", "2.000"), ("met", "1.002")]
     rounded = [*[("met", "4.000")] * 3, ("missed", "1.010")]
-    assert found == [("missed", "1.200"), *exact, *rounded]
+    assert verdicts == [("missed", "1.200"), *exact, *rounded]
     alone = make_results()
     del alone["contestants"]["llamacpp"]
     assert len(quantized.judge(alone)) == 1
@@ -163,17 +163,17 @@ class TestCommandLine:
 
 
 def test_our_own_worker_takes_losses(monkeypatch: pytest.MonkeyPatch):
-    """Greedy tokens' log-probabilities are those that they have as a part of the prompt."""
+    """Greedy tokens have the same log-probabilities as in a prompt."""
     monkeypatch.syspath_prepend(PROGRAMS)
     limits = {"skip_tokenizer_init": True, "enforce_eager": True, "max_num_batched_tokens": 64, "max_num_seqs": 4}
     settings = {"library": "jaxllm", "model": str(folder("llama3_tied")), "dtype": "float32", "engine": limits}
     engine = import_module("vllm_api").Engine(settings)
     ((token, [[_, first]]), (after, [[_, second]])) = engine.reference([[5, 6, 7]], [2], 1)[0]
-    found = [mean * num for mean, num in zip(engine.losses([[5, 6, 7], [5, 6, 7, token, after]]), (2, 4), strict=True)]
+    sums = [mean * num for mean, num in zip(engine.losses([[5, 6, 7], [5, 6, 7, token, after]]), (2, 4), strict=True)]
     assert engine.array_bytes() > 0
     assert engine.instructions() == processor.current().name
     engine.llm.shutdown()
-    assert found[1] - found[0] == pytest.approx(-first - second, abs=1e-4)
+    assert sums[1] - sums[0] == pytest.approx(-first - second, abs=1e-4)
 
 
 class FakeLlama(SimpleNamespace):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.scripts
 
 NUM_SLOTS, RANK = 3, 5
 COLUMNS = NUM_SLOTS * RANK
-"""Those of a weight of one parameter."""
+"""The adapters of one parameter."""
 
 
 @pytest.fixture(scope="module")

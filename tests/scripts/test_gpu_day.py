@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh puts a pack together; what it runs judges as it should."""
+"""scripts/gpu_check.sh unpacks a pack, and the checks that it runs judge correctly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def machine(repository: Path, tmp_path: Path) -> Path:
 
 
 def unpack(machine: Path) -> str:
-    """Run the script with a stage that does not exist, which ends it once all is unpacked; return what it says."""
+    """Run the script with a stage that does not exist, which ends it after unpacking; return its output."""
     command = ["bash", "scripts/gpu_check.sh", "--stage", "none"]
     environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable}
     done = subprocess.run(command, cwd=machine, env=environment, capture_output=True, text=True, check=False)
@@ -102,7 +102,7 @@ def answer(token_ids: list[int]) -> Any:
 )
 def test_tokens_are_compared_with_hf(token_ids: list[int], same: int, is_right: bool) -> None:
     row = {"prompt_ids": [3], "token_ids": [1, 2], "top_ids": [[1, 5, 6, 7, 8], [2, 5, 6, 7, 8]]}
-    found = check_goldens.compare(answer(token_ids), row | {"top_logprobs": [[-0.25], [-0.5]]})
-    assert found["same"] == same
-    assert (found["missed"] == []) == is_right
-    assert found["first_error"] == (0.25 if token_ids[0] == 1 else None)
+    compared = check_goldens.compare(answer(token_ids), row | {"top_logprobs": [[-0.25], [-0.5]]})
+    assert compared["same"] == same
+    assert (compared["missed"] == []) == is_right
+    assert compared["first_error"] == (0.25 if token_ids[0] == 1 else None)

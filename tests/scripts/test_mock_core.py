@@ -70,10 +70,12 @@ def test_each_stream_gets_the_text_at_the_rate_until_max_tokens(llm: AsyncLLM) -
 
 def test_n_log_probabilities_and_stop_tokens_are_as_a_model_would_give_them(llm: AsyncLLM) -> None:
     whole = asyncio.run(collect(llm, "whole", SamplingParams(n=2, logprobs=2, max_tokens=6, seed=0)))[-1]
-    assert [len(each.token_ids) for each in whole.outputs] == [6, 6]
-    for each in whole.outputs:
-        assert each.logprobs is not None
-        assert [position[token].rank for position, token in zip(each.logprobs, each.token_ids, strict=True)] == [1] * 6
+    assert [len(output.token_ids) for output in whole.outputs] == [6, 6]
+    for output in whole.outputs:
+        assert output.logprobs is not None
+        assert [position[token].rank for position, token in zip(output.logprobs, output.token_ids, strict=True)] == [
+            1
+        ] * 6
     stop_id = whole.outputs[0].token_ids[3]
     params = SamplingParams(max_tokens=6, seed=0, stop_token_ids=[stop_id], ignore_eos=True)
     stopped = asyncio.run(collect(llm, "stopped", params))[-1].outputs[0]

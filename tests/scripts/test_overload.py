@@ -1,4 +1,4 @@
-"""scripts/check.py overload: all that is offered is served or refused, and what misses a goal is said to."""
+"""scripts/check.py overload: every request is served or refused, and missed goals are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_request_is_served_or_refused(figures: dict[str, Any]) -> None:
     assert over["offered_by_served"] >= 4
     assert figures["num_failures"] == 0
     assert over["health"]["statuses"].keys() == {200}
-    # Who waits for a place waits longer than who has one.
+    # A request that waits for a slot waits longer than a running one.
     assert over["ttft_ms"]["p50"] > figures["capacity"]["ttft_ms"]["p50"]
 
 
@@ -60,4 +60,4 @@ def test_what_misses_a_goal_is_said_to(figures: dict[str, Any], capsys: pytest.C
     assert False in verdicts(good | {"left_at_rest": {"vllm:num_requests_running": 1.0}}, 120.0).values()
     assert False in verdicts(good | {"num_failures": 1}, 120.0).values()
     show(figures, verdicts(figures, 2.0))
-    assert "?    memory grows" in capsys.readouterr().out  # so short a run does not say
+    assert "?    memory grows" in capsys.readouterr().out  # so short a run cannot judge it

@@ -1,4 +1,4 @@
-"""scripts/compile/ptx.py: loops, and what is counted in them, in PTX as Mosaic GPU leaves it."""
+"""scripts/compile/ptx.py: loops in the PTX of Mosaic GPU, and the counts of their work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ $L__func_end0:
 
 
 def loop(*lines: str) -> Loop:
-    """Return what a loop of these lines does."""
+    """Return the counted work of a loop of these lines."""
     text = entry("mov.b32 %r1, 16;", "$L__BB0_1:", *lines, "@%p1 bra $L__BB0_1;")
     (only,) = read_kernels(text)["some"].loops
     return only
@@ -93,7 +93,7 @@ def test_kernels_stand_between_other_text() -> None:
 @pytest.mark.parametrize(("second", "branches"), [("gt.s32 %p3, %r4, 63", 1), ("gt.s32 %p3, %r4, 64", 2)])
 def test_of_several_ways_the_longest_possible_counts(second: str, branches: int) -> None:
     """The loop reads keys, and then values: in one way or, where there are fewer than 64, in another."""
-    found = loop(
+    counted = loop(
         expect("%r1"),
         "setp.lt.s32 %p2, %r4, 64;",
         "@%p2 bra $L__BB0_2;",
@@ -104,7 +104,7 @@ def test_of_several_ways_the_longest_possible_counts(second: str, branches: int)
         expect("%r1"),
         "$L__BB0_3:",
     )
-    assert found.num_bytes == (1 + branches) * 16 * 128
+    assert counted.num_bytes == (1 + branches) * 16 * 128
 
 
 def test_a_condition_does_not_change_on_the_way() -> None:

@@ -1,4 +1,4 @@
-"""scripts/lib/shapes.py: each config.json is read, and so are its first layers alone."""
+"""scripts/lib/shapes.py: each config.json can be read, also with only its first layers."""
 
 from __future__ import annotations
 

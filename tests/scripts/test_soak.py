@@ -1,4 +1,4 @@
-"""scripts/check.py soak: some seconds of it find nothing at a tiny model's server, and what it looks for it finds."""
+"""scripts/check.py soak: some seconds find nothing wrong at a tiny model's server, and planted faults are found."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSoak]:
 
 
 def test_mixed_load_leaves_and_mixes_nothing(soak: ServerSoak, capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(soak, 2.0)
-    assert (found["violations"], found["not_free_at_rest"]) == ([], [])
-    missed = {goal for goal, reached in found["goals_reached"].items() if reached is False}
-    assert missed <= {"requests were preempted"}  # which some seconds cannot promise
+    record = report(soak, 2.0)
+    assert (record["violations"], record["not_free_at_rest"]) == ([], [])
+    missed = {goal for goal, reached in record["goals_reached"].items() if reached is False}
+    assert missed <= {"requests were preempted"}  # not certain in some seconds
     assert soak.end == {"exit_status": 0, "streams_drained": 4, "streams": 4, "processes_left": 0}
     assert {"whole: equal", "stream: equal", "bad: refused"} <= soak.outcomes.keys()
-    show(found | {"seconds": 2.0})
+    show(record | {"seconds": 2.0})
     assert "  requests were preempted" in capsys.readouterr().out
 
 

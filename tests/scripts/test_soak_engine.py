@@ -1,4 +1,4 @@
-"""scripts/check.py soak_engine: a few seconds of it find nothing, and what it looks for it finds."""
+"""scripts/check.py soak_engine: a few seconds find nothing wrong, and planted faults are found."""
 
 from __future__ import annotations
 

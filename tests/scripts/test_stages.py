@@ -1,4 +1,4 @@
-"""scripts/lib/stages.sh: limits, what is run again, and what a failure stops."""
+"""scripts/lib/stages.sh: time limits, repeated processes, and what a failure stops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def follow(folder: Path, repository: Path, *options: str, plan: str = PLAN) -> s
 
 
 def ran(folder: Path) -> list[str]:
-    """Return what has run since the last time."""
+    """Return the processes that ran since the last call."""
     path = folder / "ran"
     names = path.read_text().split() if path.exists() else []
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""scripts/lib/workloads.py: plain XLA's answer is right, and a kernel that is wrong does not pass for it."""
+"""scripts/lib/workloads.py: plain XLA's answer is right, and a wrong kernel does not pass."""
 
 from __future__ import annotations
 
