@@ -26,6 +26,10 @@ class Programs(NamedTuple):
     """True once all are compiled; before, a step may have to wait for one."""
 
 
+DECLARED: Any = None
+"""The body of a declared call, which never runs; type checkers take `...` for a method that clients lack."""
+
+
 class CallRule(NamedTuple):
     """How a call crosses to its core, and back from several."""
 
@@ -50,10 +54,7 @@ def _union(answers: list[list[int]]) -> list[int]:
 def _call[**P, R](
     gather: Callable[[list[Any]], Any] = _first, *, asks_one: bool = False, takes_long: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that makes the declaration of a call a client's method, which sends the call by `_call`.
-
-    The declaration's body never runs.
-    """
+    """Return a decorator that makes the declaration of a call a client's method, which sends the call by `_call`."""
 
     def decorate(declaration: Callable[P, R]) -> Callable[P, R]:
         name, signature = declaration.__name__, inspect.signature(declaration)
@@ -86,7 +87,7 @@ class Core(Protocol):
 
         A grammar that has not compiled after `seconds` passes; None waits to its deadline.
         """
-        raise NotImplementedError
+        return DECLARED
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks at once; unknown ids are ignored."""
@@ -99,49 +100,49 @@ class Core(Protocol):
     @_call(max)
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return how many of a sequence's tokens are computed; 0 unless it runs."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call(all)
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call(all, takes_long=True)
     def add_lora(self, request: LoRARequest) -> bool:
         """Load an adapter, if it is not there, and wait for it; return True. Raises VLLMValidationError for a bad one,
         or if there are none here.
         """
-        raise NotImplementedError
+        return DECLARED
 
     @_call(any)
     def remove_lora(self, adapter_id: int) -> bool:
         """Forget an adapter, with which running requests go on; return False for an unknown id."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call(_union)
     def list_loras(self) -> list[int]:
         """Return the ids of the adapters that are there."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call(any)
     def pin_lora(self, adapter_id: int) -> bool:
         """Keep an adapter until it is removed; return False for an unknown id."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call(takes_long=True)
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call()
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
-        raise NotImplementedError
+        return DECLARED
 
     @_call()
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
-        raise NotImplementedError
+        return DECLARED
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
