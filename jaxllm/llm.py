@@ -86,8 +86,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         spec_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
-        self._start(LLMEngine.from_engine_args(EngineArgs(**given, **kwargs)))
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
+        self._start(LLMEngine.from_engine_args(EngineArgs(**arguments, **kwargs)))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:

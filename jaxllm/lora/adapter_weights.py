@@ -32,7 +32,7 @@ class _Target(NamedTuple):
     made: Adapters
     array: ArraySpec
     param: ParamSpec
-    place: int
+    index: int
     """The parameter's place in the weight."""
 
 
@@ -42,16 +42,16 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
     `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
     VLLMValidationError for an adapter of other sizes, or for modules that the model has no linear layer for.
     """
-    found: dict[str, Adapters] = {}
+    adapters: dict[str, Adapters] = {}
     targets: defaultdict[str, list[_Target]] = defaultdict(list)
     for path, specs in slot.items():
         array = arrays[path]
         down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
-        made = found[path] = Adapters(down, up, specs.parts)
-        for place, param in enumerate(array.params.values()):
+        made = adapters[path] = Adapters(down, up, specs.parts)
+        for index, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
-                own = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
-                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(own, array, param, place))
+                layer_factors = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
+                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(layer_factors, array, param, index))
     # The layers of another modality's encoder may be called as the model's own are.
     own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
     modules = {_in_layer(module): module for module in own_modules}
@@ -66,7 +66,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
         matrices = adapter.read(module)
         for target in targets[name]:
             _write(matrices, target, adapter, module)
-    return unflatten(found)
+    return unflatten(adapters)
 
 
 def _in_layer(module: str) -> str:
@@ -76,9 +76,9 @@ def _in_layer(module: str) -> str:
 
 def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
     """Write one module's matrices, or their part, to where they are taken."""
-    made, array, param, place = target
-    found = outputs_of(param)
-    if found is None:
+    made, array, param, index = target
+    outputs = outputs_of(param)
+    if outputs is None:
         raise adapter.error(
             f"{module} is not taken whole by one of this model's matmuls, so nothing can be added to it"
         )
@@ -90,17 +90,17 @@ def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: st
             f"{module} is for {num_inputs} inputs and {num_outputs} outputs, and in this model it has "
             f"{prod(param.shape[-count:])} and {rows}"
         )
-    first = place * (made.down.shape[0] // len(array.params))
+    first = index * (made.down.shape[0] // len(array.params))
     made.down[first : first + rank] = matrices.down
     ours = " ".join(param.layout.partition("->")[2].split()[:-count])
-    own = replace(param, shape=(*param.shape[:-count], rank), axes=(*param.axes[:-count], None))
+    factor = replace(param, shape=(*param.shape[:-count], rank), axes=(*param.axes[:-count], None))
     columns = np.moveaxis(made.up[first : first + rank], 0, -1)
     bounds = tuple((0, size) for size in columns.shape)
-    for piece in own_pieces(own, [Piece(columns, bounds)]):
+    for piece in own_pieces(factor, [Piece(columns, bounds)]):
         write_tensor(
-            matrices.up[found.hf_index],
-            parse_layout(f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"),
-            stored_shape(own),
+            matrices.up[outputs.hf_index],
+            parse_layout(f"{outputs.axes} {PART_AXIS} -> {ours} {PART_AXIS}"),
+            stored_shape(factor),
             piece.array,
-            stored_index(own, piece.bounds),
+            stored_index(factor, piece.bounds),
         )

@@ -118,17 +118,17 @@ class PeftAdapter:
             if match is None:
                 raise self.error(f"it has {name}, which is not applied: only lora_A and lora_B of linear layers are")
             sides.setdefault(match["module"], {})[match["side"]] = name
-        found = {}
+        pairs = {}
         for module, names in sides.items():
             if len(names) < 2:
                 raise self.error(f"{module} has only lora_{next(iter(names))}")
             down, up = (self._file.entries[names[side]].shape for side in "AB")
             if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
                 raise self.error(f"{module} has lora_A {list(down)} and lora_B {list(up)}, which do not fit each other")
-            found[module] = names["A"], names["B"]
-        if not found:
+            pairs[module] = names["A"], names["B"]
+        if not pairs:
             raise self.error(f"{WEIGHTS_NAME} has no tensors, so the adapter would change nothing")
-        return found
+        return pairs
 
     def _check_rank(self, module: str, max_rank: int) -> None:
         rank = self._file.entries[self._names[module][0]].shape[0]
@@ -149,9 +149,9 @@ class PeftAdapter:
             raise self.error(f"{key} of {CONFIG_NAME} must have a number for each pattern")
         for pattern, value in patterns.items():
             try:
-                found = re.fullmatch(rf"(.*\.)?({pattern})", module)
+                match = re.fullmatch(rf"(.*\.)?({pattern})", module)
             except (re.error, OverflowError, RecursionError) as error:
                 raise self.error(f"{key} of {CONFIG_NAME} has {pattern!r}, no regular expression: {error}") from error
-            if found:
+            if match:
                 return value
         return default

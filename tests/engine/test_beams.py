@@ -41,7 +41,7 @@ def run(
     while search.live:
         prompts = [[0] * num_prompt + beam.token_ids for beam in search.live]
         advance(search, [most_likely(logprobs_after(case, ids, end_ids, vocab_size), count) for ids in prompts])
-    return search.found
+    return search.complete
 
 
 def advance(search: BeamSearch, tops: Sequence[dict[int, Logprob]]) -> None:
@@ -160,7 +160,10 @@ def test_ignored_ends_go_on():
     advance(search, [{7: Logprob(-0.1, 1), 5: Logprob(-0.2, 2), 6: Logprob(-3.0, 3)}])
     assert [beam.token_ids for beam in search.live] == [[7], [5]]
     advance(search, [{7: Logprob(-0.1, 1), 5: Logprob(-2.0, 2)}] * 2)
-    assert [(beam.token_ids, beam.finish_reason) for beam in search.found] == [([7, 7], "length"), ([5, 7], "length")]
+    assert [(beam.token_ids, beam.finish_reason) for beam in search.complete] == [
+        ([7, 7], "length"),
+        ([5, 7], "length"),
+    ]
 
 
 def test_a_beam_that_nothing_can_follow_is_complete():
@@ -168,11 +171,11 @@ def test_a_beam_that_nothing_can_follow_is_complete():
     advance(search, [{4: Logprob(-1.0, 1), 5: Logprob(-2.0, 2)}])
     top = {6: Logprob(-5.0, 1), 8: Logprob(-0.1, 2)}
     search.advance([None, Step(top, [6])])
-    assert [(beam.token_ids, beam.finish_reason) for beam in search.found] == [([4], "stop")]
+    assert [(beam.token_ids, beam.finish_reason) for beam in search.complete] == [([4], "stop")]
     assert [beam.token_ids for beam in search.live] == [[5, 6]], "only what may follow is a candidate"
     assert search.live[0].logprobs[-1] == top
     search.abort()
-    assert [(beam.token_ids, beam.finish_reason) for beam in search.found] == [([4], "stop"), ([5, 6], "abort")]
+    assert [(beam.token_ids, beam.finish_reason) for beam in search.complete] == [([4], "stop"), ([5, 6], "abort")]
     assert not search.live
 
 
@@ -182,7 +185,7 @@ def test_impossible_tokens_and_small_vocabularies_make_fewer_beams():
     advance(search, [{0: Logprob(-0.5, 1), 1: Logprob(-1.0, 2), 2: impossible}])
     assert [beam.token_ids for beam in search.live] == [[0], [1]]
     advance(search, [{0: Logprob(-0.5, 1), 1: impossible}] * 2)
-    assert [beam.token_ids for beam in search.found] == [[0, 0], [1, 0]]
+    assert [beam.token_ids for beam in search.complete] == [[0, 0], [1, 0]]
     assert not search.live
 
 
@@ -199,4 +202,4 @@ def test_ties_go_to_the_better_beam_then_to_the_likelier_token():
 def test_no_candidate_at_all_ends_the_search():
     search = BeamSearch(1, 2, 3, 1.0, None)
     advance(search, [{4: Logprob(math.nan, 1)}])
-    assert search.live == search.found == []
+    assert search.live == search.complete == []

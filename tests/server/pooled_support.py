@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxllm.engine.online.admission import Admission, Place
+from jaxllm.engine.online.admission import Admission, Reservation
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
@@ -92,10 +92,10 @@ class PooledEngine:
         """Run a request and yield its output."""
         del lora_request, trace_headers, data_parallel_rank
         self.front.inputs.check_priority(priority)
-        place = Place(self.admission, 1)
+        reservation = Reservation(self.admission, 1)
         try:
             ids = self._encode(prompt, tokenization_kwargs)
-            place.hold_prompt(len(ids))
+            reservation.hold_prompt(len(ids))
             self.prompts.append(prompt)
             self.params.append(pooling_params)
             self.running.append(request_id)
@@ -110,7 +110,7 @@ class PooledEngine:
             data = output_of(self.front.ready.pooling, pooling_params, ids)
             yield PoolingRequestOutput(request_id, PoolingOutput(data), ids, num_cached_tokens=0, finished=True)
         finally:
-            place.release()
+            reservation.release()
 
     def _encode(self, prompt: Any, options: Any) -> list[int]:
         pair = prompt.get("text_pair") if isinstance(prompt, dict) else None

@@ -55,7 +55,7 @@ class BeamSearch:
         """Search for sequences that `end_id` ends, unless there is none or `ignore_eos`."""
         self.live = [Beam([], 0.0, [], 0)]
         """The beams to go on with, best first; none when the search has ended."""
-        self.found: list[Beam] = []
+        self.complete: list[Beam] = []
         """The best complete sequences so far, best first."""
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0
@@ -106,7 +106,7 @@ class BeamSearch:
 
     def _keep(self, complete: list[Beam]) -> None:
         """Add complete sequences, and keep the best `width` of all."""
-        self.found = heapq.nlargest(self._width, self.found + complete, key=self._score_of)
+        self.complete = heapq.nlargest(self._width, self.complete + complete, key=self._score_of)
 
     def _score_of(self, beam: Beam) -> float:
         ends = bool(beam.token_ids) and beam.token_ids[-1] == self._end_id
@@ -117,12 +117,12 @@ class BeamSearch:
 
     def _can_improve(self) -> bool:
         """Say whether a live beam can still be among the best: log-probabilities only add up to less."""
-        if len(self.found) < self._width or not self.live:
+        if len(self.complete) < self._width or not self.live:
             return True
         lengths = self._num_tokens, self._max_tokens
         best = max(beam.cum_logprob for beam in self.live)
         bound = max(self._score(best, self._num_prompt_tokens + length) for length in lengths)
-        return bound > self._score_of(self.found[-1])
+        return bound > self._score_of(self.complete[-1])
 
 
 def _ended(beam: Beam, finish_reason: str) -> Beam:

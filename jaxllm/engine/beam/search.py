@@ -204,7 +204,7 @@ class BeamSearcher:
     def outputs(self) -> list[BeamSearchOutput]:
         """Return what was found, in the prompts' order; text only with a tokenizer."""
         return [
-            BeamSearchOutput([self._sequence(running, beam, self._front.tokenizer) for beam in running.search.found])
+            BeamSearchOutput([self._sequence(running, beam, self._front.tokenizer) for beam in running.search.complete])
             for running in self._searches
         ]
 
@@ -240,8 +240,8 @@ class BeamSearcher:
             self._engine.release(_known(running.request_ids))
             self._active.remove(running)
             self._trace(running)
-            found = running.search.found
-            self._on_end(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
+            beams = running.search.complete
+            self._on_end(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in beams))
             self._fill()
         elif running.grammar is None:
             self._submit(running, ())
@@ -255,10 +255,10 @@ class BeamSearcher:
         """Trace a search that ends as one request: its steps have no spans."""
         if self._front.tracer is None:
             return
-        found = running.search.found
-        num_tokens = sum(len(beam.token_ids) for beam in found)
+        beams = running.search.complete
+        num_tokens = sum(len(beam.token_ids) for beam in beams)
         stats = RequestStateStats(num_tokens, arrival_time=running.request.core.arrival_time)
-        reasons = [beam.finish_reason or "abort" for beam in found] or ["abort"]
+        reasons = [beam.finish_reason or "abort" for beam in beams] or ["abort"]
         self._front.tracer.on_end(running.request, stats, reasons, time.time())
 
     def _submit(self, running: _Running, masks: Masks) -> None:
@@ -390,6 +390,6 @@ def _end_id(front: FrontEnd) -> int | None:
     if front.tokenizer is not None:
         end_id = front.tokenizer.eos_token_id
     else:
-        given = front.ready.generation_config.get("eos_token_id")
-        end_id = given[0] if isinstance(given, list) and given else given
+        eos = front.ready.generation_config.get("eos_token_id")
+        end_id = eos[0] if isinstance(eos, list) and eos else eos
     return end_id if isinstance(end_id, int) and end_id < front.ready.vocab_size else None

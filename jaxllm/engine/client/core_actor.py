@@ -113,9 +113,9 @@ class CoreActor:
 
 def _resources(num_devices: int) -> dict[str, Any]:
     """Return what of a cluster's resources a core needs: accelerators if there are any, else a CPU."""
-    there = ray.cluster_resources()
-    if "GPU" in there:
+    resources = ray.cluster_resources()
+    if "GPU" in resources:
         return {"num_gpus": num_devices}
-    if "TPU" in there:
+    if "TPU" in resources:
         return {"resources": {"TPU": num_devices}}
     return {"num_cpus": 1}

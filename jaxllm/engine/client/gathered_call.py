@@ -23,12 +23,12 @@ class GatheredCall:
     def take(self, call_id: int) -> Reply | None:
         """Return the one answer, under this id, once no replica is waited for: an error if one has failed."""
         waiting: list[tuple[RemoteCore, int]] = []
-        for core, each in self._waiting:
-            reply = core.take_reply(each)
+        for core, core_call_id in self._waiting:
+            reply = core.take_reply(core_call_id)
             if reply is not None:
                 self._replies.append(reply)
             elif core.dead_error is None:
-                waiting.append((core, each))
+                waiting.append((core, core_call_id))
         self._waiting = waiting
         if waiting:
             return None
@@ -39,5 +39,5 @@ class GatheredCall:
 
     def drop(self) -> None:
         """Wait for no answer any more."""
-        for core, each in self._waiting:
-            core.drop_reply(each)
+        for core, call_id in self._waiting:
+            core.drop_reply(call_id)

@@ -25,16 +25,16 @@ def prefixes(request: EngineCoreRequest, block_size: int) -> list[Prefix]:
     """
     tokens = array("i", request.prompt_token_ids)
     key: Hashable = (request.lora and request.lora.lora_int_id, request.cache_salt)
-    found: list[Prefix] = []
+    prefixes: list[Prefix] = []
     start, num_blocks, step = 0, 1, 1
     while (end := num_blocks * block_size) <= len(tokens):
         key = hash((key, tokens[start:end].tobytes()))
-        found.append(Prefix(key, end))
+        prefixes.append(Prefix(key, end))
         start = end
         if num_blocks >= 4 and num_blocks & (num_blocks - 1) == 0:
             step = num_blocks // 2
         num_blocks += step
-    return found
+    return prefixes
 
 
 class PrefixIndex:

@@ -58,12 +58,12 @@ class ReplicaSet:
 
     def cores(self) -> dict[int, RemoteCore]:
         """Return the cores that run or start, by the numbers of their replicas, in their order."""
-        replicas = sorted(self._replicas, key=lambda each: each.index)
+        replicas = sorted(self._replicas, key=lambda replica: replica.index)
         return {each.index: each.core for each in replicas if each.core is not None}
 
     def running(self) -> list[Replica]:
         """Return the replicas whose cores take requests or finish some, by their numbers."""
-        return sorted((each for each in self._replicas if each.is_running), key=lambda each: each.index)
+        return sorted((each for each in self._replicas if each.is_running), key=lambda replica: replica.index)
 
     def fileno(self) -> int:
         """Return the file descriptor to wait for messages and ends with, whichever cores there are."""
@@ -179,10 +179,10 @@ class ReplicaSet:
 
     def _end_if_hopeless(self, problem: str) -> None:
         """End the engine, and the requests that wait for a core, where none runs or starts, or soon will."""
-        if self.end_message is None and not any(each.is_hopeful for each in self._replicas):
+        if self.end_message is None and not any(other.is_hopeful for other in self._replicas):
             self.end_message = problem
-            for each in self._replicas:
-                self._place(each, self._withdraw_backlog(each), problem)
+            for other in self._replicas:
+                self._place(other, self._withdraw_backlog(other), problem)
 
     def _place(self, before: Replica, backlog: Iterable[EngineCoreRequest], problem: str) -> None:
         """Give requests that have waited for a replica's core to others, or end them where none will take them."""
@@ -227,9 +227,9 @@ class ReplicaSet:
         """Begin to have `count` replicas: others start, or the last ones drain, for so many seconds at most."""
         self._scale_error = None
         taken = {each.index for each in self._replicas}
-        staying = sorted(self._replicas, key=lambda each: (not each.is_open, each.index))  # then those that drain
-        for place, replica in enumerate(staying):
-            if place < count:
+        staying = sorted(self._replicas, key=lambda kept: (not kept.is_open, kept.index))  # then those that drain
+        for rank, replica in enumerate(staying):
+            if rank < count:
                 replica.drain_until = None
             elif replica.is_open:
                 replica.drain_until = time.monotonic() + drain_seconds
@@ -321,9 +321,9 @@ class ReplicaSet:
         with self.losing(replica.index):
             if replica.poll_start():
                 logger.info("replica %d is ready", replica.index)
-                for each in self._replicas:  # others, too, may have requests that none has begun
-                    if not each.is_running or each is replica:
-                        self._place(each, self._withdraw_backlog(each), "its replica could not be sent the request")
+                for other in self._replicas:  # others, too, may have requests that none has begun
+                    if not other.is_running or other is replica:
+                        self._place(other, self._withdraw_backlog(other), "its replica could not be sent the request")
 
     def _fail_requests(self, replica: Replica, problem: str, sequences: Iterable[str]) -> None:
         """Say that sequences of a replica have failed."""

@@ -74,8 +74,8 @@ class ReplicatedCore(RemoteClient):
 
     def programs(self) -> list[Programs]:
         """Return how far each replica has compiled its programs, by their numbers."""
-        found = {index: core.programs()[0] for index, core in self.replicas.cores().items()}
-        return [found.get(index, Programs(0, is_warm=False)) for index in range(max(found, default=-1) + 1)]
+        programs = {index: core.programs()[0] for index, core in self.replicas.cores().items()}
+        return [programs.get(index, Programs(0, is_warm=False)) for index in range(max(programs, default=-1) + 1)]
 
     # -- Requests -------------------------------------------------------------------------------------------------
 
@@ -139,10 +139,10 @@ class ReplicatedCore(RemoteClient):
         if method == "reset_prefix_cache":
             self.replicas.router.forget_prefixes()
         running, call = self.replicas.running(), GatheredCall(method)
-        for each in running[:1] if call.rule.asks_one else running:
-            with self.replicas.losing(each.index):
-                assert each.core is not None
-                call.add(each.core, each.core.begin_call(method, *arguments))
+        for replica in running[:1] if call.rule.asks_one else running:
+            with self.replicas.losing(replica.index):
+                assert replica.core is not None
+                call.add(replica.core, replica.core.begin_call(method, *arguments))
         call_id = next(self._call_ids)
         self._calls[call_id] = call
         return call_id

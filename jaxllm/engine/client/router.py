@@ -73,7 +73,7 @@ class Router:
         costs = {each: self._cost(request, self._indices[each].num_cached(prompt) if reads else 0) for each in replicas}
         replica = self._owner_among(request.fork_of, replicas)
         if replica is None:
-            replica = min(replicas, key=lambda each: self._rank(each, costs[each]))
+            replica = min(replicas, key=lambda index: self._rank(index, costs[index]))
         self._turns[replica] = next(self._turn)
         self._indices[replica].add(prompt)
         self._begin(request, replica, costs[replica])
@@ -93,16 +93,16 @@ class Router:
     def split(self, sequence_ids: Iterable[str]) -> dict[int, list[str]]:
         """Return sequences by their replicas; those that are not known are left out."""
         parts: dict[int, list[str]] = {}
-        for each in sequence_ids:
-            if (replica := self.owner(each)) is not None:
-                parts.setdefault(replica, []).append(each)
+        for sequence_id in sequence_ids:
+            if (replica := self.owner(sequence_id)) is not None:
+                parts.setdefault(replica, []).append(sequence_id)
         return parts
 
     def end(self, sequence_ids: Iterable[str]) -> None:
         """Forget sequences that were aborted; unknown ids are ignored. Blocks are kept until they are released."""
-        for each in sequence_ids:
-            if each in self._sequences:
-                self._end(each)
+        for sequence_id in sequence_ids:
+            if sequence_id in self._sequences:
+                self._end(sequence_id)
 
     def withdraw(self, request: EngineCoreRequest) -> None:
         """Forget a request that no core has been sent."""
@@ -112,8 +112,8 @@ class Router:
 
     def release(self, sequence_ids: Iterable[str]) -> None:
         """Forget blocks that ended sequences have kept for forks; unknown ids are ignored."""
-        for each in sequence_ids:
-            self._kept.pop(each, None)
+        for sequence_id in sequence_ids:
+            self._kept.pop(sequence_id, None)
 
     def lose(self, replica: int) -> list[str]:
         """Forget what a replica had: it has ended. Return the sequences that have not."""
@@ -125,8 +125,8 @@ class Router:
 
     def forget_prefixes(self) -> None:
         """Expect nothing in the prefix caches: they were emptied."""
-        for each in self._indices.values():
-            each.clear()
+        for index in self._indices.values():
+            index.clear()
 
     def _rank(self, replica: int, cost: int) -> tuple[bool, int, int]:
         is_full = self._num_sequences[replica] >= self._num_seats
@@ -140,8 +140,8 @@ class Router:
         return replica if replica in replicas else None
 
     def _begin(self, request: EngineCoreRequest, replica: int, num_tokens: int) -> None:
-        for each in sequence_ids(request):  # all but the first are forks, which share its prompt
-            self._sequences[each] = _Sequence(replica, num_tokens)
+        for sequence_id in sequence_ids(request):  # all but the first are forks, which share its prompt
+            self._sequences[sequence_id] = _Sequence(replica, num_tokens)
             self._num_tokens[replica] += num_tokens
             self._num_sequences[replica] += 1
             num_tokens = 0

@@ -139,8 +139,8 @@ class CoreLoop:
         try:
             self._outbox.send(outputs)
         except FrameError:
-            for each in outputs.outputs:
-                self._post_alone(each, outputs)
+            for output in outputs.outputs:
+                self._post_alone(output, outputs)
 
     def _post_alone(self, output: EngineCoreOutput, outputs: EngineCoreOutputs) -> None:
         """Send one output of a step whose outputs are too large together; too large by itself, it ends its request."""

@@ -76,8 +76,8 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
         return 1
     finally:
         heart.stop()
-        for each in (inbox, outbox, beats):
-            each.close()
+        for end in (inbox, outbox, beats):
+            end.close()
         if core is not None:
             core.shutdown()
     return 0

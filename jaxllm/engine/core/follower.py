@@ -138,8 +138,8 @@ def _exit() -> NoReturn:
     os._exit(1)
 
 
-def _check(own: dict[str, str], first: dict[str, str]) -> None:
-    different = [name for name in first if own.get(name) != first[name]]
+def _check(facts: dict[str, str], first: dict[str, str]) -> None:
+    different = [name for name in first if facts.get(name) != first[name]]
     if different:
         message = f"this host differs from the first one in {', '.join(different)}: start all alike."
         raise VLLMValidationError(message, parameter="node_rank")

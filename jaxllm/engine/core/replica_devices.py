@@ -21,10 +21,10 @@ def take_share(replica: int, num_replicas: int, devices_each: int) -> None:
     gets its part of the cores that the process may run on.
     """
     first = replica * devices_each
-    own = ",".join(str(each) for each in range(first, first + devices_each))
-    jax.config.update("jax_cuda_visible_devices", own)
-    jax.config.update("jax_rocm_visible_devices", own)
-    take_tpu_chips(own, devices_each)
+    devices = ",".join(str(each) for each in range(first, first + devices_each))
+    jax.config.update("jax_cuda_visible_devices", devices)
+    jax.config.update("jax_rocm_visible_devices", devices)
+    take_tpu_chips(devices, devices_each)
     if not _has_accelerator() and sys.platform == "linux":
         os.sched_setaffinity(0, share_of(sorted(os.sched_getaffinity(0)), replica, num_replicas))
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 def rows_masks(plan: StepPlan, masks: TokenMasks) -> list[RowMask | None]:
     """Return the mask of each row, those of the chunks' last tokens first; None where a row may sample everything."""
-    own: list[RowMask | None] = []
+    last_masks: list[RowMask | None] = []
     extra: list[RowMask | None] = []
     for chunk in plan.chunks:
         if chunk.num_drafts:
             num_outputs = chunk.num_output_tokens - chunk.num_drafts
             *before, last = masks.rows(chunk.request_id, num_outputs, chunk.drafts)
-            own.append(last)
+            last_masks.append(last)
             extra += before
             continue
-        own.append(masks.row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None)
+        last_masks.append(masks.row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None)
         extra += [None] * len(chunk.scored_ids)
-    return own + extra
+    return last_masks + extra

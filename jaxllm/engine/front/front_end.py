@@ -99,14 +99,14 @@ def refuse_given(**arguments: Any) -> None:
         raise VLLMValidationError(f"{name} is not supported yet; leave it at None.", parameter=name, value=value)
 
 
-def checked_ids(name: str, given: Any) -> list[str]:
+def checked_ids(name: str, ids_or_id: Any) -> list[str]:
     """Return one request id or several as a list. Raises VLLMValidationError, naming the argument, for others."""
-    ids: list[Any] = [given]
-    if not isinstance(given, str):
+    ids: list[Any] = [ids_or_id]
+    if not isinstance(ids_or_id, str):
         with contextlib.suppress(TypeError):  # NumPy's scalars say that they are iterable
-            ids = list(given)
-    for each in ids:
-        if not isinstance(each, str):
-            message = f"{name} must be a string or strings, got {shown(each)} ({type(each).__name__})."
-            raise VLLMValidationError(message, parameter=name, value=each)
+            ids = list(ids_or_id)
+    for request_id in ids:
+        if not isinstance(request_id, str):
+            message = f"{name} must be a string or strings, got {shown(request_id)} ({type(request_id).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=request_id)
     return ids

@@ -46,8 +46,8 @@ class FrontMetrics:
 
     def on_new_cores(self) -> None:
         """Go on counting with cores that begin at nothing, after a sleep."""
-        for each in self._engines:
-            each.on_new_core(self._ready.stats)
+        for metrics in self._engines:
+            metrics.on_new_core(self._ready.stats)
 
     def snapshot(self) -> list[Metric]:
         """Return everything as it is now."""
@@ -66,13 +66,13 @@ class FrontMetrics:
 
     def log(self) -> None:
         """Log each replica's line, from its last line to its last step."""
-        for each in self._loggers:
-            each.log()
+        for logger in self._loggers:
+            logger.log()
 
     def forget_hits(self) -> None:
         """Begin the hit rates of the lines anew: the prefix caches were emptied."""
-        for each in self._loggers:
-            each.forget_hits()
+        for logger in self._loggers:
+            logger.forget_hits()
 
     def _add(self) -> None:
         config, index = self._ready.vllm_config, len(self._engines)

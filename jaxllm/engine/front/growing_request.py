@@ -233,7 +233,7 @@ def merge_stats(stats: list[RequestStateStats]) -> RequestStateStats:
     if len(stats) == 1:
         return _copy(stats[0])
     started = [each for each in stats if each.num_generation_tokens] or stats[:1]
-    merged = _copy(min(started, key=lambda each: each.first_token_ts))
+    merged = _copy(min(started, key=lambda stat: stat.first_token_ts))
     merged.num_generation_tokens = sum(each.num_generation_tokens for each in started)
     merged.num_preemptions = sum(each.num_preemptions for each in stats)
     merged.last_token_ts = max(each.last_token_ts for each in started)

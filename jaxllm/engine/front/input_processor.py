@@ -155,8 +155,8 @@ class InputProcessor:
         labels = [f"{label}[{i}]" for i in range(len(prompts))]
         resolved = self._resolve_all(params, output_kind)
         parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
-        given = [0] * len(prompts) if priorities is None else priorities
-        checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
+        all_priorities = [0] * len(prompts) if priorities is None else priorities
+        checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(all_priorities)]
         named = [None] * len(prompts) if lora_requests is None else lora_requests
         adapters = [self.check_adapter(each, f"lora_request[{i}]") for i, each in enumerate(named)]
         pools = any(isinstance(each, PoolingParams) for each in resolved)
@@ -172,17 +172,17 @@ class InputProcessor:
 
     def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[Resolved]:
         """Resolve each distinct object once: a batch mostly shares one."""
-        same = len({id(each) for each in params}) == 1
+        same = len({id(request_params) for request_params in params}) == 1
         resolved: dict[int, Resolved] = {}
-        for i, each in enumerate(params):
-            if id(each) not in resolved:
-                if isinstance(each, PoolingParams):
-                    resolved[id(each)] = self._resolve_pooling(each)
+        for i, request_params in enumerate(params):
+            if id(request_params) not in resolved:
+                if isinstance(request_params, PoolingParams):
+                    resolved[id(request_params)] = self._resolve_pooling(request_params)
                     continue
                 verify_pooling_task("generate", self._pooling, self._limits.runner)
                 name = "sampling_params" if same else f"sampling_params[{i}]"
-                resolved[id(each)] = self._params.resolve(each, name, output_kind)
-        return [resolved[id(each)] for each in params]
+                resolved[id(request_params)] = self._params.resolve(request_params, name, output_kind)
+        return [resolved[id(request_params)] for request_params in params]
 
     def _resolve_pooling(self, params: PoolingParams) -> PoolingParams:
         verify_pooling_task(params.task, self._pooling, self._limits.runner)

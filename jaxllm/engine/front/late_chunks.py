@@ -28,8 +28,8 @@ def find_chunks(
     for start in range(0, len(token_ids), chunk_size):
         end = min(start + chunk_size, len(token_ids))
         seen = [(first, last) for first, last in offsets[start:end] if first < last]
-        place = (min(first for first, _ in seen), max(last for _, last in seen)) if seen else None
-        chunks.append(LateChunk((start, end), place))
+        span = (min(first for first, _ in seen), max(last for _, last in seen)) if seen else None
+        chunks.append(LateChunk((start, end), span))
     return LateChunkingMetadata(chunk_size, len(token_ids), chunks)
 
 

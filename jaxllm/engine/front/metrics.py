@@ -223,10 +223,10 @@ class EngineMetrics:
 
     def on_evictions(self, evictions: Sequence[BlockEviction]) -> None:
         """Count stays of content in KV blocks that have ended; there are some with kv_cache_metrics only."""
-        for each in evictions:
-            self._observe("kv_block_lifetime_seconds", each.lifetime)
-            self._observe("kv_block_idle_before_evict_seconds", each.idle)
-            for gap in each.reuse_gaps:
+        for eviction in evictions:
+            self._observe("kv_block_lifetime_seconds", eviction.lifetime)
+            self._observe("kv_block_idle_before_evict_seconds", eviction.idle)
+            for gap in eviction.reuse_gaps:
                 self._observe("kv_block_reuse_gap_seconds", gap)
 
     def on_first_token(self, latency: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:

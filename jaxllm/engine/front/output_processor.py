@@ -159,14 +159,14 @@ class OutputProcessor:
             if error is not None:
                 aborts += self._fail_others(request, part, error)
             try:
-                for sequence, each in part:
-                    if self._take(sequence, each, step.timestamp, now):
-                        aborts.append(each.request_id)
+                for sequence, sequence_output in part:
+                    if self._take(sequence, sequence_output, step.timestamp, now):
+                        aborts.append(sequence_output.request_id)
                 shown = request.output({sequence for sequence, _ in part})
             except Exception as failure:
                 request_id, problem = request.request.request_id, f"{type(failure).__name__}: {failure}"
                 logger.exception("the output of request %s cannot be made", request_id)
-                aborts += {*self._drop(request, problem), *(each.request_id for _, each in part)}
+                aborts += {*self._drop(request, problem), *(sequence_output.request_id for _, sequence_output in part)}
                 shown = request.failed_output(problem)
             if shown is not None:
                 outputs.append(shown)

@@ -89,19 +89,19 @@ class ParamsResolver:
         self._check_in_core = check_in_core
 
     def resolve(
-        self, given: Any, label: str, output_kind: RequestOutputKind | None, grammar_seconds: float | None = None
+        self, source: Any, label: str, output_kind: RequestOutputKind | None, grammar_seconds: float | None = None
     ) -> SamplingParams:
         """Return a private, complete copy; cheap checks go first, and errors begin with `label`.
 
         With `grammar_seconds`, a grammar that takes longer to compile is let through and refused by the core; with 0
         every one that does not compile is.
         """
-        if not isinstance(given, SamplingParams):
-            kind = type(given).__name__
-            raise refusal(label, f"must be SamplingParams, got {shown(given)} ({kind})", "sampling_params", given)
-        params = given.clone()
-        if params is given:  # skip_clone: still not ours to change
-            params = copy.copy(given)
+        if not isinstance(source, SamplingParams):
+            kind = type(source).__name__
+            raise refusal(label, f"must be SamplingParams, got {shown(source)} ({kind})", "sampling_params", source)
+        params = source.clone()
+        if params is source:  # skip_clone: still not ours to change
+            params = copy.copy(source)
         self._check_ids(params, label)
         self._check_logprobs(params, label)
         self._check_lengths(params, label)

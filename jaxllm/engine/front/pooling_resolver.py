@@ -59,17 +59,17 @@ def verify_pooling_task(task: str | None, settings: PoolingSettings | None, runn
     raise _task_error(f"Unsupported task: {task!r} Supported tasks: {settings.tasks}", task)
 
 
-def resolve_pooling_params(given: Any, task: str | None, settings: PoolingSettings) -> PoolingParams:
+def resolve_pooling_params(source: Any, task: str | None, settings: PoolingSettings) -> PoolingParams:
     """Return a private, complete copy of a request's params; None means the defaults.
 
     `task` is the one that the caller is for, if it is for one. In the result, `task`, `use_activation` and
     `skip_reading_prefix_cache` are never None, and the rest is None where it does nothing. Raises VLLMValidationError,
     in vLLM's words where it has some.
     """
-    if not (given is None or isinstance(given, PoolingParams)):
-        message = f"pooling_params must be PoolingParams, got {shown(given)} ({type(given).__name__})."
-        raise VLLMValidationError(message, parameter="pooling_params", value=given)
-    params = PoolingParams() if given is None else given.clone()
+    if not (source is None or isinstance(source, PoolingParams)):
+        message = f"pooling_params must be PoolingParams, got {shown(source)} ({type(source).__name__})."
+        raise VLLMValidationError(message, parameter="pooling_params", value=source)
+    params = PoolingParams() if source is None else source.clone()
     params.task = _resolve_task(params.task, task, settings)
     if params.use_activation is None:
         params.use_activation = settings.use_activation
@@ -89,11 +89,11 @@ def resolve_pooling_params(given: Any, task: str | None, settings: PoolingSettin
     return params
 
 
-def _resolve_task(own: str | None, task: str | None, settings: PoolingSettings) -> str:
+def _resolve_task(params_task: str | None, task: str | None, settings: PoolingSettings) -> str:
     """Return the task of params and caller; without one, it is one that gives outputs of all tokens, as in vLLM."""
-    if own is not None and task is not None and own != task:
-        raise _task_error(f"You cannot overwrite param.task={own!r} with pooling_task={task!r}!", own)
-    wanted = task or own or next((each for each in TOKEN_TASKS if each in settings.tasks), settings.tasks[0])
+    if params_task is not None and task is not None and params_task != task:
+        raise _task_error(f"You cannot overwrite param.task={params_task!r} with pooling_task={task!r}!", params_task)
+    wanted = task or params_task or next((each for each in TOKEN_TASKS if each in settings.tasks), settings.tasks[0])
     if wanted not in settings.tasks:
         raise _task_error(f"Unsupported task: {wanted!r} Supported tasks: {list(settings.tasks)}", wanted)
     return wanted
@@ -104,8 +104,8 @@ def _check_fields(params: PoolingParams, settings: PoolingSettings) -> None:
     taken = ["dimensions", "use_activation"] if params.task in EMBED_TASKS else ["use_activation"]
     if settings.is_step and params.task in TOKEN_TASKS:
         taken += STEP_FIELDS
-    given = [name for name in ("dimensions", *STEP_FIELDS) if getattr(params, name) is not None]
-    wrong = [name for name in given if name not in taken]
+    set_names = [name for name in ("dimensions", *STEP_FIELDS) if getattr(params, name) is not None]
+    wrong = [name for name in set_names if name not in taken]
     if wrong:
         message = f"Task {params.task!r} only supports {taken} parameters, does not support {wrong} parameters"
         raise VLLMValidationError(message, parameter=wrong[0], value=getattr(params, wrong[0]))

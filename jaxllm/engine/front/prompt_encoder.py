@@ -83,12 +83,12 @@ class PromptEncoder:
         ]
         special = how.add_special_tokens is not False
         encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep, side=how.side)
-        found: dict[int, EncodedPrompt] = {}
+        encoded_prompts: dict[int, EncodedPrompt] = {}
         for i, both in zip(rows, encoded, strict=True):
             ids, type_ids = (how.cut(each, self._tokenizer) for each in both)  # the special tokens alone may be more
             start = self._pair_start(type_ids, labels[i])
-            found[i] = EncodedPrompt(self._check_ids(ids, labels[i]), None, prompts[i].salt, start)
-        return found
+            encoded_prompts[i] = EncodedPrompt(self._check_ids(ids, labels[i]), None, prompts[i].salt, start)
+        return encoded_prompts
 
     def _pair_start(self, type_ids: Sequence[Any], label: str) -> int | None:
         """Return the position of the first token of the second text; None for a model that tells no texts apart."""
@@ -144,11 +144,11 @@ class PromptEncoder:
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
 
-    def _text(self, given: str | None, label: str, how: EncodeOptions) -> str:
+    def _text(self, prompt: str | None, label: str, how: EncodeOptions) -> str:
         """Return a text as the model is to get it, no more of it than may be kept: to tokenize millions of characters
         takes minutes.
         """
-        text = given or ""
+        text = prompt or ""
         if not is_unicode(text):
             raise refusal(label, "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
         if self._pooling is not None and self._pooling.lowercases:

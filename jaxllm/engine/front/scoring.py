@@ -43,16 +43,16 @@ class ScorePlan:
         return [self._score([outputs[place] for place in places]) for places in self.pairs]
 
     def _score(self, outputs: Sequence[PoolingRequestOutput[Any]]) -> ScoringRequestOutput:
-        vectors = [np.asarray(each.outputs.data) for each in outputs]
+        vectors = [np.asarray(output.outputs.data) for output in outputs]
         padding = [] if self.pad_token_id is None else [self.pad_token_id]
         token_ids = list(outputs[0].prompt_token_ids)
-        for each in outputs[1:]:
-            token_ids += padding + list(each.prompt_token_ids)
+        for output in outputs[1:]:
+            token_ids += padding + list(output.prompt_token_ids)
         return ScoringRequestOutput(
-            request_id="_".join(each.request_id for each in outputs),
+            request_id="_".join(output.request_id for output in outputs),
             outputs=ScoringOutput(float(vectors[0][0]) if len(vectors) == 1 else self.compare(*vectors)),
             prompt_token_ids=token_ids,
-            num_cached_tokens=sum(each.num_cached_tokens for each in outputs),
+            num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
             finished=True,
         )
 
@@ -160,19 +160,19 @@ def cut_text(tokenizer: Tokenizer, text: str, most: int) -> str:
         text = text[: min(end, len(text) - 1)]  # which may have more tokens by itself
 
 
-def _texts(given: Any, name: str) -> list[str]:
+def _texts(texts: Any, name: str) -> list[str]:
     """Return one text or several as a list; a text may be an object with the key "text"."""
-    return [_text(each, name) for each in (given if isinstance(given, list) else [given])]
+    return [_text(each, name) for each in (texts if isinstance(texts, list) else [texts])]
 
 
-def _text(given: Any, name: str) -> str:
-    if isinstance(given, Mapping) and "content" in given:
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, Mapping) and "content" in value:
         message = f"{name}: MultiModalParam is not supported for this model: it reads texts alone."
-        raise VLLMValidationError(message, parameter=name, value=given)
-    text = given.get("text") if isinstance(given, Mapping) else given
+        raise VLLMValidationError(message, parameter=name, value=value)
+    text = value.get("text") if isinstance(value, Mapping) else value
     if not isinstance(text, str):
-        message = f"{name} must be a text or a list of texts, got {shown(given)}."
-        raise VLLMValidationError(message, parameter=name, value=given)
+        message = f"{name} must be a text or a list of texts, got {shown(value)}."
+        raise VLLMValidationError(message, parameter=name, value=value)
     return text
 
 

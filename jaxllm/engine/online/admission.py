@@ -1,4 +1,4 @@
-"""A bound on what an engine has in hand: requests beyond it are refused at the door, before any work is done."""
+"""The bound on the requests that an engine has: more are refused before any work is done."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMVali
 
 
 class Admission:
-    """This counts the sequences that wait or run, and the prompt tokens of those that have no output yet.
+    """A count of the sequences that wait or run, and of the prompt tokens of those that have no output yet.
 
-    Places are reserved before a request is tokenized, so that many at once cannot overrun the bound.
+    Room is reserved before a request is tokenized, so that many at once cannot overrun the bound.
     """
 
     def __init__(self, max_num_reqs: int | None, max_num_tokens: int | None) -> None:
@@ -16,7 +16,7 @@ class Admission:
         self._max_num_reqs, self._max_num_tokens = max_num_reqs, max_num_tokens
         self.num_reqs = self.num_tokens = 0
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
-        """How many requests each bound has refused."""
+        """The number of requests that each bound has refused."""
 
     def check_room(self, count: int = 1) -> None:
         """Refuse, and count, what the bounds leave no room for: `count` sequences, of the shortest prompts.
@@ -27,14 +27,14 @@ class Admission:
         if self._max_num_reqs is not None and count > self._max_num_reqs:
             message = f"The request makes {count} sequences, and the engine takes at most {self._max_num_reqs} at once"
             raise VLLMValidationError(f"{message} (max_num_queued_reqs): send fewer prompts, or a smaller n.")
-        place = Place(self, count)
+        reservation = Reservation(self, count)
         try:
-            place.hold_prompt(1)
+            reservation.hold_prompt(1)
         finally:
-            place.release()
+            reservation.release()
 
     def reserve_reqs(self, count: int) -> None:
-        """Take places for `count` sequences, all or none. Raises QueueOverflowError."""
+        """Reserve room for `count` sequences, all or none. Raises QueueOverflowError."""
         if self._max_num_reqs is not None and self.num_reqs + count > self._max_num_reqs:
             self.num_rejected["max_num_queued_reqs"] += 1
             raise QueueOverflowError(
@@ -54,13 +54,13 @@ class Admission:
         self.num_tokens += count
 
 
-class Place:
-    """The place of one request: it gives back the room of its prompt at the first output, the rest at its end."""
+class Reservation:
+    """The room that one request takes: its prompt's is given back at the first output, the rest at its end."""
 
     __slots__ = ("_admission", "_num_reqs", "_num_tokens")
 
     def __init__(self, admission: Admission, num_sequences: int) -> None:
-        """Take places for the request's sequences. Raises QueueOverflowError."""
+        """Reserve room for the request's sequences. Raises QueueOverflowError."""
         admission.reserve_reqs(num_sequences)
         self._admission, self._num_reqs, self._num_tokens = admission, num_sequences, 0
 

@@ -69,8 +69,8 @@ class _Search:
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """End requests; their last outputs come to nobody."""
-        for each in request_ids:
-            self._core().abort_requests(self._requests.abort(each))
+        for request_id in request_ids:
+            self._core().abort_requests(self._requests.abort(request_id))
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
@@ -107,7 +107,7 @@ async def search_beams(
     when its id is aborted, it returns what it has.
     """
     search, adapter = _Search(front, requests, core, params), front.inputs.check_adapter(lora_request)
-    place = requests.reserve(params.beam_width)
+    reservation = requests.reserve(params.beam_width)
     try:
         if params.structured_outputs is not None:
             await asyncio.to_thread(lambda: front.grammars)  # its first use loads numpy and llguidance
@@ -121,14 +121,16 @@ async def search_beams(
             core_request = for_replica(request.core, core().remote, data_parallel_rank)
             await search.run(dataclasses.replace(request, core=core_request))
     finally:
-        place.release()
+        reservation.release()
         search.searcher.abort()
     prefix = ""
     if front.tokenizer is not None:
         prefix = front.tokenizer.decode(encoded.token_ids, skip_special_tokens=params.skip_special_tokens)
     sequences = search.searcher.outputs()[0].sequences
-    found = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
-    return RequestOutput(request_id, encoded.text, encoded.token_ids, None, found, finished=True, lora_request=adapter)
+    completions = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
+    return RequestOutput(
+        request_id, encoded.text, encoded.token_ids, None, completions, finished=True, lora_request=adapter
+    )
 
 
 def _completion(

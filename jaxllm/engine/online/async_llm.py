@@ -334,8 +334,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
         del internal
-        for each in checked_ids("request_id", request_id):
-            self._core.abort_requests(self._requests.abort(each))
+        for one_id in checked_ids("request_id", request_id):
+            self._core.abort_requests(self._requests.abort(one_id))
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer as an object of transformers, which the first call imports: that takes a second or two.

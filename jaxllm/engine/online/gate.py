@@ -39,8 +39,8 @@ class Flag:
         """Let all go on that wait."""
         self._is_set = True
         waiters, self._waiters = self._waiters, []
-        for each in waiters:
-            wake(each)
+        for waiter in waiters:
+            wake(waiter)
 
     def clear(self) -> None:
         """Let those wait that come from now on."""

@@ -1,4 +1,4 @@
-"""The requests that an asynchronous engine has in hand, each with its reader and its place in the queue."""
+"""The requests that an asynchronous engine has in hand, each with its reader and its reservation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.output_processor import ProcessedOutputs, id_in_use
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt
-from jaxllm.engine.online.admission import Admission, Place
+from jaxllm.engine.online.admission import Admission, Reservation
 from jaxllm.engine.online.gate import Flag, Gate
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import VLLMValidationError
@@ -30,10 +30,10 @@ LONG_TEXT = 2000
 class _Running:
     """A request that has not ended, with its reader and what it takes of the bounds, if they count it."""
 
-    __slots__ = ("place", "reader")
+    __slots__ = ("reader", "reservation")
 
-    def __init__(self, reader: Reader, place: Place | None) -> None:
-        self.reader, self.place = reader, place
+    def __init__(self, reader: Reader, reservation: Reservation | None) -> None:
+        self.reader, self.reservation = reader, reservation
 
 
 class Reader(Protocol):
@@ -102,10 +102,10 @@ class RunningRequests:
         self._inputs.check_priority(priority)
         adapter = self._inputs.check_adapter(lora_request)
         pools = isinstance(resolved, PoolingParams)
-        place = self.reserve(1 if pools else resolved.n)
+        reservation = self.reserve(1 if pools else resolved.n)
         try:
             encoded = await self.encode(prompt, tokenization_kwargs, pools=pools)
-            place.hold_prompt(len(encoded.token_ids))
+            reservation.hold_prompt(len(encoded.token_ids))
             await enter()
             request = self._inputs.complete(
                 request_id,
@@ -117,23 +117,24 @@ class RunningRequests:
                 adapter=adapter,
             )
             stream = RequestOutputCollector(resolved.output_kind, request_id)
-            self.add(request, stream, place)
+            self.add(request, stream, reservation)
         except BaseException:
-            place.release()
+            reservation.release()
             raise
         return request, stream
 
-    def reserve(self, num_sequences: int) -> Place:
-        """Take places for so many sequences. Raises QueueOverflowError."""
-        return Place(self._admission, num_sequences)
+    def reserve(self, num_sequences: int) -> Reservation:
+        """Reserve room for a number of sequences. Raises QueueOverflowError."""
+        return Reservation(self._admission, num_sequences)
 
-    def add(self, request: ProcessedRequest, reader: Reader, place: Place | None) -> None:
-        """Take a complete request in hand; `place` is given back at its end. Raises VLLMValidationError if its id is
-        in use.
+    def add(self, request: ProcessedRequest, reader: Reader, reservation: Reservation | None) -> None:
+        """Take on a complete request, which gives `reservation` back at its end.
+
+        Raises VLLMValidationError if its id is in use.
         """
         self._check_free(request.request_id)
         self._outputs.add_request(request)
-        self._running[request.request_id] = _Running(reader, place)
+        self._running[request.request_id] = _Running(reader, reservation)
         self.idle.clear()
 
     @contextmanager
@@ -177,9 +178,9 @@ class RunningRequests:
         for request_id in processed.admitted:
             self._running[request_id].reader.admit()
         for request_id in processed.started:
-            place = self._running[request_id].place
-            if place is not None:
-                place.release_prompt()
+            reservation = self._running[request_id].reservation
+            if reservation is not None:
+                reservation.release_prompt()
         for output in processed.outputs:
             running = self._running[output.request_id]
             refusal = processed.refusals.get(output.request_id)
@@ -223,9 +224,9 @@ class RunningRequests:
         return self._outputs.fail_all(str(error))
 
     def _forget(self, request_id: str) -> None:
-        place = self._running.pop(request_id).place
-        if place is not None:
-            place.release()
+        reservation = self._running.pop(request_id).reservation
+        if reservation is not None:
+            reservation.release()
         self._rest()
 
     def _rest(self) -> None:

@@ -4,6 +4,8 @@ A call is a core's method with an answer. `Core` declares it, with its types and
 it; every client inherits it, and `CoreLoop` looks it up.
 """
 
+# ruff: noqa: ARG002 - the bodies of declared calls never run
+
 from __future__ import annotations
 
 import functools

@@ -67,9 +67,9 @@ class Meeting:
         """Make addresses for machines of a network, which call this one `host`: two free ports, encrypted by CURVE."""
         public, secret = zmq.curve_keypair()
         with socket.socket() as one, socket.socket() as other:
-            for each in (one, other):
-                each.bind((host, 0))
-            to_core, from_core = (f"tcp://{host}:{each.getsockname()[1]}" for each in (one, other))
+            for endpoint in (one, other):
+                endpoint.bind((host, 0))
+            to_core, from_core = (f"tcp://{host}:{endpoint.getsockname()[1]}" for endpoint in (one, other))
         return cls(Addresses(to_core, from_core, public), secret_key=secret)
 
     def close(self) -> None:
@@ -108,9 +108,9 @@ class FrontSockets:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], meeting: Meeting) -> None:
         """Bind both sockets. Raises zmq.ZMQError, neither open, if one cannot be."""
         self._out, self._in = _socket(context, zmq.PUSH), _socket(context, zmq.PULL)
-        for each in (self._out, self._in):
+        for end in (self._out, self._in):
             if meeting.secret_key is not None:
-                each.curve_server, each.curve_secretkey = True, meeting.secret_key
+                end.curve_server, end.curve_secretkey = True, meeting.secret_key
         # Without a bound, so that nothing here waits for a core that compiles: requests are limited elsewhere.
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.LINGER, 0)
@@ -136,15 +136,15 @@ class FrontSockets:
         """Wait until a message can be sent or one of `fds` is readable, or for so many seconds."""
         poller = zmq.Poller()
         poller.register(self._out, zmq.POLLOUT)
-        for each in fds:
-            poller.register(each, zmq.POLLIN)
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
         poller.poll(round(seconds * 1000))
 
     def poll(self, seconds: float, *fds: int) -> bool:
         """Wait until a message has come or one of `fds` is readable; False after `seconds`."""
         poller = zmq.Poller()
-        for each in (self._in, *fds):
-            poller.register(each, zmq.POLLIN)
+        for source in (self._in, *fds):
+            poller.register(source, zmq.POLLIN)
         return bool(poller.poll(round(seconds * 1000)))
 
     def receive(self) -> FromCore | FrameError | None:

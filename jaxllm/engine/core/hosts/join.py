@@ -80,5 +80,5 @@ def _check(args: EngineArguments) -> None:
 
 def _exchange(key: bytes | None) -> bytes:
     """Return the first host's key, which it gives, to all."""
-    given = np.frombuffer(key or bytes(KEY_BYTES), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(given)).astype(np.uint8).tobytes()
+    sent = np.frombuffer(key or bytes(KEY_BYTES), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(sent)).astype(np.uint8).tobytes()

@@ -61,15 +61,15 @@ def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> lis
     Others that connect are not heard, and keep nobody waiting.
     """
     deadline, links = time.monotonic() + seconds, list[Link]()
-    found: SimpleQueue[Link] = SimpleQueue()
+    greeted: SimpleQueue[Link] = SimpleQueue()
     server.settimeout(POLL_SECONDS)
     while len(links) < count:
         with contextlib.suppress(TimeoutError):
             raw, _ = server.accept()
-            threading.Thread(target=_greet, args=(raw, key, found), daemon=True).start()
+            threading.Thread(target=_greet, args=(raw, key, greeted), daemon=True).start()
         with contextlib.suppress(Empty):
             while True:
-                links.append(found.get_nowait())
+                links.append(greeted.get_nowait())
         if time.monotonic() > deadline:
             raise TimeoutError(f"of {count} other hosts, {count - len(links)} have not come within {seconds:.0f} s")
     return sorted(links, key=lambda link: link.rank)
@@ -83,7 +83,7 @@ def connect(address: str, port: int, key: bytes, rank: int) -> Link:
     return Link(connection, 0, address)
 
 
-def _greet(raw: socket.socket, key: bytes, found: SimpleQueue[Link]) -> None:
+def _greet(raw: socket.socket, key: bytes, greeted: SimpleQueue[Link]) -> None:
     """Let a host show that it knows the key, as `Client` does, and say its rank."""
     raw.setblocking(True)
     connection = Connection(raw.detach())
@@ -94,4 +94,4 @@ def _greet(raw: socket.socket, key: bytes, found: SimpleQueue[Link]) -> None:
     except Exception:  # noqa: BLE001 (a stranger may send anything)
         connection.close()
     else:
-        found.put(Link(connection, rank, name))
+        greeted.put(Link(connection, rank, name))
