@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +19,9 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.async_utils import threaded_if_long
 
 logger = logging.getLogger(__name__)
-
-LONG_TEXT = 2000
-"""Texts of more characters are tokenized in a thread: a token takes 2.5 microseconds, and others wait meanwhile."""
 
 
 class _Running:
@@ -156,9 +153,7 @@ class RunningRequests:
         self, prompt: Any, options: Mapping[str, Any] | None = None, *, pools: bool = False
     ) -> EncodedPrompt:
         """Check a prompt and tokenize it, in a thread if it is long."""
-        if len(_text(prompt)) > LONG_TEXT:
-            return await asyncio.to_thread(self._inputs.encode, prompt, options, pools=pools)
-        return self._inputs.encode(prompt, options, pools=pools)
+        return await threaded_if_long(len(_text(prompt)), self._inputs.encode, prompt, options, pools=pools)
 
     def take_outcome(self, step: EngineCoreOutputs) -> list[str]:
         """Hand a step's outputs to their readers."""

@@ -14,7 +14,7 @@ from jaxllm.server.anthropic.protocol import (
     TokenCount,
 )
 from jaxllm.server.anthropic.serving import AnthropicServingMessages, failed
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
 from jaxllm.server.http.errors import error_headers, error_response
 from jaxllm.server.http.sse import EventStream
@@ -40,14 +40,14 @@ def routes(serving: Callable[[], AnthropicServingMessages]) -> list[Route]:
 
 async def answer_message(serving: AnthropicServingMessages, call: Call) -> Reply:
     """Answer a message in Anthropic's form."""
-    request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
+    request = await decode_request(call.body, MessagesRequest, MESSAGES_REFUSED)
     answer = await serving.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def count_tokens(serving: AnthropicServingMessages, call: Call) -> Reply:
     """Count the tokens of a message's prompt."""
-    request = await decode_aside(call.body, MessagesRequest, MESSAGES_REFUSED)
+    request = await decode_request(call.body, MessagesRequest, MESSAGES_REFUSED)
     return Reply.json(await serving.count_tokens(request))
 
 

@@ -16,13 +16,13 @@ from jaxllm.server.anthropic.protocol import (
     MessagesResponse,
     TokenCount,
 )
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, error_response
 from jaxllm.server.http.sse import EventStream, named_event
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.utils.async_utils import threaded_if_long
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -73,7 +73,7 @@ class AnthropicServingMessages:
             chat.tool_use()
             prompt = await self._chat.render(chat)
             inputs = self._chat.engine_client.front.inputs
-            encoded = await aside(len(prompt.text or ""), inputs.encode, prompt)
+            encoded = await threaded_if_long(len(prompt.text or ""), inputs.encode, prompt)
         return TokenCount(len(encoded.token_ids))
 
     def _as_chat(self, request: MessagesRequest) -> ChatCompletionRequest:

@@ -9,8 +9,9 @@ from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.server.http.request_ids import shown_request_id
-from jaxllm.server.http.trace_headers import given_trace
 
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""The headers that name a request's trace: https://www.w3.org/TR/trace-context/."""
 RANK_HEADER = "X-data-parallel-rank"
 MAX_RANK_DIGITS = 18
 
@@ -31,11 +32,19 @@ class Caller(NamedTuple):
     ) -> Caller:
         """Read the headers, whose names are in lower case. Raises VLLMValidationError for one that cannot be."""
         named = request_id if client_request_id is None else f"{request_id}-{client_request_id}"
-        return cls(named, client_request_id, given_trace(engine, headers), _rank(headers))
+        return cls(named, client_request_id, _trace(engine, headers), _rank(headers))
 
     def shown_id(self, prefix: str, given: str | None) -> str:
         """Return the id that the answer shows; `given` is that of the body."""
         return f"{prefix}-{shown_request_id(self.client_request_id, given, self.request_id)}"
+
+
+def _trace(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
+    """Return the headers that name a request's trace; None for an engine that does not trace."""
+    if engine.vllm_config.observability_config.otlp_traces_endpoint is None:
+        return None
+    values = {name: headers.get(name.encode()) for name in TRACE_HEADERS}
+    return {name: value.decode("latin-1") for name, value in values.items() if value is not None}
 
 
 def _rank(headers: Mapping[bytes, bytes]) -> int | None:

@@ -79,7 +79,7 @@ def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
     return value == _NULL or (bool(harmless) and msgspec.json.decode(value) in harmless)
 
 
-async def decode_aside[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
+async def decode_request[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
     """Return what `decode` does, which a thread does for a long body."""
     if len(body) > LONG_BODY:
         return await asyncio.to_thread(decode, body, kind, refused)

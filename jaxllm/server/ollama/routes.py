@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
 from jaxllm.server.http.errors import error_headers, error_response
 from jaxllm.server.http.sse import EventStream
@@ -81,33 +81,33 @@ async def list_running(serving: OllamaServing, _call: Call) -> Reply:
 
 async def show_model(serving: OllamaServing, call: Call) -> Reply:
     """Show what is known of the model to Ollama's clients."""
-    request = await decode_aside(call.body, OllamaShowRequest, {})
+    request = await decode_request(call.body, OllamaShowRequest, {})
     return Reply.json(serving.show(request.model or request.name or ""))
 
 
 async def answer_chat(serving: OllamaServing, call: Call) -> Reply:
     """Answer a conversation in Ollama's form."""
-    request = await decode_aside(call.body, OllamaChatRequest, OLLAMA_REFUSED)
+    request = await decode_request(call.body, OllamaChatRequest, OLLAMA_REFUSED)
     answer = await serving.chat(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def answer_prompt(serving: OllamaServing, call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
-    request = await decode_aside(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
+    request = await decode_request(call.body, OllamaGenerateRequest, OLLAMA_REFUSED)
     answer = await serving.generate(request, call.caller)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def embed_texts(serving: OllamaServing, call: Call) -> Reply:
     """Make embeddings of texts in Ollama's form."""
-    request = await decode_aside(call.body, OllamaEmbedRequest, {})
+    request = await decode_request(call.body, OllamaEmbedRequest, {})
     return Reply.json(await serving.embed(request, call.caller))
 
 
 async def embed_prompt(serving: OllamaServing, call: Call) -> Reply:
     """Make the embedding of one text in Ollama's older form."""
-    request = await decode_aside(call.body, OllamaEmbeddingRequest, {})
+    request = await decode_request(call.body, OllamaEmbeddingRequest, {})
     return Reply.json(await serving.embed_prompt(request, call.caller))
 
 

@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import error_response
 from jaxllm.server.http.sse import EventStream
@@ -44,6 +43,7 @@ from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
 from jaxllm.server.pooling.serving_embedding import ServingEmbedding
 from jaxllm.server.pooling.vectors import numbers
 from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.utils.async_utils import threaded_if_long
 
 LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
@@ -116,7 +116,7 @@ class OllamaServing:
             vectors = [_normalized(each[: request.dimensions]) for each in vectors]
         return OllamaEmbedAnswer(
             model=request.model,
-            embeddings=await aside(sum(each.size for each in vectors), lambda: list(map(numbers, vectors))),
+            embeddings=await threaded_if_long(sum(each.size for each in vectors), lambda: list(map(numbers, vectors))),
             total_duration=time.monotonic_ns() - begun,
             load_duration=0,
             prompt_eval_count=num_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.routing import Route
 
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
 from jaxllm.server.http.load_report import load_headers
 from jaxllm.server.http.sse import EventStream
@@ -74,14 +74,14 @@ async def show_model(serving: OpenAIServingModels, call: Call) -> Reply:
 
 async def answer_chat(serving: OpenAIServingChat, call: Call) -> Reply:
     """Answer a chat completion."""
-    request = await decode_aside(call.body, ChatCompletionRequest, CHAT_REFUSED)
+    request = await decode_request(call.body, ChatCompletionRequest, CHAT_REFUSED)
     answer = await serving.answer(request, call.caller)
     return _reply(call, answer)
 
 
 async def answer_completion(serving: OpenAIServingCompletion, call: Call) -> Reply:
     """Answer a text completion."""
-    request = await decode_aside(call.body, CompletionRequest, COMPLETION_REFUSED)
+    request = await decode_request(call.body, CompletionRequest, COMPLETION_REFUSED)
     answer = await serving.answer(request, call.caller)
     return _reply(call, answer)
 
@@ -95,13 +95,13 @@ def _reply(call: Call, answer: EventStream | ChatCompletionResponse | Completion
 
 async def tokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
     """Turn a text, or a conversation, into token ids."""
-    request = await decode_aside(call.body, TokenizeRequest, TOKENIZE_REFUSED)
+    request = await decode_request(call.body, TokenizeRequest, TOKENIZE_REFUSED)
     return Reply.json(await serving.tokenize(request))
 
 
 async def detokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
     """Turn token ids into text."""
-    request = await decode_aside(call.body, DetokenizeRequest, {})
+    request = await decode_request(call.body, DetokenizeRequest, {})
     return Reply.json(await serving.detokenize(request))
 
 

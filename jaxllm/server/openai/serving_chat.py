@@ -39,10 +39,9 @@ from jaxllm.server.openai.turns import AnswerReader, Turn
 from jaxllm.server.openai.usage import PromptTokensDetails, make_usage
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
+from jaxllm.utils.async_utils import LONG
 
 NO_CHAT = "The model does not support Chat Completions API"
-LONG_CONVERSATION = 2000
-"""Conversations of more characters are rendered in a thread: others wait meanwhile."""
 
 
 class OpenAIServingChat:
@@ -293,4 +292,4 @@ def _is_long(request: ChatCompletionRequest) -> bool:
         if not isinstance(content, str) or len(message) > 2:
             return True
         total += len(content)
-    return total > LONG_CONVERSATION
+    return total > LONG

@@ -6,7 +6,6 @@ from http import HTTPStatus
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.tokenization_protocol import (
@@ -18,6 +17,7 @@ from jaxllm.server.openai.tokenization_protocol import (
 )
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.async_utils import threaded_if_long
 
 MAX_IDS = 2**20
 """Ids of one request: more than a context has. Their text takes memory and time."""
@@ -43,11 +43,13 @@ class OpenAIServingTokenization:
                 prompt = await self._chat.render(chat)
             else:
                 prompt = ParsedPrompt(request.prompt)
-            ids = await aside(len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens)
+            ids = await threaded_if_long(
+                len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens
+            )
         max_model_len = self._chat.engine_client.model_config.max_model_len
         strings = None
         if request.return_token_strs:
-            strings = await aside(len(ids), lambda: list(map(tokenizer.token_string, ids)))
+            strings = await threaded_if_long(len(ids), lambda: list(map(tokenizer.token_string, ids)))
         return TokenizeResponse(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -63,7 +65,9 @@ class OpenAIServingTokenization:
             message = f"tokens must be at least 0 and less than {vocab_size}, got {bad}."
             raise VLLMValidationError(message, parameter="tokens", value=bad)
         decode = tokenizer.decode
-        return DetokenizeResponse(prompt=await aside(len(ids), lambda: decode(ids, skip_special_tokens=False)))
+        return DetokenizeResponse(
+            prompt=await threaded_if_long(len(ids), lambda: decode(ids, skip_special_tokens=False))
+        )
 
     def info(self) -> TokenizerInfo:
         """Return what there is to know of the tokenizer. Raises RequestFailedError, 404, unless the server shows it."""

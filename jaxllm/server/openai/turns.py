@@ -9,9 +9,9 @@ from collections.abc import Callable
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.output_parser import OutputParser
 from jaxllm.parsers.pieces import CallStart, Piece, Reasoning, Text
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.sse import EngineOutputs
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.async_utils import threaded_if_long
 
 
 class AnswerReader:
@@ -60,7 +60,7 @@ class AnswerReader:
         if self._tokenizer is None:
             return None
         texts = list(map("".join, self._reasoning.values()))
-        found = await aside(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
+        found = await threaded_if_long(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
         return sum(map(len, found))
 
     def finish_reason(self, output: CompletionOutput) -> str | None:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.routing import Route
 
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import Call, Endpoint, Reply
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.openai.serving_models import AdapterLoadError, LoRAModule, OpenAIServingModels
@@ -50,7 +50,7 @@ def routes(models: Callable[[], OpenAIServingModels]) -> list[Route]:
 
 async def load_adapter(models: OpenAIServingModels, call: Call) -> Reply:
     """Load a LoRA adapter for later requests."""
-    request = await decode_aside(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
+    request = await decode_request(call.body, LoadLoRAAdapterRequest, LOAD_REFUSED)
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
     try:
         await models.add(call.engine_client, module, replaces=request.load_inplace)
@@ -61,7 +61,7 @@ async def load_adapter(models: OpenAIServingModels, call: Call) -> Reply:
 
 async def unload_adapter(models: OpenAIServingModels, call: Call) -> Reply:
     """Forget a LoRA adapter; requests that have it go on."""
-    request = await decode_aside(call.body, UnloadLoRAAdapterRequest, {})
+    request = await decode_request(call.body, UnloadLoRAAdapterRequest, {})
     await models.remove(call.engine_client, request.lora_name)
     return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
 from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.openai.model_tasks import supported
@@ -56,42 +56,42 @@ def routes(serving: Callable[[], PooledServing]) -> list[Route]:
 async def answer_embedding(pooled: PooledServing, call: Call) -> Reply:
     """Make embeddings of inputs."""
     serving = supported(pooled.embedding or pooled.token_embedding, "Embeddings")
-    request = await decode_aside(call.body, EmbeddingRequest, POOLED_REFUSED)
+    request = await decode_request(call.body, EmbeddingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_cohere_embedding(pooled: PooledServing, call: Call) -> Reply:
     """Make embeddings of texts, in Cohere's form."""
     serving = supported(pooled.embedding, "Embeddings")
-    request = await decode_aside(call.body, CohereEmbedRequest, COHERE_REFUSED)
+    request = await decode_request(call.body, CohereEmbedRequest, COHERE_REFUSED)
     return Reply.json(await serving.answer_cohere(request, call.caller))
 
 
 async def answer_pooling(pooled: PooledServing, call: Call) -> Reply:
     """Do one of the model's tasks with inputs."""
     serving = supported(pooled.pooling, "Pooling")
-    request = await decode_aside(call.body, PoolingRequest, POOLED_REFUSED)
+    request = await decode_request(call.body, PoolingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_classification(pooled: PooledServing, call: Call) -> Reply:
     """Say which class each input has."""
     serving = supported(pooled.classification, "Classification")
-    request = await decode_aside(call.body, ClassificationRequest, POOLED_REFUSED)
+    request = await decode_request(call.body, ClassificationRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_score(pooled: PooledServing, call: Call) -> Reply:
     """Score pairs of texts."""
     serving = supported(pooled.scores, "Score")
-    request = await decode_aside(call.body, ScoreRequest, POOLED_REFUSED)
+    request = await decode_request(call.body, ScoreRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 
 async def answer_rerank(pooled: PooledServing, call: Call) -> Reply:
     """Order documents by their scores for a query."""
     serving = supported(pooled.scores, "Rerank (Score)")
-    request = await decode_aside(call.body, RerankRequest, RERANK_REFUSED)
+    request = await decode_request(call.body, RerankRequest, RERANK_REFUSED)
     return Reply.json(await serving.answer_rerank(request, call.caller))
 
 

@@ -10,7 +10,6 @@ from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.pooling.cohere_protocol import (
     CohereBilledUnits,
@@ -22,6 +21,7 @@ from jaxllm.server.pooling.cohere_protocol import (
 from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, EmbeddingResponse, EmbeddingResponseData
 from jaxllm.server.pooling.requests import PooledRequests, usage_of
 from jaxllm.server.pooling.vectors import VectorBytes, encoder, in_base64, numbers
+from jaxllm.utils.async_utils import threaded_if_long
 
 
 class ServingEmbedding:
@@ -39,9 +39,9 @@ class ServingEmbedding:
         answer_id, model = caller.shown_id("embd", request.request_id), self._pooled.models.shown(request.model)
         usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in vectors)
         if request.is_in_bytes:
-            return await aside(size, VectorBytes.of, request, vectors, answer_id, model, usage)
+            return await threaded_if_long(size, VectorBytes.of, request, vectors, answer_id, model, usage)
         chunks = [UNSET if each.late_chunking is None else each.late_chunking for each in outputs]
-        data = await aside(
+        data = await threaded_if_long(
             size,
             lambda: [
                 EmbeddingResponseData(index=i, embedding=encode(each), late_chunking=chunks[i])
@@ -70,7 +70,7 @@ class ServingEmbedding:
         kinds = set(request.embedding_types or ["float"])
         return CohereEmbedResponse(
             id=caller.shown_id("embd", request.request_id),
-            embeddings=await aside(outputs[0].outputs.data.size * len(outputs), _by_type, outputs, kinds),
+            embeddings=await threaded_if_long(outputs[0].outputs.data.size * len(outputs), _by_type, outputs, kinds),
             texts=request.texts,
             meta=CohereMeta(billed_units=CohereBilledUnits(usage.prompt_tokens)),
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.pooling.pooling_protocol import PoolingRequest, PoolingResponse, PoolingResponseData
 from jaxllm.server.pooling.requests import PooledRequests, usage_of
 from jaxllm.server.pooling.vectors import VectorBytes, encoder
+from jaxllm.utils.async_utils import threaded_if_long
 
 _REMOVED = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
 """Tasks of vLLM's past, and what to use instead."""
@@ -28,8 +28,8 @@ class ServingPooling:
         answer_id, model = caller.shown_id("pooling", request.request_id), self._pooled.models.shown(request.model)
         usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in arrays)
         if request.is_in_bytes:
-            return await aside(size, VectorBytes.of, request, arrays, answer_id, model, usage)
-        data = await aside(
+            return await threaded_if_long(size, VectorBytes.of, request, arrays, answer_id, model, usage)
+        data = await threaded_if_long(
             size, lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)]
         )
         return PoolingResponse(id=answer_id, model=model, data=data, usage=usage)

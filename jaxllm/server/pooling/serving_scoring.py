@@ -10,7 +10,6 @@ from jaxllm.engine.front.scoring import ScorePlan, Scorer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import ScoringRequestOutput
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.openai.usage import UsageInfo
 from jaxllm.server.pooling.requests import PooledRequests, usage_of
@@ -24,6 +23,7 @@ from jaxllm.server.pooling.scoring_protocol import (
     ScoreResponseData,
     ScoringFields,
 )
+from jaxllm.utils.async_utils import threaded_if_long
 
 
 class ServingScores:
@@ -79,11 +79,11 @@ class ServingScores:
         params = PoolingParams(task=plan.task, use_activation=request.use_activation)
         outputs = await self._pooled.run(request, plan.prompts, params, caller, plan.sources)
         numbers = sum(each.outputs.data.size for each in outputs)
-        return await aside(numbers, plan.scores, outputs), usage_of(outputs, tells_cached=self._tells_cached)
+        return await threaded_if_long(numbers, plan.scores, outputs), usage_of(outputs, tells_cached=self._tells_cached)
 
     async def _plan(self, request: ScoringFields, names: tuple[str, str]) -> ScorePlan:
         one, two = (getattr(request, name) for name in names)
-        return await aside(
+        return await threaded_if_long(
             self._work(request, [one, two]),
             self._scorer.plan,
             one,

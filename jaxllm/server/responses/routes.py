@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from starlette.routing import Route
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.http.decoding import decode_aside
+from jaxllm.server.http.decoding import decode_request
 from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
 from jaxllm.server.http.sse import EventStream
 from jaxllm.server.http.state import ServerLoad
@@ -39,7 +39,7 @@ def routes(serving: Callable[[], OpenAIServingResponses]) -> list[Route]:
 
 async def answer_response(serving: OpenAIServingResponses, call: Call) -> Reply:
     """Answer with a response."""
-    request = await decode_aside(call.body, ResponsesRequest, RESPONSES_REFUSED)
+    request = await decode_request(call.body, ResponsesRequest, RESPONSES_REFUSED)
     answer = await serving.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.http.aside import aside
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.sse import EventStream
 from jaxllm.server.openai.model_tasks import check_generates
@@ -23,6 +22,7 @@ from jaxllm.server.responses.objects import DeletedResponse, Response
 from jaxllm.server.responses.request import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from jaxllm.server.responses.store import ResponseStore, StoredResponse, size_of
 from jaxllm.server.responses.truncation import fitted
+from jaxllm.utils.async_utils import threaded_if_long
 
 _NAMES = {
     "messages": "input",
@@ -62,7 +62,7 @@ class OpenAIServingResponses:
         earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
         if request.is_stored:
             self.store.check_room((*earlier, msgspec.json.encode(items)))
-        past = await aside(size_of(earlier), _decoded, earlier)
+        past = await threaded_if_long(size_of(earlier), _decoded, earlier)
         response = self._response(request, f"resp_{caller.request_id}")
         chat = request.chat(messages_of(items, request.instructions, past))
         with renamed(_NAMES), chat.fields_named("messages"):
