@@ -86,7 +86,7 @@ import pytest
 assert False, "with -O this is dropped"
 sys.exit(pytest.main(sys.argv[1:]))
 """
-    tests = ["tests/server/test_auth.py", "tests/server/test_limits.py", "tests/text/test_template_limits.py"]
+    tests = ["tests/server/http/test_auth.py", "tests/server/http/test_limits.py", "tests/text/test_template_limits.py"]
     options = ["-q", "-n", "0", "-o", f"cache_dir={tmp_path}", "-W", "ignore::pytest.PytestConfigWarning"]
     chosen = ["-k", "not test_time and not test_size and not test_memory"]
     done = subprocess.run(

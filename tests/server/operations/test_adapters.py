@@ -18,8 +18,8 @@ from jaxllm.server.openai.serving_models import LoRAModule
 from tests.e2e.adapter_data import ADAPTERS, SETTINGS, golden_of, prompt_of
 from tests.models.tiny import folder
 from tests.server.grpc_support import client_of, grpc_opened, message_of, refusal
+from tests.server.openai.test_chat import PATH, joined
 from tests.server.support import TEMPLATE, Served, command_line, served
-from tests.server.test_chat import PATH, joined
 
 pytestmark = pytest.mark.server
 

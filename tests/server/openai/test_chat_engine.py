@@ -11,8 +11,8 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.sampling_params import RequestOutputKind
+from tests.server.openai.test_chat import PATH, joined
 from tests.server.support import Served
-from tests.server.test_chat import PATH, joined
 
 MESSAGES = [{"role": "user", "content": "Tell me"}]
 KINDS: list[dict[str, Any]] = [

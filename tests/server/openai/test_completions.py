@@ -118,7 +118,7 @@ def test_continuous_usage_counts_up(mock_server: Served) -> None:
 
 
 def test_what_cannot_be_says_so(mock_server: Served) -> None:
-    """tests/server/test_bad_requests.py has the many fields that a good prompt may bring."""
+    """tests/server/openai/test_bad_requests.py has the many fields that a good prompt may bring."""
     for given, status, parameter in (
         ({"prompt": None}, 400, "prompt"),
         ({"model": "other", "prompt": "a"}, 404, "model"),

@@ -22,9 +22,9 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.run import bind_grpc
 from tests.async_engine.support import nothing_left
 from tests.server.grpc_support import Client, client_of, grpc_opened, message_of, refusal
+from tests.server.http.test_tls import DATA
 from tests.server.support import mock_served
 from tests.server.test_run import free_port, server
-from tests.server.test_tls import DATA
 
 pytestmark = pytest.mark.server
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.architecture.sources import ROOT
 from tests.async_engine.support import mock_llm, tiny_args
+from tests.server.operations.test_metrics import complete, families
 from tests.server.support import served
-from tests.server.test_metrics import complete, families
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana.json").read_text())
 PANELS: list[dict[str, Any]] = [each for each in DASHBOARD["panels"] if each["type"] != "row"]

@@ -17,8 +17,8 @@ from jaxllm.server.ollama.protocol import OllamaChatRequest, OllamaGenerateReque
 from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
 from jaxllm.server.openai.completion_protocol import CompletionRequest
 from jaxllm.server.responses.request import ResponsesRequest
+from tests.server.openai.test_bounds import ROUTES
 from tests.server.support import Served
-from tests.server.test_bounds import ROUTES
 
 KINDS: list[Any] = [kind for kind, _, _ in ROUTES.values()]
 KINDS += [CompletionRequest, OllamaChatRequest, OllamaGenerateRequest]

@@ -19,7 +19,7 @@ from tests.server.test_run import server
 
 pytestmark = pytest.mark.server
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "tls"
+DATA = Path(__file__).resolve().parents[2] / "data" / "tls"
 
 
 def args(**given: object) -> ServerArgs:
