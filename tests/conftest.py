@@ -1,6 +1,6 @@
-"""Every test stands on this: the CPU platform, caches inside the repository, and the real models' paths.
+"""Settings and fixtures of all tests: the CPU platform, caches inside the repository, paths of real models.
 
-Environment variables are set here, before jax is first imported; so are they for the processes that tests start.
+Environment variables are set before jax is first imported. Processes that tests start inherit them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL_DIR = Path(os.environ.setdefault("TEST_MODELS", str(default_dir())))
 
 
 def cpu_fingerprint() -> str:
-    """Name this machine's kind of CPU: programs compiled for another one must not be loaded."""
+    """Return an id of this machine's kind of CPU: programs compiled for another one must not be loaded."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
