@@ -25,7 +25,7 @@ from jaxllm.execution.mesh import param_format, replicated
 from jaxllm.execution.options import compiler_options, min_rows, tracing
 from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
-from jaxllm.execution.step import DeviceState, StepOutput, StepShape, run_step
+from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
@@ -37,6 +37,17 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import layer_norm, rms_norm
+
+logger = logging.getLogger(__name__)
+
+# Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
+LOGITS_TILE = 64
+STAND_IN_TOKENS = 128
+"""The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+"""JAX's name for each of our platforms."""
+# Blocks that one run of the copy program moves; further ones take further runs.
+COPIES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +107,6 @@ class StepConfig:
             draft_groups=self.draft_groups,
             features=self.features,
         )
-
-
-logger = logging.getLogger(__name__)
-
-# Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
-LOGITS_TILE = 64
-STAND_IN_TOKENS = 128
-"""The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
-PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
-"""JAX's name for each of our platforms."""
-# Blocks that one run of the copy program moves; further ones take further runs.
-COPIES = 8
 
 
 class Upkeep(enum.Enum):
@@ -333,15 +332,17 @@ class StepCompiler:
         return self._replicated(shape, self.model.dtype) if self._is_head else None
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
-        run = partial(run_step, processors=self.config.processors)
         if self.config.reads is not None:
-            run = partial(run_head_step, reads=self.config.reads)
-        return partial(
-            run,
+            return partial(run_head_step, statics=self._statics, shape=shape, reads=self.config.reads)
+        return partial(run_step, statics=self._statics, shape=shape)
+
+    @cached_property
+    def _statics(self) -> StepStatics:
+        return StepStatics(
             model=self.model,
-            shape=shape,
             caches=self.caches,
             mesh=self.mesh,
+            processors=self.config.processors,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
@@ -351,12 +352,7 @@ class StepCompiler:
         )
 
     def _pooled_step(self, shape: PoolShape) -> Callable[..., tuple[Pools, jax.Array]]:
-        return partial(
-            run_pooled_step,
-            model=self.model,
-            shape=shape,
-            caches=self.caches,
-        )
+        return partial(run_pooled_step, model=self.model, shape=shape, caches=self.caches)
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))

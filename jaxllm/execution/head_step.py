@@ -1,5 +1,6 @@
-"""The step of a draft head is one pure function from parameters, pools, features and packed inputs to guesses.
-Everything in it is traced.
+"""The step of a draft head: one pure function from parameters, pools, features and packed inputs to guesses.
+
+Everything in this module is traced.
 
 At position p a head takes the model's features of p and the token at p + 1, and guesses the token at p + 2. Where the
 token at p + 1 is a guess itself, the model has no features of p yet, and the head's hidden state of the step before
@@ -13,13 +14,19 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh
 
-from jaxllm.execution.caches import Caches
 from jaxllm.execution.kv_pool import FeatureGroup
 from jaxllm.execution.packing import PackedInputs, unpack
-from jaxllm.execution.step import DeviceState, StepOutput, StepShape, draw_plain, known_tokens, map_rows, pad_rows
-from jaxllm.models.model import Model
+from jaxllm.execution.step import (
+    DeviceState,
+    StepOutput,
+    StepShape,
+    StepStatics,
+    draw_plain,
+    known_tokens,
+    map_rows,
+    pad_rows,
+)
 
 
 def run_head_step(
@@ -31,40 +38,38 @@ def run_head_step(
     rare: None,
     features: Array,
     *,
-    model: Model,
+    statics: StepStatics,
     shape: StepShape,
-    caches: Caches,
     reads: FeatureGroup,
-    mesh: Mesh,
-    logits_tile: int,
-    few_rows: int | None = None,
-    skips_unused: bool = True,
 ) -> tuple[DeviceState, StepOutput]:
-    """Run one step, as `run_step` does; `features` is the model's pool of them, which `reads` describes. It is not
-    donated.
+    """Run one step, as `run_step` does; `features` is the model's pool of features, which `reads` describes.
+
+    It is not donated.
     """
+    model, caches = statics.model, statics.caches
     assert rare is None  # guesses follow no rules
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
     num_tokens = inputs.sequences.query_ends_s.max()
-    # All cache groups of a head have the block table that the features have.
-    given_tf = reads.read(features, inputs.placements[0].slots_t)
-    features_td = model.read_features(params, given_tf, num_tokens)
+    # All cache groups of a head share the features' block table.
+    features_tf = reads.read(features, inputs.placements[0].slots_t)
+    features_td = model.read_features(params, features_tf, num_tokens)
     features_td = _with_own(features_td, inputs, state.hidden_sd)
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
     hidden_td, pools, _ = model.forward(params, state.pools, tokens, features_td=features_td, **arguments)
     hidden_sd = hidden_td[inputs.logit_rows.logit_tokens_s]
-    # The noise is that of the token which is guessed, one further on than where the head is.
+    # The noise is that of the guessed token, one position after the head's.
     sampling = inputs.sampling._replace(positions_s=inputs.sampling.positions_s + 1)
-    draw = partial(draw_plain, model=model, params=params, mesh=mesh, few_rows=few_rows, skips_unused=skips_unused)
+    draw = partial(draw_plain, params=params, statics=statics)
     num_rows = inputs.logit_rows.num_rows
-    tokens_s = map_rows(draw, (hidden_sd, sampling), num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
-    own = DeviceState(pools, None, pad_rows(hidden_sd, shape.max_rows))
-    return own, StepOutput(pad_rows(tokens_s, shape.max_rows), None)
+    rows = hidden_sd, sampling
+    tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=statics.few_rows)
+    state = DeviceState(pools, None, pad_rows(hidden_sd, shape.max_rows))
+    return state, StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
 
 def _with_own(features_td: Array, inputs: PackedInputs, hidden_sd: Array) -> Array:
-    """Return features with the head's own hidden states of the step before for tokens that it guessed there."""
+    """Return features with the head's own hidden states in place of those of tokens that it guessed a step before."""
     # Such rows are decodes: row i is token i.
     previous_rows_s = inputs.logit_rows.previous_rows_s
     own_sd, first_sd = hidden_sd[previous_rows_s], features_td[: previous_rows_s.shape[0]]

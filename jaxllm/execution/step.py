@@ -1,8 +1,12 @@
-"""The step is one pure function from parameters, pool and packed inputs to tokens. Everything in it is traced."""
+"""The step of a model that generates: one pure function from parameters, pools and packed inputs to tokens.
+
+Everything in this module is traced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,11 +30,11 @@ from jaxllm.sampling.token_counts import add_tokens
 
 
 class DeviceState(NamedTuple):
-    """The arrays that stay on the device from step to step; a step takes their memory for those that it returns."""
+    """The arrays that stay on the device from step to step; they are donated to each step."""
 
     pools: Pools
     counts_cv: Any
-    """The token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
+    """The token counts (`sampling.token_counts`): row 0 is for rows that count nothing, then there is one per sequence.
     None in plain steps."""
     hidden_sd: Any = None
     """The hidden states of the last step's rows, in a draft head's steps; None in others."""
@@ -50,11 +54,29 @@ class StepShape(NamedTuple):
     batch: BatchShape
     is_full: bool
     decodes_only: bool
-    """True if no sequence has more than one token in the step, and attention takes less then."""
+    """True if no sequence has more than one token in the step, which makes attention cheaper."""
     num_logprobs: int
     logprobs_mode: str
     max_rows: int
     """The number of rows of `tokens_s`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStatics:
+    """The constants of a model's steps, which their programs are traced with."""
+
+    model: Model
+    caches: Caches
+    mesh: Mesh
+    processors: tuple[LogitsProcessor, ...] = ()
+    logits_tile: int
+    """The number of rows whose logits exist at a time."""
+    few_rows: int | None = None
+    """A plain step of at most this many rows computes the logits of no more. A full step of this many samples the rows
+    in use one by one, and a plain step reads one alone without the others. None if padding rows cost next to nothing.
+    """
+    skips_unused: bool = True
+    """See `sampling.branches`."""
 
 
 def run_step(
@@ -65,21 +87,11 @@ def run_step(
     floats: Array,
     rare: RareRules | None,
     *,
-    model: Model,
+    statics: StepStatics,
     shape: StepShape,
-    processors: tuple[LogitsProcessor, ...] = (),
-    caches: Caches,
-    mesh: Mesh,
-    logits_tile: int,
-    few_rows: int | None = None,
-    skips_unused: bool = True,
 ) -> tuple[DeviceState, StepOutput]:
-    """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
-
-    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many. Of so few, a full
-    step samples those in use one by one, and a plain step reads one alone without the others. For `skips_unused` see
-    `sampling.branches`.
-    """
+    """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's."""
+    model, caches, few_rows = statics.model, statics.caches, statics.few_rows
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
@@ -88,26 +100,26 @@ def run_step(
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     if rare is None:
-        draw = partial(draw_plain, model=model, params=params, mesh=mesh, few_rows=few_rows, skips_unused=skips_unused)
-        tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
+        draw = partial(draw_plain, params=params, statics=statics)
+        tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
-        given = _gathered(model.logits(params, hidden_rd, num_rows), mesh), *settings
+        row_inputs = _gathered(model.logits(params, hidden_rd, num_rows), statics.mesh), *settings
         sampler = partial(
             sample_full,
             uses=inputs.uses,
             counts_cv=state.counts_cv,
             num_logprobs=shape.num_logprobs,
             logprobs_mode=shape.logprobs_mode,
-            processors=processors,
-            skips_unused=skips_unused,
+            processors=statics.processors,
+            skips_unused=statics.skips_unused,
         )
-        # Few rows are sampled one by one, lest one or two take the time of all.
+        # Few rows are sampled one by one, so that one or two do not take the time of all.
         tile = 1 if _is_few(hidden_rd, few_rows) else hidden_rd.shape[0]
-        return map_row_tiles(lambda _, *rows: sampler(*rows), given, num_rows=num_rows, tile=tile)
+        return map_row_tiles(lambda _, *rows: sampler(*rows), row_inputs, num_rows=num_rows, tile=tile)
 
-    tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
+    tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=statics.logits_tile)
     counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
     counts_cv = add_tokens(state.counts_cv, *counted)
     return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs)
@@ -118,15 +130,13 @@ def draw_plain(
     hidden_sd: Array,
     batch: SamplingBatch,
     *,
-    model: Model,
     params: Any,
-    mesh: Mesh,
-    few_rows: int | None,
-    skips_unused: bool,
+    statics: StepStatics,
 ) -> Array:
-    """Return the token of each row, of which those from `num_rows` on are padding, by temperature and seed alone."""
-    alone = num_rows if _is_few(hidden_sd, few_rows) else None
-    sampler = plain_sampler(mesh, model.config.vocab_size, alone, skips_unused)
+    """Return the token of each row, by temperature and seed alone; rows from `num_rows` on are padding."""
+    model = statics.model
+    alone = num_rows if _is_few(hidden_sd, statics.few_rows) else None
+    sampler = plain_sampler(statics.mesh, model.config.vocab_size, alone, statics.skips_unused)
     return sampler(model.logits(params, hidden_sd, num_rows), batch)
 
 
@@ -149,7 +159,7 @@ def plain_sampler(
 
 
 def _is_few(hidden_sd: Array, few_rows: int | None) -> bool:
-    """Say whether these are so few rows that padding among them is worth skipping."""
+    """Return whether there are so few rows that padding among them is worth skipping."""
     return few_rows is not None and hidden_sd.shape[0] <= few_rows
 
 
@@ -163,12 +173,12 @@ def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
 
 
 def pad_rows(array: Array, num_rows: int) -> Array:
-    """Return an array [s, ...] with so many rows, those that it lacks 0."""
+    """Return an array [s, ...] with `num_rows` rows; the new ones are 0."""
     return jnp.pad(array, ((0, num_rows - array.shape[0]), *[(0, 0)] * (array.ndim - 1)))
 
 
 def known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
-    """Return the step's tokens, with those filled in that only the device knows: the last step sampled them."""
+    """Return the step's tokens, with those that the last step sampled, which only the device knows, filled in."""
     # Such rows are decodes: row i is token i.
     previous_rows_s, token_ids_t = inputs.logit_rows.previous_rows_s, inputs.tokens.token_ids_t
     first_ids_s = token_ids_t[: previous_rows_s.shape[0]]
@@ -177,8 +187,9 @@ def known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
 
 
 def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, tile: int, few_rows: int | None) -> Array:
-    """Do as `map_row_tiles`, but with only `few_rows` rows where there are no more: a prompt's step has many tokens and
-    a row or two to sample.
+    """Do as `map_row_tiles`, with `few_rows` rows at once where no more are in use.
+
+    A prompt's step has many tokens and a row or two to sample.
     """
     total = jax.tree.leaves(arrays)[0].shape[0]
     if few_rows is None or total <= few_rows:
@@ -193,8 +204,8 @@ def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, ti
 def map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:
     """Apply `function` to `tile` rows of all arrays at a time, to the tiles that hold the first `num_rows` rows.
 
-    `function` takes how many rows of its tile are among those, and the arrays; it returns a pytree with as many rows as
-    they have. Rows of other tiles are 0.
+    `function` takes the number of such rows in its tile, and the arrays; it returns a pytree with as many rows as they
+    have. Rows of other tiles are 0.
     """
     total = jax.tree.leaves(arrays)[0].shape[0]
     if total <= tile:
