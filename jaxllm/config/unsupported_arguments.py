@@ -1,4 +1,4 @@
-"""Some of vLLM's engine arguments do nothing here yet: each takes its default in vLLM 0.32, else it is refused."""
+"""vLLM's engine arguments that jaxllm does not implement: each takes vLLM 0.32's default, and refuses other values."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -22,18 +22,18 @@ _MEDIA = "prompts are text or token ids so far"
 _OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cache_dtype"
 _ONE_ENGINE = "an engine has no pipelines; see tensor_parallel_size, nnodes, mesh and data_parallel_size"
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
-_RECURRENT = "no model with recurrent layers runs yet"
+_RECURRENT = "recurrent states and their kernels follow from the model, the platform and max_num_seqs"
 _SERVER = "requests are read in the one process of the server"
-_SLEEP = "an engine does not sleep yet; shutdown() frees the device"
+_SLEEP = "an engine that sleeps gives back all that it has on the device; see AsyncLLM.sleep()"
 _TRANSFER = "KV caches and weights are not exchanged between engines yet"
 _WEIGHTS = "weights are memory-mapped safetensors or GGUF files"
 
 
 @dataclasses.dataclass(kw_only=True)
 class UnsupportedArguments:
-    """A row per argument says its default, why no other value is taken, and in `also` what means the same here.
+    """Each row has an argument's default, the reason why others are refused, and in `also` values that mean the same.
 
-    A row moves to `EngineArguments` on the day that its argument works.
+    A row moves to `EngineArguments` once its argument works.
     """
 
     # The model, its tokenizer and its files
@@ -60,7 +60,7 @@ class UnsupportedArguments:
     return_sampling_mask: bool = unsupported(False, "outputs hold no mask; see logprobs_mode and allowed_token_ids")
     use_fp64_gumbel: bool = unsupported(False, "sampling is in float32")
     enable_trace_replay: bool = unsupported(False, "sampling cannot be forced to a trace; see allowed_token_ids")
-    reasoning_parser_plugin: str | None = unsupported(None, "outputs are not split; see reasoning_config")
+    reasoning_parser_plugin: str | None = unsupported(None, "reasoning parsers are jaxllm's own; see reasoning_parser")
     watermark_config: Any = unsupported(None, "outputs are not watermarked")
 
     # Media
@@ -167,9 +167,9 @@ class UnsupportedArguments:
     prefix_match_unit: int | None = unsupported(None, "prefixes are matched by whole blocks; see block_size")
     calculate_kv_scales: bool = unsupported(False, "an fp8 KV cache has no scales; see kv_cache_dtype")
     kv_cache_dtype_skip_layers: list[str] = unsupported([], "all layers have one kv_cache_dtype")
-    kv_sharing_fast_prefill: bool = unsupported(False, "no model whose layers share their KV cache runs yet")
-    swa_bounded_replay: bool = unsupported(True, "the KV cache holds all tokens of every layer", also=(False,))
-    disable_hybrid_kv_cache_manager: bool | None = unsupported(None, "all layers have blocks alike", also=(True,))
+    kv_sharing_fast_prefill: bool = unsupported(False, "every layer computes all tokens of a prompt")
+    swa_bounded_replay: bool = unsupported(True, "a prefix hit needs the blocks that windows read", also=(False,))
+    disable_hybrid_kv_cache_manager: bool | None = unsupported(None, "cache groups follow from the model", also=(True,))
     mamba_config: Any = unsupported(None, _RECURRENT, also=({},))
     mamba_backend: str = unsupported("triton", _RECURRENT)
     mamba_ssu_algorithm: str | None = unsupported(None, _RECURRENT)
@@ -191,7 +191,7 @@ class UnsupportedArguments:
     offload_params: Any = unsupported(None, _OFFLOAD, also=(set(), []))
     kv_offloading_size: float | None = unsupported(None, _OFFLOAD)
     kv_offloading_backend: str = unsupported("native", _OFFLOAD)
-    enable_sleep_mode: bool = unsupported(False, _SLEEP)
+    enable_sleep_mode: bool = unsupported(False, "AsyncLLM alone sleeps; shutdown() frees the device")
     sleep_mode_offload_cudagraph: bool = unsupported(False, _SLEEP)
     sleep_preserve_parameter_names: list[str] = unsupported([], _SLEEP)
     enable_cumem_allocator: bool = unsupported(False, "JAX allocates; see gpu_memory_utilization")
@@ -242,6 +242,6 @@ class UnsupportedArguments:
     tokens_only: bool = unsupported(False, "see skip_tokenizer_init")
     io_processor_plugin: str | None = unsupported(None, _SERVER)
     renderer_num_workers: int = unsupported(1, _SERVER)
-    shutdown_timeout: int = unsupported(0, "it is an argument of `jaxllm serve`")
+    shutdown_timeout: int = unsupported(0, "see AsyncEngineArgs and `jaxllm serve`")
     fail_on_environ_validation: bool = unsupported(False, "no environment variable of vLLM is read")
     additional_config: Any = unsupported(None, "no platform takes any", also=({},))
