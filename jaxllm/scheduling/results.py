@@ -1,18 +1,17 @@
-"""What a step computed is taken into its requests, and becomes their outputs; requests are ended by the scheduler."""
+"""Take the results of a step into its requests, and make their outputs; the scheduler ends requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxllm.core_messages import EngineCoreOutput, PromptLogprobs, RequestError
+from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager
-from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, find_end
 from jaxllm.scheduling.speculation import Speculation
 
 type Taken = list[tuple[Request, EngineCoreOutput]]
-"""An output for each request that got something of a step; one with a finish_reason ends its request."""
+"""The requests that a step gave something, each with its output; an output with a finish_reason ends its request."""
 
 
 def take_samples(
@@ -40,7 +39,7 @@ def take_samples(
                 taken.append((request, make_output(request, [], None, scores)))
             continue
         num_new, end = _append(request, sampled_ids, chunk.drafts if chunk.num_drafts else (), max_model_len)
-        # Of the drafts, those that were right are computed, but for one that ended the request.
+        # The drafts that were right are computed, except one that ended the request.
         table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
         if speculation is not None:
             speculation.record(request, table, num_new, chunk.num_drafts)
@@ -56,7 +55,7 @@ def _append(
 ) -> tuple[int, tuple[str | None, int | str | None]]:
     """Append sampled tokens up to the first that ends the request, or that is not the draft it was computed with.
 
-    Return how many they are, and why the request ends, if it does.
+    Return their number, and why the request ends, if it does.
     """
     for index, token_id in enumerate(sampled_ids):
         request.token_ids.append(token_id)
@@ -67,7 +66,7 @@ def _append(
 
 
 def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Request], result: StepResult) -> Taken:
-    """Collect what chunks gave, until their prompts are done."""
+    """Collect the pooled outputs of chunks, until their prompts are done."""
     taken: Taken = []
     for chunk, request, pooled in zip(plan.chunks, requests, result.pooled, strict=True):
         if request.finish_reason is not None:
@@ -81,3 +80,30 @@ def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Reques
         if chunk.start + len(chunk.token_ids) == request.num_tokens:
             taken.append((request, make_output(request, [], finish_reason="stop", pooled=request.all_pooled())))
     return taken
+
+
+def make_output(
+    request: Request,
+    new_token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None = None,
+    prompt_logprobs: PromptLogprobs | None = None,
+    finish_reason: str | None = None,
+    stop_reason: int | str | None = None,
+    error: RequestError | None = None,
+    pooled: Pooled | None = None,
+) -> EngineCoreOutput:
+    """Return the output of one step for a request; `logprobs` are those of its new tokens."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=new_token_ids,
+        new_logprobs=None if request.params.num_logprobs is None else logprobs,
+        new_prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        error=error,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        queued_ts=request.queued_ts,
+        scheduled_ts=request.scheduled_ts or 0.0,
+    )

@@ -26,13 +26,12 @@ from jaxllm.scheduling.counters import Counters
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
-from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
-from jaxllm.scheduling.results import take_pooled, take_samples
+from jaxllm.scheduling.results import make_output, take_pooled, take_samples
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
-from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
+from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
@@ -158,19 +157,19 @@ class Scheduler:
         in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
         for kind in self._kinds.in_turn():
-            draft = StepDraft(self.config, kind, in_flight, self._count_rows.by_request)
-            if self._plan_running(draft, late):
-                self._plan_waiting(draft, late)
+            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request)
+            if self._plan_running(step, late):
+                self._plan_waiting(step, late)
             if self._speculation is not None:
-                self._speculation.add_drafts(draft, cut_drafts)
-            finished = draft.finish(self._counters.num_steps, self.adapters)
+                self._speculation.add_drafts(step, cut_drafts)
+            finished = step.finish(self._counters.num_steps, self.adapters)
             if finished is None:
                 continue
             plan, requests = finished
             self._kinds.has_planned(kind)
             self._in_flight[plan.step_id] = finished
             self._counters.num_steps += 1
-            self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - draft.num_tokens
+            self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - step.num_tokens
             self._register_planned(plan, requests)
             return plan
         return None
@@ -205,16 +204,16 @@ class Scheduler:
                 return True
         return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
 
-    def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
+    def _plan_running(self, step: StepBuilder, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
         running, max_model_len = self._running, self.config.max_model_len
         index = 0
         while index < len(running):  # preemption shortens it
             request = running[index]
             index += 1
-            if request.request_id in late or request.kind is not draft.kind:
+            if request.request_id in late or request.kind is not step.kind:
                 continue
-            ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
+            ahead = step.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
             if ahead.num_sampled and (
                 ahead.row is None or request.waits_for_last_token or request.reaches_length(num_tokens, max_model_len)
@@ -228,21 +227,21 @@ class Scheduler:
             if num_new > 1:
                 # Something is kept back for each request behind: a long prompt never stops the others' decoding. Steps
                 # of beam searches come back to the queue after each token, and are to go on as decodes do.
-                num_steps = self._waiting.num_later_steps if draft.kind is StepKind.SAMPLE else 0
+                num_steps = self._waiting.num_later_steps if step.kind is StepKind.SAMPLE else 0
                 num_behind = len(running) - index + num_steps
-                num_new = draft.limit(request, start, num_new, table.num_shared_tokens, num_behind)
+                num_new = step.limit(request, start, num_new, table.num_shared_tokens, num_behind)
                 if not num_new:
                     continue
             if not (has_forks := self._waiting.num_forks(request) > 0):
                 self.cache.trim(table, start)
-            if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start, num_new):
+            if not self.cache.grow(table, start + num_new) and not self._make_room(step, request, start, num_new):
                 return False
-            draft.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
-            if draft.is_spent:
+            step.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
+            if step.is_spent:
                 return False
-        return not draft.num_preempted
+        return not step.num_preempted
 
-    def _make_room(self, draft: StepDraft, request: Request, start: int, num_tokens: int) -> bool:
+    def _make_room(self, step: StepBuilder, request: Request, start: int, num_tokens: int) -> bool:
         """Grow a table, giving up what forks may want, then preempting the last in line; return False if blocks are
         short.
         """
@@ -254,10 +253,10 @@ class Scheduler:
             last = self._running[-1]
             # A request with rows in flight keeps its blocks. Nobody behind `request` is planned in this step, so the
             # next plan finds the last one free to preempt: the first in line always gets on.
-            if last is request or last in draft.in_flight:
+            if last is request or last in step.in_flight:
                 return False
             self._preempt(last)
-            draft.num_preempted += 1
+            step.num_preempted += 1
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -272,38 +271,38 @@ class Scheduler:
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
-    def _plan_waiting(self, draft: StepDraft, late: Collection[str]) -> None:
+    def _plan_waiting(self, step: StepBuilder, late: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
-        while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
+        while not step.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None or not self._has_seats(request):
                 break
-            if request.request_id in late or self._forks.must_wait(request, draft):
+            if request.request_id in late or self._forks.must_wait(request, step):
                 self._waiting.set_aside()
                 continue
-            is_other = request.kind is not draft.kind or (request.runs_whole and request.num_tokens > draft.room())
+            is_other = request.kind is not step.kind or (request.runs_whole and request.num_tokens > step.room())
             if is_other or self.adapters.holds_up(request):
                 # Those behind may do for this step; this one is at the head of another.
-                if not draft.may_pass():
+                if not step.may_pass():
                     break
                 self._waiting.set_aside()
                 continue
-            hit = self._forks.find_prefix(request, draft)
+            hit = self._forks.find_prefix(request, step)
             start = hit.num_tokens
             num_missing = request.num_tokens - start
-            if num_missing > draft.room() and not self.config.enable_chunked_prefill:
+            if num_missing > step.room() and not self.config.enable_chunked_prefill:
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
             if not self.cache.fits(request.num_tokens, hit):
-                if self._forks.give_up_parked(request, draft.donors):
+                if self._forks.give_up_parked(request, step.donors):
                     continue
                 break
-            num_new = draft.limit(request, start, num_missing, hit.num_shared_tokens)
+            num_new = step.limit(request, start, num_missing, hit.num_shared_tokens)
             if not num_new:
                 break
-            self._admit(request, hit, num_new, draft)
+            self._admit(request, hit, num_new, step)
         self._waiting.restore()
-        for donor in draft.donors:
+        for donor in step.donors:
             self._forks.close_unwanted(donor)
 
     def _has_seats(self, request: Request) -> bool:
@@ -315,7 +314,7 @@ class Scheduler:
             num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < place)
         return num_taken <= self.config.max_num_seqs
 
-    def _admit(self, request: Request, hit: PrefixHit, num_new: int, draft: StepDraft) -> None:
+    def _admit(self, request: Request, hit: PrefixHit, num_new: int, step: StepBuilder) -> None:
         """Move the first waiting request to its place among the running and plan its first chunk."""
         start = hit.num_tokens
         self._waiting.pop()
@@ -333,11 +332,11 @@ class Scheduler:
         self.adapters.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         for group, source in enumerate(hit.copied_blocks or ()):
-            draft.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
+            step.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
         if request.donor is not None:
-            draft.donors[request.donor] = None
+            step.donors[request.donor] = None
         slots = self.cache.plan_state(request, table, start, num_new, self._waiting.num_forks(request) > 0)
-        draft.add(request, table, start, num_new, slots, is_admitted=True)
+        step.add(request, table, start, num_new, slots, is_admitted=True)
 
     def _counts_tokens(self, request: Request) -> bool:
         """Say whether a running request has a row of the device's token counts."""

@@ -18,7 +18,7 @@ from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.scheduling.request import Request
-from jaxllm.scheduling.step_draft import StepDraft
+from jaxllm.scheduling.step_builder import StepBuilder
 from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
 from jaxllm.speculation.guesses import FIRST_RATE, GAIN, Guesses, ModelGuesses, TextGuesses
 
@@ -131,19 +131,19 @@ class Speculation:
         gain = sum(guesses.gain(count, cost) for _, guesses, count in worth)
         return gain > WAIT * len(running) or bool(self._probed(running, num_free))
 
-    def add_drafts(self, draft: StepDraft, cut: CutDrafts) -> None:
+    def add_drafts(self, step: StepBuilder, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""
-        draft.add_drafts(partial(self._drafts_after, draft, cut))
+        step.add_drafts(partial(self._drafts_after, step, cut))
 
     def _drafts_after(
-        self, draft: StepDraft, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
+        self, step: StepBuilder, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
     ) -> tuple[array[int], GroupBlocks]:
         """Return at most so many drafts after a chunk of one token, and the blocks that hold them too."""
         none = array("i"), chunk.block_ids
         if chunk.previous_row is not None or not chunk.samples:
             return none
         guesses = self._guesses_of(request)
-        count = min(self._num_worth(request, guesses, draft.num_planned), at_most)
+        count = min(self._num_worth(request, guesses, step.num_planned), at_most)
         if count <= 0:
             return none
         drafts = cut(request.request_id, request.num_output_tokens, guesses.after(request.token_ids)[:count])

@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
-from jaxllm.scheduling.step_draft import InFlight, tally
+from jaxllm.scheduling.step_builder import InFlight, tally
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 

@@ -46,7 +46,7 @@ def tally(steps: Iterable[tuple[StepPlan, list[Request]]]) -> dict[Request, InFl
     return total
 
 
-class StepDraft:
+class StepBuilder:
     """Collect a step's chunks until its tokens or its rows of logits are spent."""
 
     def __init__(
