@@ -42,44 +42,6 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 logger = logging.getLogger(__name__)
 
-COPIED = (
-    "model",
-    "tokenizer",
-    "tokenizer_mode",
-    "tokenizer_revision",
-    "skip_tokenizer_init",
-    "revision",
-    "hf_token",
-    "download_dir",
-    "load_format",
-    "seed",
-    "logprobs_mode",
-    "reasoning_config",
-    "stream_interval",
-    "linear_backend",
-    "enforce_eager",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "kv_cache_memory_bytes",
-    "num_gpu_blocks_override",
-    "long_prefill_token_threshold",
-    "enable_lora",
-    "max_loras",
-    "max_lora_rank",
-    "lora_dtype",
-    "scheduling_policy",
-    "disable_log_stats",
-    "kv_cache_metrics",
-    "kv_cache_metrics_sample",
-    "data_parallel_size",
-    "nnodes",
-    "otlp_traces_endpoint",
-    "profiler_config",
-    "use_tqdm_on_load",
-    "served_model_name",
-)
-"""The engine takes these arguments as they are given."""
-
 
 def resolve(
     args: EngineArguments, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
@@ -118,33 +80,36 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     limits = resolve_limits(args, platform, max_model_len, resolved)
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
-    copied = {name: getattr(args, name) for name in COPIED}
-    return EngineConfig(
-        **copied,
+    settled = {
         **limits,
         **{name: getattr(resolved, name) for name in ("runner_type", "convert_type", "pooler_config", "pooling")},
-        checkpoint=checkpoint,
-        hf_config=hf_config,
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
-        quantization=settings.resolve_quantization(args.quantization, checkpoint),
-        mesh=mesh,
-        logits_processors=logits_processors,
-        speculation=resolve_speculation(args, resolved, platform, logits_processors),
-        structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
-        max_model_len=max_model_len,
-        max_model_len_can_shrink=can_shrink,
-        max_logprobs=_resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
-        scheduler_cls=scheduler_cls,
-        max_cpu_loras=args.max_cpu_loras or args.max_loras,
-        chat_template=chat_template,
-        generation_config=generation_config,
-        default_sampling_params=default_sampling_params,
-        max_output_tokens=settings.max_output_tokens(
+        "checkpoint": checkpoint,
+        "hf_config": hf_config,
+        "quantization": settings.resolve_quantization(args.quantization, checkpoint),
+        "mesh": mesh,
+        "logits_processors": logits_processors,
+        "speculation": resolve_speculation(args, resolved, platform, logits_processors),
+        "structured_outputs_config": _resolve_structured_outputs(args.structured_outputs_config),
+        "max_model_len": max_model_len,
+        "max_model_len_can_shrink": can_shrink,
+        "max_logprobs": _resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
+        "scheduler_cls": scheduler_cls,
+        "max_cpu_loras": args.max_cpu_loras or args.max_loras,
+        "chat_template": chat_template,
+        "generation_config": generation_config,
+        "default_sampling_params": default_sampling_params,
+        "max_output_tokens": settings.max_output_tokens(
             args.generation_config, generation_config, args.override_generation_config
         ),
-        platform=platform,
-        cache_dir=default_cache_dir(),
-    )
+        "platform": platform,
+        "cache_dir": default_cache_dir(),
+        "draft": None,
+        "reads": None,
+    }
+    # An argument that nothing settles is taken as the user gave it.
+    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name not in settled]
+    return EngineConfig(**settled, **{name: getattr(args, name) for name in names})
 
 
 def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
