@@ -90,10 +90,10 @@ class Work:
     def decode(self, batch: int, length: int) -> Bound:
         """Return the bound on decoding `batch` requests that have `length` tokens in the KV cache each."""
         keys = [layer.num_keys(length) for layer in self.layers]
-        each = list(zip(keys, self.layers, strict=True))
-        cached = sum(num * layer.kv_bytes + 2 * layer.state_bytes for num, layer in each)
+        pairs = list(zip(keys, self.layers, strict=True))
+        cached = sum(num * layer.kv_bytes + 2 * layer.state_bytes for num, layer in pairs)
         moved = self._read_bytes(batch) + batch * cached
-        flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in each))
+        flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in pairs))
         return self._bound("decode", batch, length, batch, moved, flops)
 
     def prefill(self, length: int) -> Bound:

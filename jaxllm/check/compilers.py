@@ -81,10 +81,10 @@ def compiler_versions(hardware: Hardware) -> dict[str, str]:
 def find_ptxas() -> Path | None:
     """Return the assembler that comes with nvidia-cuda-nvcc, or else one that is on the PATH."""
     for folder in _nvidia_folders():
-        for found in sorted(folder.glob("*/bin/ptxas"), reverse=True):
-            return found
-    found = shutil.which("ptxas")
-    return Path(found) if found else None
+        for path in sorted(folder.glob("*/bin/ptxas"), reverse=True):
+            return path
+    path = shutil.which("ptxas")
+    return Path(path) if path else None
 
 
 def _nvidia_folders() -> Iterator[Path]:

@@ -189,11 +189,11 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
         flops_per_second=hardware.flops_per_second,
         generates=config.generates,
     )
-    for each in concurrency:
-        for batch in sorted({1, each.requests}):
-            yield work.decode(batch, each.length) if config.generates else work.pool(batch, each.length)
-    for each in concurrency if config.generates else ():
-        yield work.prefill(each.length)
+    for load in concurrency:
+        for batch in sorted({1, load.requests}):
+            yield work.decode(batch, load.length) if config.generates else work.pool(batch, load.length)
+    for load in concurrency if config.generates else ():
+        yield work.prefill(load.length)
 
 
 def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:

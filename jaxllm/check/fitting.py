@@ -102,19 +102,19 @@ def find_changes(
     args: EngineArgs, failed: Fit, checkpoint: Checkpoint, hardware: Hardware, topology: str
 ) -> list[Change]:
     """Return the changes that make an engine fit, the smallest first, each tried with the engine's own sizing."""
-    found = []
+    changes = []
     for settings in _settings(args, failed):
-        found += _try(args, settings, topology, checkpoint, hardware)
+        changes += _try(args, settings, topology, checkpoint, hardware)
     for settings, name in _more_devices(args, failed, hardware, topology):
-        if found and name != topology:
+        if changes and name != topology:
             break  # other hardware is no small change
         change = _try(args, settings, name, checkpoint, hardware)
-        found += change
+        changes += change
         if change:
             break
     if failed.config.quantization is None:  # last, as it is another model
-        found += _try(args, {"quantization": "int8"}, topology, checkpoint, hardware)
-    return found
+        changes += _try(args, {"quantization": "int8"}, topology, checkpoint, hardware)
+    return changes
 
 
 def _try(

@@ -65,10 +65,10 @@ def _parse(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:
             current = computations[header[2]] = []
             entry = header[2] if header[1] else entry
             continue
-        found = _INSTRUCTION.match(line)
-        opcode = _OPCODE.search(found[2]) if found else None
-        if found and opcode:
-            current.append(_Instruction(found[1], found[2][: opcode.start()], opcode[1], found[2]))
+        match = _INSTRUCTION.match(line)
+        opcode = _OPCODE.search(match[2]) if match else None
+        if match and opcode:
+            current.append(_Instruction(match[1], match[2][: opcode.start()], opcode[1], match[2]))
     return computations, entry
 
 
@@ -99,8 +99,8 @@ def _tally_one(
         body = _tally(loop[2], computations, known)
         return _repeat(body, trips)
     if instruction.opcode == "conditional":
-        found = _BRANCHES.search(instruction.text)
-        names = [part.strip(" %,") for group in (found.groups() if found else ()) if group for part in group.split(",")]
+        match = _BRANCHES.search(instruction.text)
+        names = [part.strip(" %,") for group in (match.groups() if match else ()) if group for part in group.split(",")]
         branches = [_tally(name, computations, known) for name in names]
         return max(branches, key=lambda tally: sum(size for _, size in tally.values()), default={})
     if instruction.opcode in ("call", "fusion", "async-start"):

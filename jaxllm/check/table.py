@@ -100,9 +100,9 @@ def _collectives(programs: Sequence[Program]) -> Iterator[str]:
         sizes = (f"{program.scratch_bytes / 2**20:.1f} MiB", f"{program.code_bytes / 2**20:.1f} MiB")
         name = f"{program.name}: {program.num_tokens:,} tokens of up to {program.num_seqs} requests"
         rows.append((name, "", "", *sizes, f"{program.compile_seconds:.0f} s"))
-        for each in program.collectives:
-            place = " (each pass of a loop over rows)" if each.repeated else ""
-            rows.append((f"  {each.kind}{place}", f"{each.count:,}", f"{each.bytes:,}", "", "", ""))
+        for collective in program.collectives:
+            where = " (each pass of a loop over rows)" if collective.repeated else ""
+            rows.append((f"  {collective.kind}{where}", f"{collective.count:,}", f"{collective.bytes:,}", "", "", ""))
     yield from _table(rows)
 
 

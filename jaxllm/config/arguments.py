@@ -345,11 +345,11 @@ class EngineArguments(UnsupportedArguments):
     def speculation(self) -> SpeculativeConfig | None:
         """Return how tokens are guessed ahead: `speculative_config`, or what the three short arguments say."""
         short = {"method": self.spec_method, "model": self.spec_model, "num_speculative_tokens": self.spec_tokens}
-        given = [name for name, value in zip(("method", "model", "tokens"), short.values(), strict=True) if value]
-        if not given:
+        names = [name for name, value in zip(("method", "model", "tokens"), short.values(), strict=True) if value]
+        if not names:
             return self.speculative_config
         if self.speculative_config is not None:
-            name = f"spec_{given[0]}"
+            name = f"spec_{names[0]}"
             message = f"{name} and speculative_config say the same: give one of them."
             raise VLLMValidationError(message, parameter=name, value=getattr(self, name))
         return SpeculativeConfig(**short)
@@ -371,10 +371,10 @@ class EngineArguments(UnsupportedArguments):
 
         Functions and classes go by name. Raises VLLMValidationError for what has none there, as a mesh.
         """
-        given = {}
+        values = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
             if value != default:
-                given[field.name] = portable(field.name, field.metadata["kind"], value)
-        return given
+                values[field.name] = portable(field.name, field.metadata["kind"], value)
+        return values

@@ -18,8 +18,8 @@ def default_cache_dir() -> str:
 
     Raises VLLMValidationError where ~ or ~name in it stands for no folder.
     """
-    own = os.environ.get("JAXLLM_CACHE")
-    folder = own or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxllm"))
+    user_cache = os.environ.get("JAXLLM_CACHE")
+    folder = user_cache or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxllm"))
     try:
         return str(Path(folder).expanduser())
     except RuntimeError as error:

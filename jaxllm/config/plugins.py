@@ -34,11 +34,11 @@ class PluginLoader:
             if self._has_begun:  # perhaps by this very thread, in a plugin
                 return
             self._has_begun = True
-            wanted, found = self._names(), list(self._find())
+            wanted, plugins = self._names(), list(self._find())
             for name in wanted or ():
-                if all(plugin.name != name for plugin in found):
+                if all(plugin.name != name for plugin in plugins):
                     logger.warning("JAXLLM_PLUGINS: no plugin %r is installed", name)
-            for plugin in found:
+            for plugin in plugins:
                 if wanted is None or plugin.name in wanted:
                     _run(plugin)
 

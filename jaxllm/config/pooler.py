@@ -80,18 +80,18 @@ class PoolerConfig:
 
     def _check_types(self) -> None:
         """Check the types of pooling, and put the one that is meant by `pooling_type` in its place."""
-        given, known = self.pooling_type, {"seq": SEQ_POOLING_TYPES, "tok": TOK_POOLING_TYPES}
-        if given is not None:
-            kind = next((kind for kind, names in known.items() if given in names), None)
+        pooling_type, known = self.pooling_type, {"seq": SEQ_POOLING_TYPES, "tok": TOK_POOLING_TYPES}
+        if pooling_type is not None:
+            kind = next((kind for kind, names in known.items() if pooling_type in names), None)
             if kind is None:
                 names = ", ".join(SEQ_POOLING_TYPES + TOK_POOLING_TYPES)
-                raise _error(f"pooling_type={shown(given)} is not supported, only {names}", given)
-            for each in known:
-                other = getattr(self, f"{each}_pooling_type")
+                raise _error(f"pooling_type={shown(pooling_type)} is not supported, only {names}", pooling_type)
+            for level in known:
+                other = getattr(self, f"{level}_pooling_type")
                 # Settings that come from another process have both, and they agree.
-                if other is not None and (each != kind or other != given):
-                    raise _error(f"Cannot set both `pooling_type` and `{each}_pooling_type`", given)
-            self._set(f"{kind}_pooling_type", given)
+                if other is not None and (level != kind or other != pooling_type):
+                    raise _error(f"Cannot set both `pooling_type` and `{level}_pooling_type`", pooling_type)
+            self._set(f"{kind}_pooling_type", pooling_type)
         for kind, names in known.items():
             value = getattr(self, f"{kind}_pooling_type")
             if value is not None and value not in names:

@@ -74,8 +74,8 @@ class Caches:
 
     def _local_specs(self, num_blocks: int) -> Pools:
         sizes = [*self._layout.num_blocks(num_blocks), *[self._layout.num_slots] * len(self._states)]
-        each = zip(self._ops, self._depths, sizes, strict=True)
-        of_layers = tuple(op.pool_spec(depth, size) for op, depth, size in each)
+        groups = zip(self._ops, self._depths, sizes, strict=True)
+        of_layers = tuple(op.pool_spec(depth, size) for op, depth, size in groups)
         features = self._layout.features
         return of_layers if features is None else (*of_layers, features.pool_spec(num_blocks))
 
@@ -112,8 +112,8 @@ class Caches:
     def copy(self, pools: Pools, pairs: Sequence[tuple[Array, Array]]) -> Pools:
         """Copy blocks of each group of keys and values, from the first of a pair to the second; traced."""
         num_groups, features = len(self._attention), self._layout.features
-        each = zip(pools[:num_groups], pairs, self._depths, strict=False)
-        copied = (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in each), *pools[num_groups:])
+        groups = zip(pools[:num_groups], pairs, self._depths, strict=False)
+        copied = (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in groups), *pools[num_groups:])
         return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))
 
     def prepare(self, folder: Path | None) -> None:

@@ -193,12 +193,12 @@ class StepCompiler:
     def _shapes(self, *, is_full: bool) -> list[StepShape]:
         if not self.config.generates:
             return []
-        each = (
+        shapes = (
             self.step_shape(x, is_full=is_full, has_chunks=has_chunks)
             for x in self._ordered_buckets()
             for has_chunks in (False, True)
         )
-        return list(dict.fromkeys(each))
+        return list(dict.fromkeys(shapes))
 
     def _pool_shapes(self, *, by_token: bool) -> list[PoolShape]:
         if not (self.config.pools_tokens if by_token else self.config.pools_sequences):
@@ -319,8 +319,8 @@ class StepCompiler:
         return _Signature(set_adapter, (0,), (adapters, self._replicated((), jnp.int32), one), shardings)
 
     def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array, jax.Array | None]:
-        own = (self.tokens_spec(), self._hidden_spec())
-        return self.caches.make(num_blocks), *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
+        specs = (self.tokens_spec(), self._hidden_spec())
+        return self.caches.make(num_blocks), *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), specs)
 
     @property
     def _is_head(self) -> bool:

@@ -34,9 +34,9 @@ def read_logprobs(
     sampled = [None if own is None else [own] for own in rows[: len(chunks)]]
     scored: list[list[TokenLogprobs]] = [[] for _ in chunks]
     for index, first, num_rows in find_extra(chunks):
-        own = sampled[index] if chunks[index].num_drafts else scored[index]
-        if own is not None:
-            own[:0] = [entry for entry in rows[first : first + num_rows] if entry is not None]
+        target = sampled[index] if chunks[index].num_drafts else scored[index]
+        if target is not None:
+            target[:0] = [entry for entry in rows[first : first + num_rows] if entry is not None]
     return sampled, scored
 
 

@@ -73,8 +73,8 @@ class HostProcessors:
         rows = {self._request_of(chunk): row for row, chunk in enumerate(chunks)}
         update = _update(self._batch, list(rows))
         self._rows = np.array([rows[request] for request in self._batch], np.int64)
-        for each in self._all:
-            _call(type(each), each.update_state, update)
+        for processor in self._all:
+            _call(type(processor), processor.update_state, update)
 
     def after_step(self) -> None:
         """Raise what a processor raised during the step."""
@@ -112,8 +112,8 @@ class HostProcessors:
         divisor_n1 = np.where(is_drawn_n, temperature_n, 1.0).astype(np.float32)[:, None]
         logits_nv = edited_sv[self._rows] / divisor_n1
         try:
-            for each in processors:
-                logits_nv = _call(type(each), _apply_one, each, logits_nv)
+            for processor in processors:
+                logits_nv = _call(type(processor), _apply_one, processor, logits_nv)
         except VLLMValidationError as error:
             self._error = error
             return edited_sv
@@ -145,13 +145,13 @@ def _call(owner: type, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _update(batch: list[_Request], requests: list[_Request]) -> BatchUpdate | None:
     """Make `batch` hold `requests`, in any order without holes, and return how; None if it holds them already."""
-    wanted, there = set(requests), set(batch)
+    wanted, present = set(requests), set(batch)
     gone = [row for row, request in enumerate(batch) if request not in wanted]
     added: list[AddedRequest] = []
     moved: list[MovedRequest] = []
     free = iter(gone)
     for request in requests:
-        if request in there:
+        if request in present:
             continue
         row = next(free, len(batch))
         batch[row : row + 1] = [request]

@@ -160,8 +160,8 @@ class KVLayout:
     def most_blocks(self, num_bytes: int) -> int:
         """Return the most blocks that the largest group can have if all groups take at most `num_bytes`."""
         largest = [group for group in self.groups if not group.is_bounded] or self.groups
-        each = self.draft_block_bytes + sum(group.block_bytes for group in largest)
-        least, beyond = 0, 1 + num_bytes // each
+        block_bytes = self.draft_block_bytes + sum(group.block_bytes for group in largest)
+        least, beyond = 0, 1 + num_bytes // block_bytes
         while least + 1 < beyond:
             middle = (least + beyond) // 2
             least, beyond = (middle, beyond) if self.bytes(middle) <= num_bytes else (least, middle)

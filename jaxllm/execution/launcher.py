@@ -168,5 +168,5 @@ class Launcher:
             compiler = self.compiler
             specs = rare_specs(num_rows, compiler.model.config.vocab_size, compiler.config.max_drafts)
             self._neutral[num_rows] = RareRules(*(place_replicated(compiler.mesh, spec.neutral()) for spec in specs))
-        each = zip(arrays, self._neutral[num_rows], strict=True)
-        return RareRules(*(unused if used is None else used for used, unused in each))
+        pairs = zip(arrays, self._neutral[num_rows], strict=True)
+        return RareRules(*(unused if used is None else used for used, unused in pairs))

@@ -141,8 +141,8 @@ class ModelRunner:
             return self._run_pool(plan, masks)
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
         shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
-        if (there := self._nearest(shape)) != shape:
-            shape, inputs = there, self._build(plan, masks, there.batch)
+        if (nearest := self._nearest(shape)) != shape:
+            shape, inputs = nearest, self._build(plan, masks, nearest.batch)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
@@ -230,8 +230,8 @@ def _pairs(copies: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
     runs = []
     for start in range(0, max(map(len, copies), default=0), COPIES):
         pairs = np.zeros((len(copies), 2, COPIES), np.int32)
-        for of_group, each in zip(pairs, copies, strict=True):
-            some = each[start : start + COPIES]
+        for of_group, group_copies in zip(pairs, copies, strict=True):
+            some = group_copies[start : start + COPIES]
             of_group[:, : len(some)] = np.array(some, np.int32).reshape(-1, 2).T
         runs.append(pairs)
     return runs

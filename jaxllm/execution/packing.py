@@ -285,10 +285,10 @@ def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | 
 
 def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
     """Make the records of the arrays, in the order in which they are laid out."""
-    each, first_extra = iter(arrays), len(arrays) - len(shape.extra_args)
+    values, first_extra = iter(arrays), len(arrays) - len(shape.extra_args)
     extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[first_extra:], strict=True)}
     made: dict[str, list[Any]] = {name: [] for name in _RECORDS}
     for name, record, fields, _ in _records(shape):
-        made[name].append(record(*(extra_args if field is None else next(each) for field in fields)))
+        made[name].append(record(*(extra_args if field is None else next(values) for field in fields)))
     whole: dict[str, Any] = {name: tuple(of) if name in _REPEATED else of[0] for name, of in made.items()}
     return PackedInputs(**whole)

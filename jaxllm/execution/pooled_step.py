@@ -96,17 +96,17 @@ def read_pooled(
 def _read_sequences(
     chunks: Sequence[Chunk], outputs_so: np.ndarray, activation: Activation
 ) -> list[Pooled | RequestError | None]:
-    found: list[Pooled | RequestError | None] = [None] * len(chunks)
+    results: list[Pooled | RequestError | None] = [None] * len(chunks)
     alike: dict[tuple[bool, int | None], list[int]] = {}
-    for place, chunk in enumerate(chunks):
+    for index, chunk in enumerate(chunks):
         if chunk.start + len(chunk.token_ids) == chunk.num_prompt_tokens:
-            alike.setdefault(_wish(chunk.pooling), []).append(place)
+            alike.setdefault(_wish(chunk.pooling), []).append(index)
     for wish, places in alike.items():
         rows_ro = _finish(outputs_so[places], *wish, activation)
         are_numbers = np.isfinite(rows_ro).all(axis=1)
-        for place, row_o, is_number in zip(places, rows_ro, are_numbers.tolist(), strict=True):
-            found[place] = Pooled(row_o.tobytes(), 1) if is_number else _NO_NUMBER
-    return found
+        for index, row_o, is_number in zip(places, rows_ro, are_numbers.tolist(), strict=True):
+            results[index] = Pooled(row_o.tobytes(), 1) if is_number else _NO_NUMBER
+    return results
 
 
 def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -> Pooled | RequestError:

@@ -58,14 +58,14 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    given = jax.config.jax_compilation_cache_dir
-    folder = Path(given or Path(cache_dir, "xla", _cpu_digest()))
+    user_folder = jax.config.jax_compilation_cache_dir
+    folder = Path(user_folder or Path(cache_dir, "xla", _cpu_digest()))
     if not jax.config.jax_enable_compilation_cache:
         return Folders(None, None)
     kernels = _own(folder / "kernels")
     if keeps_programs:
         return Folders(_own(folder / "programs"), kernels)
-    if given is None and _own(folder):
+    if user_folder is None and _own(folder):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         compilation_cache.reset_cache()  # a program compiled before has settled that there is none
     return Folders(None, kernels)

@@ -31,11 +31,11 @@ class ExtraRows(NamedTuple):
 
 def find_extra(chunks: Sequence[Chunk]) -> list[ExtraRows]:
     """Return the extra rows of each chunk that has some."""
-    found, row = [], len(chunks)
+    extra, row = [], len(chunks)
     for index in [index for index, chunk in enumerate(chunks) if chunk.num_drafts or chunk.scored_ids]:
-        found.append(ExtraRows(index, row, chunks[index].num_extra_rows))
+        extra.append(ExtraRows(index, row, chunks[index].num_extra_rows))
         row += chunks[index].num_extra_rows
-    return found
+    return extra
 
 
 def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[ExtraRows]) -> None:
@@ -52,9 +52,9 @@ def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, e
     sampling.min_p_s[:num_seqs] = [p.min_p for p in params]
     rules.num_outputs_s[:num_seqs] = [chunk.num_output_tokens for chunk in chunks]
     for name, values_s in rules.extra_args.items():
-        for row, given in enumerate(params):
-            if given.extra_args and name in given.extra_args:
-                values_s[row] = given.extra_args[name]
+        for row, row_params in enumerate(params):
+            if row_params.extra_args and name in row_params.extra_args:
+                values_s[row] = row_params.extra_args[name]
     sampled = [chunk.params for chunk in chunks if chunk.samples]
     uses.truncation[...] = any(map(_truncates, sampled))
     uses.logprobs[...] = any(map(_wants_logprobs, sampled))
@@ -125,9 +125,9 @@ def _counted_drafts(
     drafts_sd, draft_rows_sd = specs.drafts_sd.neutral(), specs.draft_rows_sd.neutral()
     for index, first, num_drafts in drafted:
         drafts = chunks[index].drafts
-        for place, row in enumerate([*range(first + 1, first + num_drafts), index], start=1):
-            drafts_sd[row, :place] = drafts[:place]
-            draft_rows_sd[row, :place] = range(first, first + place)
+        for count, row in enumerate([*range(first + 1, first + num_drafts), index], start=1):
+            drafts_sd[row, :count] = drafts[:count]
+            draft_rows_sd[row, :count] = range(first, first + count)
     return {"drafts_sd": drafts_sd, "draft_rows_sd": draft_rows_sd}
 
 
@@ -180,8 +180,8 @@ def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Seque
     for index, first, num_rows in extra:
         chunk, rows = chunks[index], slice(first, first + num_rows)
         if chunk.num_drafts:
-            own = int(logit_rows.logit_tokens_s[index])
-            logit_rows.logit_tokens_s[rows] = np.arange(own - num_rows, own)
+            last_token = int(logit_rows.logit_tokens_s[index])
+            logit_rows.logit_tokens_s[rows] = np.arange(last_token - num_rows, last_token)
             continue
         first_token = int(sequences.query_starts_s[index])
         logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(num_rows)

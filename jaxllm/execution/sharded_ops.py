@@ -125,8 +125,8 @@ class ShardedRecurrence:
             return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, MESH_AXES)
 
         # None stands for an input that a layer lacks.
-        each, make = zip(inputs, inputs.sharded_axes, strict=True), cast(Any, type(inputs))
-        shares = make(*(None if x is None else spec_of(axis) for x, axis in each))
+        pairs, make = zip(inputs, inputs.sharded_axes, strict=True), cast(Any, type(inputs))
+        shares = make(*(None if x is None else spec_of(axis) for x, axis in pairs))
         places = state_pool_specs(pools)
         sharded = jax.shard_map(
             run,

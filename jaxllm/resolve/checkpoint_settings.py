@@ -109,16 +109,16 @@ def resolve_quantization(name: str | None, checkpoint: Checkpoint) -> str | None
 
     Raises VLLMValidationError if the checkpoint is quantized with something else than `name` says.
     """
-    own = checkpoint_quantization(checkpoint)
-    if name is None or _method(name) == own:
+    stored = checkpoint_quantization(checkpoint)
+    if name is None or _method(name) == stored:
         return None
-    if name in QUANTIZATIONS and own in (None, "gguf"):
+    if name in QUANTIZATIONS and stored in (None, "gguf"):
         return QUANTIZATIONS[name]
-    if own is None:
+    if stored is None:
         message = f"quantization={name!r}: the weights of {checkpoint.source} are not quantized"
     else:
         message = (
-            f"Quantization method specified in the model config ({own}) does not match the quantization method "
+            f"Quantization method specified in the model config ({stored}) does not match the quantization method "
             f"specified in the `quantization` argument ({name})"
         )
     raise VLLMValidationError(
@@ -315,11 +315,11 @@ def load_class(name: str, value: type | str | None) -> type | None:
     if not isinstance(value, str):
         return value
     try:
-        found = import_name(value)
+        loaded = import_name(value)
     except ImportError as error:
         raise VLLMValidationError(
             f"{name}={value!r} cannot be imported: {error}.", parameter=name, value=value
         ) from error
-    if not isinstance(found, type):
+    if not isinstance(loaded, type):
         raise VLLMValidationError(f"{name}={value!r} is not a class.", parameter=name, value=value)
-    return found
+    return loaded

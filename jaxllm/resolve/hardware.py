@@ -191,10 +191,10 @@ def find_topology(name: str) -> tuple[Hardware, int]:
 def _near_topology(name: str) -> str:
     """Return a question for a name that is nearly a topology's: in capitals, or without the number of devices."""
     topologies = [each for hardware in HARDWARE.values() for each in hardware.topologies()]
-    given = name.strip().lower()
-    near = [each for each in topologies if each == given]
-    near = near or [each for each in topologies if each.partition(":")[0] == given.partition(":")[0]]
-    near = near or difflib.get_close_matches(given, topologies, n=1)
+    wanted = name.strip().lower()
+    near = [each for each in topologies if each == wanted]
+    near = near or [each for each in topologies if each.partition(":")[0] == wanted.partition(":")[0]]
+    near = near or difflib.get_close_matches(wanted, topologies, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

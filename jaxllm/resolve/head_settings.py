@@ -31,21 +31,21 @@ def class_activation(model: str, hf_config: Mapping[str, Any], name: Any, num_la
     if name is None:
         return by_classes
     known = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": by_classes}
-    own = isinstance(name, str) and name.startswith("torch.nn.modules.")
-    found = known.get(name.rpartition(".")[2]) if own else None
-    if found is None:
+    is_torch = isinstance(name, str) and name.startswith("torch.nn.modules.")
+    activation = known.get(name.rpartition(".")[2]) if is_torch else None
+    if activation is None:
         message = f"model={model!r}: its activation_fn is {shown(name)}, which is not supported; PyTorch's"
         raise VLLMValidationError(f"{message} {', '.join(known)} are.", parameter="model", value=model)
-    return found
+    return activation
 
 
 def class_names(model: str, hf_config: Mapping[str, Any], num_labels: int) -> dict[str, str]:
     """Return the names of the classes; those without one are named as HF names them."""
-    given = hf_config.get("id2label") or {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str | int) for name in given.values()):
-        message = f"model={model!r}: config.json: id2label is {shown(given)}, expected the names of classes."
+    labels = hf_config.get("id2label") or {}
+    if not isinstance(labels, Mapping) or not all(isinstance(name, str | int) for name in labels.values()):
+        message = f"model={model!r}: config.json: id2label is {shown(labels)}, expected the names of classes."
         raise VLLMValidationError(message, parameter="model", value=model)
-    return {str(i): str(given.get(str(i), f"LABEL_{i}")) for i in range(num_labels)}
+    return {str(i): str(labels.get(str(i), f"LABEL_{i}")) for i in range(num_labels)}
 
 
 def read_matryoshka(model: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,12 +324,12 @@ def _check_gpu_kernels(platform: str, backend: str | None) -> None:
         raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
 
 
-def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:
-    if not given:
+def _load_processors(processors: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:
+    if not processors:
         return ()  # and JAX need not be imported yet
     from jaxllm.sampling.processors import load_processors
 
-    return load_processors(given)
+    return load_processors(processors)
 
 
 def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: int, num_devices: int) -> None:
@@ -349,8 +349,8 @@ def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: 
         raise VLLMValidationError(f"{message}; write {JNP_FORM}.", parameter="logits_processors", value=classes[0])
 
 
-def _resolve_structured_outputs(given: StructuredOutputsConfig | None) -> StructuredOutputsConfig:
-    config = given or StructuredOutputsConfig()
+def _resolve_structured_outputs(group: StructuredOutputsConfig | None) -> StructuredOutputsConfig:
+    config = group or StructuredOutputsConfig()
     if config.backend in OTHER_GRAMMARS:
         logger.warning("structured_outputs_config: llguidance does the work of backend=%r.", config.backend)
     return config

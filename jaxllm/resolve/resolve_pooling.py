@@ -56,15 +56,15 @@ def resolve_pooling(
             message = "pooler_config is for models that pool: pass runner='pooling', or leave it out."
             raise VLLMValidationError(message, parameter="pooler_config", value=args.pooler_config)
         return Resolved(model_config, None, runner, convert, None)
-    given, from_files = args.pooler_config or PoolerConfig(), read_settings(files)
+    user_config, from_files = args.pooler_config or PoolerConfig(), read_settings(files)
     converted = model_config if convert == "none" else _convert(args.model, files, hf_config, model_config, convert)
     pooling, embedding = _pooling_of(converted), _find_embedding(files, converted)
-    pooling = _with_files(pooling, embedding, converted.hidden_size, given, checkpoint.source)
+    pooling = _with_files(pooling, embedding, converted.hidden_size, user_config, checkpoint.source)
     # A model that generates too keeps its output head.
     body = model_config if runner == "generate" else converted
     body = dataclasses.replace(body, pooling=pooling)
-    _check_types(given, pooling.tasks)
-    settled = _settle(given, pooling, embedding)
+    _check_types(user_config, pooling.tasks)
+    settled = _settle(user_config, pooling, embedding)
     settings = _make_settings(args, settled, from_files, hf_config, body)
     max_length = from_files.max_length if runner == "pooling" else None
     return Resolved(body, settings, runner, convert, settled, max_length)
@@ -138,22 +138,22 @@ def _find_embedding(files: SentenceFiles, model_config: ModelConfig) -> Embeddin
 
 
 def _with_files(
-    pooling: Pooling, embedding: Embedding | None, hidden_size: int, given: PoolerConfig, source: str
+    pooling: Pooling, embedding: Embedding | None, hidden_size: int, user_config: PoolerConfig, source: str
 ) -> Pooling:
     """Return a family's pooling with what files and arguments say in its place."""
     from jaxllm.models.config import POOLING_TYPES
 
-    kind = given.seq_pooling_type or (embedding.kind if embedding else pooling.kind)
+    kind = user_config.seq_pooling_type or (embedding.kind if embedding else pooling.kind)
     if kind not in POOLING_TYPES:
         message = f"{source}: its Pooling module has the mode {shown(kind)}, which is not supported"
         way_out = "pooler_config={'pooling_type': 'MEAN'}, CLS or LAST sets another."
         raise VLLMValidationError(f"{message}; {way_out}", parameter="model", value=source)
     tasks = pooling.tasks
-    if given.task is not None:
-        if given.task not in tasks:
-            message = f"Unsupported task: {given.task!r} Supported tasks: {tasks}"
-            raise VLLMValidationError(message, parameter="pooler_config", value=given.task)
-        tasks = (given.task,)
+    if user_config.task is not None:
+        if user_config.task not in tasks:
+            message = f"Unsupported task: {user_config.task!r} Supported tasks: {tasks}"
+            raise VLLMValidationError(message, parameter="pooler_config", value=user_config.task)
+        tasks = (user_config.task,)
     head = (*pooling.head, *_dense_layers(embedding, pooling.size(hidden_size), source)) if embedding else pooling.head
     return dataclasses.replace(pooling, kind=kind, tasks=tasks, head=head)
 
@@ -171,24 +171,24 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
     return layers
 
 
-def _check_types(given: PoolerConfig, tasks: tuple[str, ...]) -> None:
+def _check_types(user_config: PoolerConfig, tasks: tuple[str, ...]) -> None:
     """Refuse a way of pooling that no task of the model takes."""
     of_tokens = [task in TOKEN_TASKS for task in tasks]
     for name, has_effect in (("seq_pooling_type", not all(of_tokens)), ("tok_pooling_type", any(of_tokens))):
-        if getattr(given, name) is not None and not has_effect:
-            message = f"pooler_config: pooling_type={getattr(given, name)!r} has no effect in {', '.join(tasks)}."
-            raise VLLMValidationError(message, parameter="pooler_config", value=getattr(given, name))
+        if getattr(user_config, name) is not None and not has_effect:
+            message = f"pooler_config: pooling_type={getattr(user_config, name)!r} has no effect in {', '.join(tasks)}."
+            raise VLLMValidationError(message, parameter="pooler_config", value=getattr(user_config, name))
 
 
-def _settle(given: PoolerConfig, pooling: Pooling, embedding: Embedding | None) -> PoolerConfig:
+def _settle(user_config: PoolerConfig, pooling: Pooling, embedding: Embedding | None) -> PoolerConfig:
     """Return the arguments with what they left open."""
-    use_activation = given.use_activation
+    use_activation = user_config.use_activation
     if use_activation is None:
         use_activation = embedding.normalizes if embedding else True
     return dataclasses.replace(
-        given,
+        user_config,
         seq_pooling_type=pooling.kind,
-        tok_pooling_type=given.tok_pooling_type or "ALL",
+        tok_pooling_type=user_config.tok_pooling_type or "ALL",
         use_activation=use_activation,
         pooling_type=None,
     )

@@ -46,33 +46,34 @@ def resolve_speculation(
 
 def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:
     """Return the arguments of the draft model of an engine that is settled but for it; None if it has none."""
-    given = args.speculation()
-    if given is None or given.drafter not in ("draft_model", *HEADS):
+    speculative = args.speculation()
+    if speculative is None or speculative.drafter not in ("draft_model", *HEADS):
         return None
     if shared_group(config) is None:
         message = f"{GROUP}: {config.model_config.architecture} keeps no layer's keys and values to the end"
         message += ", whose blocks a draft model's would go by. Use method='ngram' or 'suffix'."
-        raise VLLMValidationError(message, parameter=GROUP, value=given.drafter)
+        raise VLLMValidationError(message, parameter=GROUP, value=speculative.drafter)
     for name in ("draft_tensor_parallel_size", "tensor_parallel_size"):
-        if getattr(given, name) not in (None, config.mesh.size):
-            message = f"{GROUP}: {name}={getattr(given, name)} must be {config.mesh.size}, the devices of both models."
-            raise VLLMValidationError(message, parameter=GROUP, value=getattr(given, name))
-    is_own = given.drafter == "mtp"
-    model = args.model if is_own else given.model
+        size = getattr(speculative, name)
+        if size not in (None, config.mesh.size):
+            message = f"{GROUP}: {name}={size} must be {config.mesh.size}, the devices of both models."
+            raise VLLMValidationError(message, parameter=GROUP, value=size)
+    is_own = speculative.drafter == "mtp"
+    model = args.model if is_own else speculative.model
     assert model is not None  # SpeculativeConfig has seen to it
     try:
         return EngineArguments(
             model=model,
-            revision=args.revision if is_own else given.revision,
-            hf_overrides=_head_overrides(args, config, given.drafter),
+            revision=args.revision if is_own else speculative.revision,
+            hf_overrides=_head_overrides(args, config, speculative.drafter),
             # Features and shared tables have the model's dtype.
-            dtype=config.dtype if given.drafter in HEADS else "auto",
+            dtype=config.dtype if speculative.drafter in HEADS else "auto",
             runner="generate",
             generation_config="vllm",
             skip_tokenizer_init=True,
-            quantization=args.quantization if is_own else given.quantization,
-            kv_cache_dtype=given.kv_cache_dtype or "auto",
-            max_model_len=given.max_model_len,
+            quantization=args.quantization if is_own else speculative.quantization,
+            kv_cache_dtype=speculative.kv_cache_dtype or "auto",
+            max_model_len=speculative.max_model_len,
             mesh=config.mesh,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,

@@ -47,15 +47,15 @@ class LogitsState(NamedTuple):
 type LogitsProcessor = Callable[[Array, LogitsState], Array]
 
 
-def load_processors(given: Any) -> tuple[LogitsProcessor | type, ...]:
+def load_processors(value: Any) -> tuple[LogitsProcessor | type, ...]:
     """Return the processors of `LLM(logits_processors=...)`: functions and classes, "module:name" or "module.name"."""
-    if given is None:
+    if value is None:
         return ()
-    if not isinstance(given, (list, tuple)):
-        raise _error("must be a list of functions and classes, or of their names, 'module:name'", given)
-    if len(given) > MAX_PROCESSORS:
-        raise _error(f"must have at most {MAX_PROCESSORS} entries, got {len(given)}", given)
-    processors = tuple(_import(item) if isinstance(item, str) else item for item in given)
+    if not isinstance(value, (list, tuple)):
+        raise _error("must be a list of functions and classes, or of their names, 'module:name'", value)
+    if len(value) > MAX_PROCESSORS:
+        raise _error(f"must have at most {MAX_PROCESSORS} entries, got {len(value)}", value)
+    processors = tuple(_import(item) if isinstance(item, str) else item for item in value)
     for processor in processors:
         _check(processor)
     extra_args(traced(processors))
@@ -81,10 +81,10 @@ def extra_args(processors: tuple[LogitsProcessor, ...]) -> dict[str, int | float
     """Return the names that requests may set in `extra_args`, with their defaults; an int default makes an int32."""
     merged: dict[str, int | float] = {}
     for processor in processors:
-        given = getattr(processor, "extra_args", {})
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
-            raise _error(f": extra_args of {_name(processor)} must be a dict from names to numbers", given)
-        for name, default in given.items():
+        arguments = getattr(processor, "extra_args", {})
+        if not isinstance(arguments, Mapping) or not all(isinstance(name, str) and name for name in arguments):
+            raise _error(f": extra_args of {_name(processor)} must be a dict from names to numbers", arguments)
+        for name, default in arguments.items():
             number = _check_default(f"extra_args[{name!r}] of {_name(processor)}", default)
             if name in merged and (merged[name], type(merged[name])) != (number, type(number)):
                 message = f": two processors give extra_args[{name!r}] the defaults {merged[name]} and {number}"

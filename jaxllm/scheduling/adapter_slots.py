@@ -90,8 +90,8 @@ class AdapterSlots:
         assert len(slots) == len(set(slots)), "a slot is in two places"
         assert self._slots.keys() == self._num_running.keys() | self._idle.keys(), "an adapter with a slot is nowhere"
         assert not self._num_running.keys() & self._idle.keys(), "an adapter in use is idle"
-        own = [request for request in running if request.adapter is not None]
-        assert self._num_running == Counter(request.adapter for request in own), "running adapters are counted wrong"
+        users = [request for request in running if request.adapter is not None]
+        assert self._num_running == Counter(request.adapter for request in users), "running adapters are counted wrong"
         assert all(
-            request.adapter_slot == self._slots[request.adapter] for request in own if request.adapter is not None
+            request.adapter_slot == self._slots[request.adapter] for request in users if request.adapter is not None
         )

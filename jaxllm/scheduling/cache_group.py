@@ -60,11 +60,11 @@ class CacheGroup:
         if not self._config.is_bounded:
             return next((place for place in range(num_blocks) if find(place) is None), num_blocks)
         # From the end on: the last place where a request finds all that it reads.
-        end = place = num_blocks
-        while place > self.first_wanted(end * self._block_size):
-            place -= 1
-            if find(place) is None:
-                end = place
+        end = index = num_blocks
+        while index > self.first_wanted(end * self._block_size):
+            index -= 1
+            if find(index) is None:
+                end = index
         return end
 
     def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:

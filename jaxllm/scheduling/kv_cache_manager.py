@@ -104,14 +104,14 @@ class KVCacheManager:
         num_shared = num_blocks = self._longest(request, max_blocks, self.groups)
         if self.slots is not None:
             num_blocks = self._longest(request, num_shared, (*self.groups, self.slots))
-        num_tokens, found = num_blocks * self.block_size, []
+        num_tokens, block_ids = num_blocks * self.block_size, []
         for group in self.groups:
             first = min(group.first_wanted(num_tokens), num_blocks)
             wanted = (self._find(group.pool, request, place) or NULL_BLOCK for place in range(first, num_blocks))
-            found.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
+            block_ids.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
         has_state = self.slots is not None and num_blocks > 0
         slot = self._find(self.slots.pool, request, num_blocks - 1) if self.slots is not None and has_state else None
-        return PrefixHit(tuple(found), num_tokens, None, slot or NO_SLOT, num_shared * self.block_size)
+        return PrefixHit(tuple(block_ids), num_tokens, None, slot or NO_SLOT, num_shared * self.block_size)
 
     def _longest(self, request: Request, num_blocks: int, holders: Sequence[CacheGroup | StateSlots]) -> int:
         """Return the most leading blocks, up to num_blocks, after which the request can go on with what all hold."""
@@ -122,9 +122,9 @@ class KVCacheManager:
                 num_blocks = holder.longest(num_blocks, partial(self._find, holder.pool, request))
         return num_blocks
 
-    def _find(self, pool: BlockPool, request: Request, place: int) -> int | None:
+    def _find(self, pool: BlockPool, request: Request, index: int) -> int | None:
         """Return what a pool has for the request's block at a place, and for all before it."""
-        return pool.find(self.hash_of(request, place), self._token_bytes(request, place))
+        return pool.find(self.hash_of(request, index), self._token_bytes(request, index))
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
@@ -139,8 +139,8 @@ class KVCacheManager:
         firsts = [group.first_wanted(num_tokens) for group in self.groups]
         if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
             return self._nothing  # the donor has gone on, and has given back what is wanted
-        each = zip(table.block_ids, firsts, strict=True)
-        shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in each)
+        groups = zip(table.block_ids, firsts, strict=True)
+        shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in groups)
         if not rest:
             return PrefixHit(shared, num_tokens, None, slot)
         last = tuple(block_ids[num_full] for block_ids in table.block_ids)
@@ -154,7 +154,7 @@ class KVCacheManager:
         """Return after how many tokens, up to a limit, a donor's state is there, and its slot."""
         # While the donor runs, the step that reads its own slot may write there too.
         kept = [(state.saved_at, state.saved)] if state.saved != NO_SLOT else []
-        kept += [(state.num_tokens, state.own)] if has_ended else []
+        kept += [(state.num_tokens, state.slot)] if has_ended else []
         return max((each for each in kept if each[0] <= max_tokens), default=(0, NO_SLOT))
 
     def _may_share(self, request: Request, donor: Request) -> bool:
@@ -208,8 +208,8 @@ class KVCacheManager:
 
     def trim(self, table: BlockTable, start: int) -> None:
         """Give back the blocks that windows and chunks leave behind once all tokens before `start` are planned."""
-        each = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
-        table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in each]
+        groups = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
+        table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in groups]
 
     def register(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """Let the full blocks among the first num_tokens positions be found. Their token ids must be known."""
@@ -275,8 +275,8 @@ class KVCacheManager:
         """Let the state after `num_tokens` tokens be found, if they are whole blocks."""
         num_blocks, rest = divmod(num_tokens, self.block_size)
         if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
-            place = num_blocks - 1
-            self.slots.pool.register(slot, self.hash_of(request, place), self._token_bytes(request, place))
+            index = num_blocks - 1
+            self.slots.pool.register(slot, self.hash_of(request, index), self._token_bytes(request, index))
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; those that were registered can still be found."""

@@ -27,12 +27,12 @@ def repeats(token_ids: array[int], num_prompt_tokens: int, params: RepetitionDet
     common = smallest * copies * width
     ending = tail[-common:]
     stop = len(tail) - smallest * width
-    found = tail.find(ending, len(tail) - common - largest * width, stop)
-    while found >= 0:
-        size = (len(tail) - common - found) // width  # a match out of step with the tokens only costs a comparison
+    start = tail.find(ending, len(tail) - common - largest * width, stop)
+    while start >= 0:
+        size = (len(tail) - common - start) // width  # a match out of step with the tokens only costs a comparison
         if _ends_alike(tail, size * width, size * copies * width):
             return True
-        found = tail.find(ending, found + 1, stop)
+        start = tail.find(ending, start + 1, stop)
     return False
 
 

@@ -198,8 +198,8 @@ class Scheduler:
         speculation, running = self._speculation, self._running
         if speculation is not None or any(request.waits_for_last_token for request in running):
             in_flight = tally(self._in_flight.values())
-            each = [(request, in_flight.get(request, NOTHING_IN_FLIGHT)) for request in running]
-            held = [ahead for request, ahead in each if ahead.row is None or request.waits_for_last_token]
+            pairs = [(request, in_flight.get(request, NOTHING_IN_FLIGHT)) for request in running]
+            held = [ahead for request, ahead in pairs if ahead.row is None or request.waits_for_last_token]
             if 2 * sum(ahead.num_sampled > 0 for ahead in held) > len(running):
                 return True
         return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
@@ -309,9 +309,9 @@ class Scheduler:
         """Say whether there are seats for a request; those held by other beam searches before it in line are taken."""
         num_taken = len(self._running) + self._num_extra_seats + request.num_seats
         if self._held:
-            place, now = request.order[:-1], time.monotonic()
+            rank, now = request.order[:-1], time.monotonic()
             self._held = {name: (each, until) for name, (each, until) in self._held.items() if until > now}
-            num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < place)
+            num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < rank)
         return num_taken <= self.config.max_num_seqs
 
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, step: StepBuilder) -> None:

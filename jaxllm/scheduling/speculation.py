@@ -163,8 +163,8 @@ class Speculation:
         if num_drafts:
             self._num_drafts += 1
             self._num_draft_tokens += num_drafts
-            for place in range(num_new - 1):
-                self._accepted_per_pos[place] += 1
+            for position in range(num_new - 1):
+                self._accepted_per_pos[position] += 1
 
     def end(self, request: Request) -> None:
         """Learn from a request that has ended."""

@@ -22,7 +22,7 @@ NO_SLOT = NULL_BLOCK
 class RequestState:
     """The state of one request."""
 
-    own: int
+    slot: int
     """The slot that its steps write to; nobody else writes there."""
     read: int
     """The slot that its next step reads: in the first step a snapshot's, or none; after that, its own."""
@@ -75,8 +75,8 @@ class StateSlots:
         """Give a request a slot of its own, which must fit; its first step reads `read`, `num_tokens` tokens' state."""
         if read != NO_SLOT:
             self._hold(read)
-        [own] = self.pool.take(1)
-        return RequestState(own, read, num_tokens)
+        [slot] = self.pool.take(1)
+        return RequestState(slot, read, num_tokens)
 
     def plan_chunk(
         self, state: RequestState, end: int, save_at: int | None, *, is_held: bool, reserve: int
@@ -85,21 +85,21 @@ class StateSlots:
 
         The request may hold what is saved, until it gives it up; else it is for others to find at once.
         """
-        read, state.read, state.num_tokens = state.read, state.own, end
+        read, state.read, state.num_tokens = state.read, state.slot, end
         if save_at is None or self.pool.num_available <= reserve:
-            return ChunkSlots(read, state.own)
+            return ChunkSlots(read, state.slot)
         [save] = self.pool.take(1)
         self._used.append(save)
         if is_held:
             self.pool.share([save])
             self.give_up_saved(state)
             state.saved, state.saved_at = save, save_at
-        return ChunkSlots(read, state.own, save, save_at)
+        return ChunkSlots(read, state.slot, save, save_at)
 
     def close(self, state: RequestState) -> None:
         """Release the request's slots."""
         self.give_up_saved(state)
-        self.pool.release([state.own])
+        self.pool.release([state.slot])
 
     def give_up_saved(self, state: RequestState) -> None:
         """Release what the request holds besides its own slot, if anything; others may find it if it is registered."""
@@ -120,7 +120,7 @@ class StateSlots:
 
     def check(self, states: Iterable[RequestState]) -> None:
         """Assert that the pool agrees with the live requests' states and the latest plan."""
-        held = [[slot for slot in (state.own, state.saved) if slot != NO_SLOT] for state in states]
+        held = [[slot for slot in (state.slot, state.saved) if slot != NO_SLOT] for state in states]
         owned = [slots[0] for slots in held]
         assert len(owned) == len(set(owned)), "two requests write to one slot"
         self.pool.check([*held, self._used])

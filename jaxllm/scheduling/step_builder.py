@@ -211,6 +211,6 @@ class StepBuilder:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
-        own = adapters.take_loads(), adapters.is_used
-        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *own)
+        adapter_loads = adapters.take_loads(), adapters.is_used
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads)
         return plan, [request for request, _ in rows]

@@ -26,8 +26,8 @@ class StepKinds:
 
     def in_turn(self) -> list[StepKind]:
         """Return the kinds of which there are requests, the one that has waited longest first."""
-        place = _ORDER.index(self._last) + 1
-        return [kind for kind in (*_ORDER[place:], *_ORDER[:place]) if self._counts[kind]]
+        first = _ORDER.index(self._last) + 1
+        return [kind for kind in (*_ORDER[first:], *_ORDER[:first]) if self._counts[kind]]
 
     def has_planned(self, kind: StepKind) -> None:
         """Let the other kinds go first next time."""

@@ -22,10 +22,10 @@ class NgramDrafter:
         text, last = token_ids.tobytes(), len(token_ids) - 1
         after = None
         for size in range(self._least, min(self._most, last) + 1):
-            place = find_last(text, text[-size * WIDTH :], last)
-            if place is None:
+            start = find_last(text, text[-size * WIDTH :], last)
+            if start is None:
                 break  # nor is a longer one there
-            after = place + size
+            after = start + size
         return array("i") if after is None else repeat_from(token_ids, after, at_most)
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
@@ -34,5 +34,5 @@ class NgramDrafter:
 
 def repeat_from(token_ids: array[int], start: int, count: int) -> array[int]:
     """Return the `count` tokens from `start` on, which begin anew there when the last one is reached."""
-    found = token_ids[start : start + count]
-    return (found * -(-count // len(found)))[:count]
+    guess = token_ids[start : start + count]
+    return (guess * -(-count // len(guess)))[:count]

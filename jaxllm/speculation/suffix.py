@@ -59,9 +59,9 @@ class SuffixDrafter:
         text, key = token_ids.tobytes(), token_ids[-KEY_TOKENS:].tobytes()
         places: list[tuple[array[int], int]] = []
         end = len(token_ids) - 1
-        while len(places) < MAX_PLACES and (found := find_last(text, key, end)) is not None:
-            places.append((token_ids, found + KEY_TOKENS))
-            end = found + KEY_TOKENS - 1
+        while len(places) < MAX_PLACES and (start := find_last(text, key, end)) is not None:
+            places.append((token_ids, start + KEY_TOKENS))
+            end = start + KEY_TOKENS - 1
         return places
 
     def _match(self, token_ids: array[int], others: array[int], after: int) -> _Place:
@@ -87,9 +87,9 @@ class SuffixDrafter:
             followed = [(own, after + 1) for own, after in agreeing if self._goes_on(own, after + 1, len(drafts))]
         return drafts
 
-    def _goes_on(self, own: array[int], after: int, num_drafts: int) -> bool:
+    def _goes_on(self, token_ids: array[int], after: int, num_drafts: int) -> bool:
         """Say whether there is a token at a place: past answers end, but a request goes on with its drafts."""
-        return after < len(own) or (not self._answers.has(own) and after - len(own) < num_drafts)
+        return after < len(token_ids) or (not self._answers.has(token_ids) and after - len(token_ids) < num_drafts)
 
 
 class _Answers:

@@ -141,7 +141,7 @@ class TestSlots:
         slots.begin_plan()
         assert slots.fits(NO_SLOT)
         assert not slots.fits(save)
-        assert slots.open(NO_SLOT, 0).own == save
+        assert slots.open(NO_SLOT, 0).slot == save
         assert slots.pool.find(b"hash", b"tokens") is None
 
     @pytest.mark.parametrize("num", [1, 2])
