@@ -104,11 +104,9 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
         ),
         "platform": platform,
         "cache_dir": default_cache_dir(),
-        "draft": None,
-        "reads": None,
     }
     # An argument that nothing settles is taken as the user gave it.
-    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name not in settled]
+    names = {field.name for field in dataclasses.fields(EngineConfig)} & vars(args).keys() - settled.keys()
     return EngineConfig(**settled, **{name: getattr(args, name) for name in names})
 
 
