@@ -1,1 +1,1 @@
-"""A step's plan becomes its tokens here, by fixed-shape batches, compiled programs and the KV pool."""
+"""Run the steps that the scheduler plans: fixed-shape batches, compiled programs and the KV pool."""

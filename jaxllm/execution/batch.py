@@ -1,4 +1,4 @@
-"""A plan becomes the arrays of a step: two packed host buffers of fixed shape. numpy only."""
+"""Pack a step's plan into two host buffers of fixed shape. numpy only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepInputs(NamedTuple):
 def build(
     plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
 ) -> StepInputs:
-    """Pad and pack one plan; `masks` say what each row may sample, None for everything.
+    """Pad and pack one plan; `masks` has the token ids that each row may sample, None for all.
 
     Buffers are new each time: the device may still be reading the last step's.
     """
@@ -51,7 +51,7 @@ def build(
     for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
         block_ids, own_ends, own_places = [chunk.block_ids[group] for chunk in plan.chunks], ends, places
         if attention_chunk is not None:
-            # Attention begins with the chunk: what is before it is cut off the table, and does not count.
+            # Attention begins with the chunk: blocks before it are cut off the table, and their tokens do not count.
             firsts = starts // attention_chunk * (attention_chunk // block_size)
             block_ids = [ids[first:] for ids, first in zip(block_ids, firsts.tolist(), strict=True)]
             own_ends, own_places = ends - firsts * block_size, places - firsts[seqs]
@@ -79,7 +79,7 @@ def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:
 
 
 def num_token_rows(plan: StepPlan, alignment: int) -> int:
-    """Return how many rows of tokens a plan takes."""
+    """Return the number of rows of tokens that a plan takes."""
     if alignment == 1:
         return plan.num_tokens
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
@@ -116,7 +116,7 @@ def _fill_tokens(
 def _fill_types(
     tokens: TokenBatch, chunks: Sequence[Chunk], rows: np.ndarray, seqs: np.ndarray, positions: np.ndarray
 ) -> None:
-    """Tell the tokens of pairs' second texts from the others."""
+    """Mark the tokens of pairs' second texts."""
     most = np.iinfo(np.int32).max
     firsts = np.array([most if chunk.pair_start is None else chunk.pair_start for chunk in chunks])
     tokens.type_ids_t[rows] = positions >= firsts[seqs]
@@ -145,11 +145,11 @@ def _fill_states(states: StatePlaces, sequences: Sequences, chunks: Sequence[Chu
 
 
 def _join(arrays: Sequence[array[int]]) -> np.ndarray:
-    """Return int32 arrays end to end; several times faster than np.concatenate, which makes an array of each first."""
+    """Join int32 arrays; several times faster than np.concatenate, which first converts each of them."""
     return np.frombuffer(b"".join(arrays), np.int32)
 
 
 def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for items that lie end to end, `counts` of them per owner, each one's owner and its place there."""
+    """Return the owner of each item, and its index among its owner's items, where owner i has `counts[i]` items."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]

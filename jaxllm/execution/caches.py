@@ -1,7 +1,7 @@
 """The caches of a model: keys and values, latents and recurrent states, with the ops that read and write them.
 
-There is one array, or a few, for each cache group. Layers that attend come first, as in `LayerPlan.groups`, then those
-with recurrent state. If there is a draft head, the pool of the features that it reads is the last.
+Each cache group has one array, or a few. Layers that attend come first, as in `LayerPlan.groups`, then layers with
+recurrent state. If there is a draft head, the pool of the features that it reads is the last.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jaxllm.execution.sharded_ops import ShardedRecurrence, shard
 from pallas_kernels.paged_attention import copy_blocks
 
 type Pools = tuple[Any, ...]
-"""The pool of each cache group: a KVPool, a LatentPool or StatePools. That of features comes last, if there is one."""
+"""The pool of each cache group: a KVPool, a LatentPool or StatePools. That of features comes last, if it exists."""
 
 
 class Caches:
-    """The caches of a model on the devices of a mesh, of which `layout` says how each has its own."""
+    """The caches of a model on the devices of a mesh; `layout` describes one device's."""
 
     def __init__(self, layout: KVLayout, mesh: Mesh) -> None:
         self._layout, self._mesh = layout, mesh
@@ -50,12 +50,13 @@ class Caches:
         return {"batches": batches, "attention": [*attend, *recur]}
 
     def of_layers(self, pools: Pools) -> Pools:
-        """Return the pools of the layers, which are all but that of features."""
+        """Return the pools of the layers: all pools but that of features."""
         return pools[: len(self._ops)]
 
     def with_features(self, layers: Pools, pools: Pools, features_tf: Array, inputs: PackedInputs) -> Pools:
-        """Return a step's pools: those of `layers`, and the pool of features, the last of `pools`, with the step's
-        `features_tf` written to their slots. Without a draft head they are those of `layers` alone.
+        """Return the pools of `layers`, and the pool of features, the last of `pools`, with `features_tf` written.
+
+        Without a draft head there are no features.
         """
         group = self._layout.features
         if group is None:
@@ -64,7 +65,7 @@ class Caches:
         return *layers, group.write(pools[-1], features_tf, slots_t)
 
     def specs(self, num_blocks: int) -> Pools:
-        """Return shape, dtype and sharding of each pool, of which each device holds what its own heads read.
+        """Return shape, dtype and sharding of each pool; each device holds the part that its own heads read.
 
         The largest has `num_blocks` blocks.
         """
@@ -105,7 +106,7 @@ class Caches:
         return make_pools()
 
     def settle(self, pools: Pools) -> None:
-        """Do what the memory of new pools needs before it is used; not traced."""
+        """Prepare the memory of new pools for use; not traced."""
         for op, pool, depth in zip(self._ops, self.of_layers(pools), self._depths, strict=True):
             op.settle_pool(pool, depth)
 
@@ -117,6 +118,6 @@ class Caches:
         return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))
 
     def prepare(self, folder: Path | None) -> None:
-        """Do what must be done in a process before it loads a program that another one compiled."""
+        """Prepare this process to load a program that another process compiled."""
         for op in self._ops:
             op.prepare(folder)

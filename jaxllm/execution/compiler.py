@@ -1,4 +1,4 @@
-"""An engine's programs are listed here, and compiled from shapes alone, without parameters or device memory."""
+"""List the programs of an engine and compile them from shapes alone, without parameters or device memory."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from pallas_kernels import layer_norm, rms_norm
 
 logger = logging.getLogger(__name__)
 
-# Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
+# The number of rows of logits that exist at a time. Steps rarely fill their rows, and empty tiles are not computed.
 LOGITS_TILE = 64
 STAND_IN_TOKENS = 128
-"""The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
+"""The bucket of this many tokens is compiled first, where its program can stand in for smaller buckets'."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
@@ -60,9 +60,9 @@ class StepConfig:
     groups: tuple[KVGroup, ...]
     """The cache groups of one device."""
     states: tuple[StateGroup, ...] = ()
-    """The groups of layers with recurrent state, which come after those."""
+    """The groups of layers with recurrent state, which come after the cache groups."""
     draft_groups: tuple[KVGroup, ...] = ()
-    """The cache groups of the draft model, which take blocks of their own beside these."""
+    """The cache groups of the draft model, which take blocks of their own."""
     features: FeatureGroup | None = None
     """The features that are kept for a draft head; None if there is none."""
     reads: FeatureGroup | None = None
@@ -71,7 +71,7 @@ class StepConfig:
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
     sizes: tuple[int, ...] | None = None
-    """The tokens of the buckets besides the largest; None: the smallest, each time twice as many."""
+    """The tokens of the buckets besides the largest; None: from the smallest on, doubled each time."""
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
     """The functions that the step calls, on the device or on the host."""
@@ -81,10 +81,10 @@ class StepConfig:
     max_drafts: int = 0
     """The most drafts that a chunk can have."""
     generates: bool = True
-    """Requests may generate."""
+    """True if requests may generate."""
     pools_sequences: bool = False
     pools_tokens: bool = False
-    """Requests may ask for an output of each sequence, or of each token."""
+    """True if requests may ask for an output of each sequence, or of each token."""
 
     @property
     def block_size(self) -> int:
@@ -97,7 +97,7 @@ class StepConfig:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Return what decides how many blocks each group has."""
+        """Return the form of the KV cache, which decides the number of blocks of each group."""
         return KVLayout(
             groups=self.groups,
             states=self.states,
@@ -114,7 +114,7 @@ class Upkeep(enum.Enum):
 
     MAKE_STATE = "make state"
     """It takes nothing and returns (pools, the previous step's tokens, its hidden states), all zeros; the last are None
-    but for a draft head."""
+    except for a draft head."""
     COPY_BLOCKS = "copy blocks"
     """It takes (pools, for each of them (sources [COPIES], targets [COPIES])) and returns the pools."""
     MAKE_COUNTS = "make counts"
@@ -128,7 +128,7 @@ class Upkeep(enum.Enum):
 
     @property
     def is_of_adapters(self) -> bool:
-        """Say whether only an engine with adapters has it."""
+        """Return whether only an engine with adapters has it."""
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
@@ -147,7 +147,7 @@ class _Signature(NamedTuple):
 
 
 class StepCompiler:
-    """A compiler of one model's steps under one configuration, for the devices of a mesh, which need not be there."""
+    """The compiler of one model's steps under one configuration, for the devices of a mesh, which need not exist."""
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
@@ -156,17 +156,17 @@ class StepCompiler:
         quantized = model.specs.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
-        # Made once: every step asks for one.
+        # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
         self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
 
     @property
     def max_rows(self) -> int:
-        """Return the rows of a step's tokens, which are as many in every bucket."""
+        """Return the number of rows of a step's tokens, which is the same in every bucket."""
         return self.buckets[-1].num_seqs
 
     def programs(self) -> list[ProgramKey]:
-        """Return all programs, in the order in which a fresh engine will want them."""
+        """Return all programs, in the order in which a new engine needs them."""
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
@@ -179,15 +179,15 @@ class StepCompiler:
         ]
 
     def draft_programs(self) -> list[ProgramKey]:
-        """Return the programs of a draft model, in the order in which it will want them: all its steps are plain."""
+        """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
         return [*self._shapes(is_full=False), Upkeep.MAKE_STATE]
 
     def shapes(self) -> list[StepShape]:
-        """Return the programs of steps that sample, in that order."""
+        """Return the programs of steps that sample, in the same order."""
         return self._shapes(is_full=False) + self._shapes(is_full=True)
 
     def rare_programs(self) -> list[ProgramKey]:
-        """Return the programs of which many an engine needs none."""
+        """Return the programs that most engines never need."""
         return [*self._shapes(is_full=True), *(self._pool_shapes(by_token=True) if self.config.pools_sequences else ())]
 
     def _shapes(self, *, is_full: bool) -> list[StepShape]:
@@ -207,7 +207,7 @@ class StepCompiler:
 
     def _ordered_buckets(self) -> list[Bucket]:
         # The first steps are the largest, then come the decodes. Where a larger program can stand in for the right one,
-        # the first is one that most first prompts fit in, and that is quick to run.
+        # the first is one that fits most first prompts, and runs quickly.
         order = [self.buckets[-1], *self.buckets]
         if self.config.batch_invariant:
             stand_in = pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
@@ -220,11 +220,11 @@ class StepCompiler:
         return self._batch_shapes[pick_bucket(self.buckets, num_tokens, plan.num_rows)]
 
     def step_shape(self, bucket: Bucket, *, is_full: bool, has_chunks: bool = True) -> StepShape:
-        """Return the program of a bucket, for steps with longer chunks or without."""
+        """Return the program of a bucket, for steps with chunks of several tokens or without."""
         return StepShape(
             self._batch_shapes[bucket],
             is_full=is_full,
-            # Most steps are plain ones. The full ones do not have to be compiled twice.
+            # Most steps are plain; full steps are not worth two programs.
             decodes_only=self._has_decode_programs
             and bucket.num_tokens == bucket.num_seqs
             and not (is_full or has_chunks),
@@ -238,7 +238,7 @@ class StepCompiler:
         return PoolShape(self._batch_shapes[bucket], by_token)
 
     def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
-        """Return the programs that also hold what a program holds, smallest first."""
+        """Return the larger programs that can run a program's steps, smallest first."""
         buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
         if isinstance(shape, PoolShape):
             shapes = [self.pool_shape(bucket, by_token=shape.by_token) for bucket in buckets]
@@ -247,7 +247,7 @@ class StepCompiler:
         return [each for each in shapes if each != shape]
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of the token counts: a row for those that count nothing, and one per sequence."""
+        """Return shape and dtype of the token counts: a row for requests that count nothing, and one per sequence."""
         return self._replicated((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
 
     def tokens_spec(self) -> jax.ShapeDtypeStruct:
@@ -255,7 +255,7 @@ class StepCompiler:
         return self._replicated((self.max_rows,), jnp.int32)
 
     def rare_spec(self, bucket: Bucket) -> RareRules:
-        """Return shape and dtype of each array that is sent by itself."""
+        """Return shape and dtype of each array that is sent on its own."""
         specs = rare_specs(bucket.num_seqs, self.model.config.vocab_size, self.config.max_drafts)
         return RareRules(*(self._replicated(spec.shape, spec.packed.dtype) for spec in specs))
 
@@ -267,7 +267,7 @@ class StepCompiler:
             return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
 
     def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:
-        """Return what a compiled program takes and gives, as JAX's tree structures."""
+        """Return the tree structures of a compiled program's arguments and results."""
         _, _, inputs, outputs = self._signature(key, num_blocks)
         return jax.tree.structure((inputs, {})), jax.tree.structure(outputs)
 
@@ -343,10 +343,10 @@ class StepCompiler:
             caches=self.caches,
             mesh=self.mesh,
             processors=self.config.processors,
-            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
-            # on the host take all rows at once.
+            # On a GPU the host would drive a loop, and the step would no longer be one CUDA graph. Logits processors on
+            # the host take all rows at once.
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
-            # Elsewhere the head takes as long as its weights take to read, and rows are cheap.
+            # Elsewhere reading the head's weights takes all the time, and rows are cheap.
             few_rows=self._least if self.config.platform == "cpu" and not self.config.host_processors else None,
             skips_unused=self.config.platform != "gpu",
         )
@@ -358,9 +358,9 @@ class StepCompiler:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
 
     def prepare(self, folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program that another one compiled.
+        """Prepare this process to load a program that another process compiled.
 
-        The machine code of the CPU's kernels is kept in a folder.
+        The machine code of the CPU's kernels is kept in `folder`.
         """
         self.caches.prepare(folder)
         model = self.model
@@ -383,8 +383,8 @@ class StepCompiler:
     def used_bytes(self) -> int:
         """Return the bytes of one device that the largest step takes besides the pool.
 
-        They are those of parameters, inputs, token counts, scratch, and its code, which a TPU keeps there too. They
-        hardly depend on the number of blocks, so 2 will do.
+        They hold parameters, inputs, token counts, scratch, and on a TPU the program's code. They hardly depend on the
+        number of blocks, so it is compiled with 2.
         """
         bucket = self.buckets[-1]
         largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
@@ -395,7 +395,7 @@ class StepCompiler:
             raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         scratch = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-        # With another number of blocks the compiler may order operations otherwise: its scratch is within 1 %.
+        # With another number of blocks the compiler may order operations differently: its scratch stays within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
@@ -430,7 +430,7 @@ class StepCompiler:
 
 
 def describe(key: ProgramKey) -> str:
-    """Return a program's name for people."""
+    """Return a readable name of a program."""
     if isinstance(key, Upkeep):
         return key.value
     bucket = key.batch.bucket

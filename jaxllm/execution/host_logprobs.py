@@ -1,4 +1,4 @@
-"""Log-probabilities leave the device's arrays as plain Python values, one `TokenLogprobs` per row that asked."""
+"""Convert a step's log-probabilities to plain Python values, one `TokenLogprobs` per row that asked for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxllm.scheduling.plan import Chunk
 
 
 class _Wish(NamedTuple):
-    """The log-probabilities that one row asked for."""
+    """The log-probabilities that one row asks for."""
 
     num_top: int
     """The number of likeliest tokens; -1 is the whole vocabulary."""
@@ -26,7 +26,7 @@ class _Wish(NamedTuple):
 def read_logprobs(
     chunks: Sequence[Chunk], token_ids: Sequence[int], logprobs: Logprobs
 ) -> tuple[list[list[TokenLogprobs] | None], list[list[TokenLogprobs]]]:
-    """Return what the rows that each chunk sampled asked for, and one entry per prompt token that each chunk scored.
+    """Return for each chunk the log-probabilities of the rows that it sampled, and an entry per scored prompt token.
 
     `token_ids` are the tokens of all rows.
     """
@@ -52,7 +52,7 @@ def _wishes(chunks: Sequence[Chunk]) -> Iterator[_Wish | None]:
 
 
 def _wish(chunk: Chunk) -> _Wish | None:
-    """Return what a row that the chunk samples asks for."""
+    """Return the log-probabilities that a row that the chunk samples asks for."""
     params = chunk.params
     if not chunk.samples or params.num_logprobs is None:
         return None
@@ -64,7 +64,7 @@ def _wish(chunk: Chunk) -> _Wish | None:
 def _read_rows(
     wishes: Sequence[_Wish | None], token_ids: Sequence[int], logprobs: Logprobs
 ) -> list[TokenLogprobs | None]:
-    """Convert each array once, however many rows, and no more columns than some row wants: Python numbers are dear."""
+    """Convert each array once for all rows, up to the last column that some row wants: Python numbers are expensive."""
     top_ids, top = _top(wishes, logprobs)
     num_rows, most_asked = len(wishes), max((len(wish.asked_ids) for wish in wishes if wish is not None), default=0)
     sampled, ranks = (np.asarray(x)[:num_rows] for x in (logprobs.sampled_s, logprobs.rank_s))
@@ -90,7 +90,7 @@ def _read_rows(
 
 
 def _top(wishes: Sequence[_Wish | None], logprobs: Logprobs) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and values of each row's most likely ids, as many columns as the row that wants most."""
+    """Return ids and values of each row's most likely ids, in as many columns as the most that a row asks for."""
     num_rows = len(wishes)
     counts = [wish.num_top for wish in wishes if wish is not None]
     wants_all, most = min(counts, default=0) < 0, max(counts, default=0)
@@ -98,7 +98,7 @@ def _top(wishes: Sequence[_Wish | None], logprobs: Logprobs) -> tuple[np.ndarray
         top_ids, top = np.asarray(logprobs.top_ids_sk)[:num_rows], np.asarray(logprobs.top_sk)[:num_rows]
         columns = top.shape[1] if wants_all else most
         return top_ids[:, :columns], top[:, :columns]
-    # Only an engine whose max_logprobs is large gets here: the device returns all values, the host sorts them.
+    # Only with a large max_logprobs: the device returns all values, and the host sorts them.
     all_sv = np.asarray(logprobs.all_sv)
     columns = all_sv.shape[1] if wants_all else most
     top_ids, top = np.zeros((num_rows, columns), np.int32), np.zeros((num_rows, columns), np.float32)

@@ -1,7 +1,7 @@
-"""Logits processors that are classes: the step calls the host, which keeps their batch and runs them on numpy arrays.
+"""Run logits processors that are classes: the step calls the host, which runs them on numpy arrays.
 
-The step stays one program, with one call in it for all processors that run before the penalties and one for those
-after. Steps do not overlap, so that every output token is on the host before the next step asks for it.
+The step stays one program, with one call for all processors that run before the penalties and one for those that run
+after. Steps do not overlap, so that every output token is on the host before the next step needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAY_OUT = (
 
 
 class _Request:
-    """This is what processors know of a running request."""
+    """The part of a running request that processors see."""
 
     __slots__ = ("output_ids", "params", "prompt_ids")
 
@@ -41,7 +41,7 @@ class _Request:
 
 
 class HostProcessors:
-    """Holds one object of each processor class, and knows which request has which of their rows."""
+    """One object of each processor class, and the assignment of requests to the processors' rows."""
 
     def __init__(self, classes: Sequence[type[LogitsProcessor]], vllm_config: Any) -> None:
         """Make one object of each class. Raises VLLMValidationError if one cannot be made."""
@@ -50,15 +50,15 @@ class HostProcessors:
         self._first = [each for each, is_last in zip(self._all, invariant, strict=True) if not is_last]
         self._last = [each for each, is_last in zip(self._all, invariant, strict=True) if is_last]
         self._running: dict[int, _Request] = {}
-        """The running requests by their rows of the token counts, which no two share and others take later."""
+        """The running requests by their rows of the token counts; a row is reused once its request has ended."""
         self._batch: list[_Request] = []
         """The requests of the step in the order of the processors' rows."""
         self._rows = np.zeros(0, np.int64)
-        """The row of the step's logits that each request of `_batch` has."""
+        """The row of the step's logits of each request of `_batch`."""
         self._error: VLLMValidationError | None = None
 
     def traced(self) -> list[TracedProcessor]:
-        """Return what the step calls: functions as traced processors are, those to run last marked so."""
+        """Return the functions that the step calls, as traced processors; those that run last are marked."""
         functions: list[TracedProcessor] = []
         if self._first:
             functions.append(partial(_call_host, self._apply_first))
@@ -68,7 +68,7 @@ class HostProcessors:
         return functions
 
     def before_step(self, chunks: Sequence[Chunk]) -> None:
-        """Tell the processors of the rows to come. Raises VLLMValidationError if one fails."""
+        """Tell the processors about the next step's rows. Raises VLLMValidationError if one fails."""
         self._error = None
         rows = {self._request_of(chunk): row for row, chunk in enumerate(chunks)}
         update = _update(self._batch, list(rows))
@@ -101,9 +101,9 @@ class HostProcessors:
         return self._apply(self._last, logits_sv, np.array([each.params.temperature for each in self._batch]))
 
     def _apply(self, processors: Sequence[LogitsProcessor], logits_sv: Any, temperature_n: np.ndarray) -> np.ndarray:
-        """Return the logits after the processors, each of them divided by its temperature for the time being.
+        """Return the logits after the processors, which see each row divided by its temperature.
 
-        Rows of greedy requests, and those of prompt tokens, are as before. An error waits for `after_step`.
+        Rows of greedy requests and of prompt tokens are not divided. `after_step` raises an error that occurs.
         """
         edited_sv = np.array(logits_sv)
         is_drawn_n = temperature_n >= GREEDY_TEMPERATURE
@@ -135,7 +135,7 @@ def _apply_one(processor: LogitsProcessor, logits_nv: np.ndarray) -> np.ndarray:
 
 
 def _call(owner: type, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user's code, which may raise anything."""
+    """Call user code, which may raise anything."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -144,7 +144,7 @@ def _call(owner: type, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _update(batch: list[_Request], requests: list[_Request]) -> BatchUpdate | None:
-    """Make `batch` hold `requests`, in any order without holes, and return how; None if it holds them already."""
+    """Make `batch` hold `requests`, in any order without holes; return the changes, or None if there are none."""
     wanted, present = set(requests), set(batch)
     gone = [row for row, request in enumerate(batch) if request not in wanted]
     added: list[AddedRequest] = []

@@ -19,13 +19,13 @@ from jaxllm.models.recurrence import StateOps
 from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PoolAttention
 
-CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill; recurrent states, which must be there, come on top
+CPU_POOL_BYTES = 2**30  # a small part of the host's memory; recurrent states, which are required, come on top
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
 
 
 SPARE_PART = 0.25
-"""The share of blocks, above what the windows or chunks of all sequences take, that is left to cached prefixes, and of
-slots of recurrent states, above one for each sequence, that is left to snapshots."""
+"""The share of blocks for cached prefixes, on top of what the windows or chunks of all sequences take, and of slots for
+snapshots of recurrent states, on top of one for each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class KVGroup:
     """The attention op of the device's heads."""
     num_layers: int
     window: int | None
-    """A token reads the keys of so many, itself counted; None for all before it, or in its chunk."""
+    """The number of tokens whose keys a token reads, itself included; None for all before it, or in its chunk."""
     attention_chunk: int | None = None
-    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
+    """The size of the chunks of positions within which tokens attend; None where there are none."""
     causal: bool = True
-    """False: a sequence's keys and values are read in the step that writes them, and never again."""
+    """False if a sequence's keys and values are only read in the step that writes them."""
 
     @property
     def is_bounded(self) -> bool:
-        """Say whether a request gives blocks back while it runs."""
+        """Return whether a request gives blocks back while it runs."""
         return self.config(1).is_bounded
 
     @property
@@ -54,7 +54,7 @@ class KVGroup:
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
 
     def config(self, num_blocks: int) -> GroupConfig:
-        """Return what the scheduler knows of the group."""
+        """Return the scheduler's settings of the group."""
         block_size = self.attention.shape.block_size
         tile_blocks = -(-self.attention.tiles.kv // block_size)
         return GroupConfig(
@@ -82,11 +82,11 @@ class StateGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The KV cache of one device: its groups, and what decides how many blocks each has."""
+    """The KV cache of one device: its groups, and the limits that decide the number of blocks of each."""
 
     groups: tuple[KVGroup, ...]
     states: tuple[StateGroup, ...] = ()
-    """The groups of layers with recurrent state, all of which have as many slots."""
+    """The groups of layers with recurrent state, which all have the same number of slots."""
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -101,27 +101,25 @@ class KVLayout:
 
     @property
     def draft_block_bytes(self) -> int:
-        """Return the bytes of a block of what is kept for guesses: the draft model's, over all its layers, and of the
-        features that it reads.
-        """
+        """Return the bytes of a block of the draft model, over all its layers, and of the features that it reads."""
         features = 0 if self.features is None else self.features.block_bytes
         return features + sum(group.block_bytes for group in self.draft_groups)
 
     @property
     def most_wanted(self) -> int:
-        """Return the blocks of the largest group, the null block counted, beyond which more are of no use."""
+        """Return the most blocks that the largest group can use, the null block included."""
         per_request = -(-self.max_model_len // self.block_size)
         if any(group.causal for group in self.groups):
             return 1 + self.max_num_seqs * per_request
-        # Two steps, of which one is in flight, with a part-filled block for each sequence.
+        # Two steps, one of them in flight, with a part-filled block for each sequence.
         in_steps = 2 * -(-self.max_num_batched_tokens // self.block_size) + self.max_num_seqs
         return 1 + max(per_request, min(self.max_num_seqs * per_request, in_steps))
 
     @property
     def num_slots(self) -> int:
-        """Return the slots of recurrent states, the null slot counted: one for each sequence, and some for snapshots.
+        """Return the number of slots of recurrent states with the null slot: one per sequence, and some for snapshots.
 
-        Besides its own, a sequence that starts reads a snapshot's slot, so that one alone needs two.
+        A sequence that starts reads a snapshot's slot besides its own, so a single sequence needs two.
         """
         snapshots = math.ceil(SPARE_PART * self.max_num_seqs) + 1
         return 1 + self.max_num_seqs + snapshots if self.states else 0
@@ -132,10 +130,10 @@ class KVLayout:
         return self.num_slots * sum(group.slot_bytes for group in self.states)
 
     def num_blocks(self, most: int) -> tuple[int, ...]:
-        """Return how many blocks each group has, its null block included, if the largest has `most`.
+        """Return the number of blocks of each group, null blocks included, if the largest has `most`.
 
         A group with a window or chunks gets what all sequences read and the tokens of a step take. It gets no more
-        memory than the groups without until those have all they want, but always enough for one request.
+        memory than groups without, until these have all that they can use, but always enough for one request.
         """
         unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded) + self.draft_block_bytes
         bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
@@ -153,7 +151,7 @@ class KVLayout:
         return 1 + max(one, min(everyone, share))
 
     def bytes(self, most: int) -> int:
-        """Return the bytes of all groups, of which the largest has `most` blocks, and of recurrent states."""
+        """Return the bytes of all groups and of recurrent states, where the largest group has `most` blocks."""
         sizes, fixed = self.num_blocks(most), self.state_bytes + most * self.draft_block_bytes
         return fixed + sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
 
@@ -170,13 +168,13 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """Everything that decides the size of the pool."""
+    """The inputs that decide the size of the pool."""
 
     layout: KVLayout
     num_devices: int = 1
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
-    """The size of the KV cache on one device, if the user named it."""
+    """The size of the KV cache on one device, if the user set it."""
     memory_limit: int | None
     """The bytes of one device that the engine may use; None for the CPU's own rule."""
 
@@ -190,7 +188,7 @@ class PoolRequest:
 
 
 def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
-    """Return the number of blocks, the null block counted; `used_bytes` is what parameters and scratch take.
+    """Return the number of blocks, the null block included; `used_bytes` is what parameters and scratch take.
 
     Raises VLLMValidationError when the pool would not hold one request of `max_model_len` tokens.
     """
@@ -216,12 +214,12 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
 
 
 def _check_states(request: PoolRequest) -> None:
-    """Refuse more sequences than a CPU's memory holds the recurrent states of; on others they come out of the pool."""
+    """Refuse more recurrent states than a CPU's memory holds; on other platforms they come out of the pool."""
     layout, room = request.layout, host_bytes() // 2
     asked = layout.state_bytes * request.num_devices
     if request.memory_limit is None and asked > room:
         raise VLLMValidationError(
-            f"max_num_seqs={layout.max_num_seqs}: the recurrent states of so many sequences and their snapshots take "
+            f"max_num_seqs={layout.max_num_seqs}: the recurrent states of these sequences and their snapshots take "
             f"{asked / 2**30:.1f} GiB, more than half of the memory: lower it.",
             parameter="max_num_seqs",
             value=layout.max_num_seqs,
@@ -234,7 +232,7 @@ def host_bytes() -> int:
 
 
 def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
-    """Refuse a user's number of blocks that memory cannot hold; other settings never give one."""
+    """Refuse a user's number of blocks that memory cannot hold; no other setting can give one."""
     asked = request.layout.bytes(blocks)
     room = request.memory_limit
     room = host_bytes() if room is None else room - used_bytes
@@ -260,7 +258,7 @@ def blocks_per_request(request: PoolRequest) -> int:
 
 
 def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
-    """Return how many blocks there is room for, and the setting that decides it."""
+    """Return the number of blocks that there is room for, and the setting that decides it."""
     if request.num_gpu_blocks_override is not None:
         return request.num_gpu_blocks_override, "num_gpu_blocks_override"
     most = request.layout.most_wanted
@@ -275,7 +273,7 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
 
 
 def _coarse(blocks: int, most: int) -> int:
-    """Return `most` if there are as many blocks, else a round number of them."""
+    """Return `most` if there is room for as many blocks, else a round number."""
     if blocks >= most:
         return most
     return blocks // COARSE_BLOCKS * COARSE_BLOCKS if blocks >= 4 * COARSE_BLOCKS else blocks
@@ -283,14 +281,14 @@ def _coarse(blocks: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureGroup:
-    """The form of a pool of features [blocks, block size, f], of whose numbers each device has a share."""
+    """The form of a pool of features [blocks, block size, f], the last axis shared among the devices."""
 
     size: int
-    """How many numbers a token's features are."""
+    """The number of features of a token."""
     dtype: Any
     block_size: int
     group: int
-    """The cache group whose block tables it shares, with as many blocks."""
+    """The cache group that has the same block tables and the same number of blocks."""
     num_shards: int = 1
 
     @property

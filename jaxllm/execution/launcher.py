@@ -1,8 +1,8 @@
 """Launch steps on the devices, from records of plain arrays.
 
 A launch holds all that the programs read besides what the devices have already. The host that schedules sends the same
-launches to every host of a mesh in the same order, so that all stay alike. msgspec encodes them; an array is its dtype,
-its shape and its bytes.
+launches to every host of a mesh in the same order, so that all stay alike. msgspec encodes them, and an array as its
+dtype, its shape and its bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from jaxllm.sampling.inputs import RareRules
 
 
 class StepLaunch(msgspec.Struct, frozen=True, tag=True):
-    """A step."""
+    """The launch of a step."""
 
     program: int
-    """The step's program, by its place among those of the model."""
+    """The index of the step's program among the model's."""
     ints: np.ndarray
     floats: np.ndarray
     rare: list[np.ndarray | None] | None
-    """The fields of RareRules, None for one that no row uses; None for all of them where the program reads none."""
+    """The fields of RareRules, each None if no row uses it; None in all where the program reads none."""
     copies: list[np.ndarray]
     """Blocks to copy first, as int32 [group, 2, COPIES]: sources and targets."""
     counts: list[tuple[int, np.ndarray]]
@@ -45,7 +45,7 @@ class StepLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
-    """An adapter is written into a slot; steps before it read what the slot had."""
+    """The launch that writes an adapter into a slot; steps before it read the slot's old content."""
 
     slot: int
     arrays: list[np.ndarray]
@@ -56,14 +56,14 @@ type Launch = StepLaunch | AdapterLaunch
 
 
 def encode_array(value: Any) -> Any:
-    """Return an array as msgspec can encode it."""
+    """Return an array in a form that msgspec encodes."""
     if not isinstance(value, np.ndarray):
         raise NotImplementedError(f"{type(value).__name__} is not part of a launch")
     return value.dtype.name, value.shape, memoryview(np.ascontiguousarray(value).view(np.uint8).reshape(-1))
 
 
 def decode_array(kind: type, value: Any) -> Any:
-    """Return the array that `encode_array` has encoded; it shares the memory of the message."""
+    """Return the array that `encode_array` encoded; it shares the message's memory."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind.__name__} is not part of a launch")
     dtype, shape, data = value
@@ -71,9 +71,9 @@ def decode_array(kind: type, value: Any) -> Any:
 
 
 class Launcher:
-    """Parameters, pools, token counts and the last step's tokens: what one model has on this process's devices.
+    """The state of one model on this process's devices: parameters, pools, token counts and the last step's tokens.
 
-    No launch waits for the device: each begins when the one before has ended there.
+    No launch waits for the device: it begins there when the one before has ended.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Launcher:
         load_params: Callable[[], Any],
         features_of: Launcher | None = None,
     ) -> None:
-        """Make the pools and load the parameters, which takes about as long, and goes on at the same time.
+        """Make the pools and load the parameters at the same time; they take about as long.
 
         A draft head reads the features in the pools of `features_of`, the launcher of the model it guesses for.
         """
@@ -105,9 +105,9 @@ class Launcher:
 
     @running()
     def launch(self, launch: Launch) -> StepOutput | Array | None:
-        """Do what is said and return at once, unless a program has yet to be compiled.
+        """Run a launch and return at once, unless its program must be compiled first.
 
-        A step returns its output, a step that pools the pooled rows.
+        A step returns its output, a pooling step its pooled rows.
         """
         if isinstance(launch, StepLaunch):
             return self._step(launch)
@@ -145,7 +145,7 @@ class Launcher:
 
     @running()
     def reset(self) -> None:
-        """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
+        """Make the device's state anew: a step that failed or was cut off may have lost its donated arrays."""
         for array in jax.tree.leaves(self.pools):
             array.delete()  # there may be no room for two
         self.pools, self._previous_tokens, self._hidden = self._make_state()

@@ -1,7 +1,7 @@
-"""Several devices work as one mesh: this says which part of each array each holds, and which models can be spread.
+"""Spread a model over a mesh of devices: the part of each array that each device holds, and the models that fit.
 
 There is always a mesh, of two axes; one device is a mesh of size 1. Experts are dealt out along the first axis, and
-each is cut along the second; all else is cut along both, as if they were one.
+cut along the second; everything else is cut along both, as if they were one.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ RULES: Mapping[str, tuple[str, ...]] = {
 TABLES = ("vocab", "positions", "types")
 """The first axis of matrices whose rows are looked up."""
 LAID_OUT = ("tpu",)
-"""The platforms where tables are laid out by rows on purpose, and not by default."""
+"""The platforms where tables must be laid out by rows explicitly."""
 
 
 def make_mesh(devices: Sequence[Device], num_expert_shards: int = 1) -> Mesh:
-    """Return the mesh of these devices, which may be those of a topology; so many of them share the experts out."""
+    """Return the mesh of devices, which may be a topology's; experts are dealt out among `num_expert_shards`."""
     return Mesh(np.array(devices).reshape(num_expert_shards, -1), MESH_AXES)
 
 
 def deal_experts(mesh: Mesh, config: ModelConfig) -> Mesh:
-    """Return the mesh for whole experts: it has as many devices along the expert axis as divide the experts.
+    """Return the mesh for whole experts, with the most devices along the expert axis that divide the experts.
 
     Raises VLLMValidationError for a model without experts.
     """
     if all(layer.moe is None for layer in config.layers):
         message = f"enable_expert_parallel: {config.architecture} has no experts; leave it out."
         raise VLLMValidationError(message, parameter="enable_expert_parallel", value=True)
-    if mesh.shape[EXPERT_AXIS] > 1:  # which the user has asked for
+    if mesh.shape[EXPERT_AXIS] > 1:  # the user asked for it
         return mesh
     return make_mesh(mesh.devices.reshape(-1).tolist(), most_expert_shards(config, mesh.size))
 
 
 def most_expert_shards(config: ModelConfig, num_devices: int) -> int:
-    """Return among how many of the devices, at most, the experts of all layers can be dealt out."""
+    """Return the most devices among which the experts of all layers can be dealt out."""
     return gcd(num_devices, *(layer.moe.num_experts for layer in config.layers if layer.moe is not None))
 
 
 def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: Sequence[Device] | None = None) -> Mesh:
-    """Return the user's mesh, or that of the first of `devices`, by default JAX's.
+    """Return the user's mesh, or one of the first of `devices`, by default JAX's.
 
-    Raises VLLMValidationError by name for a mesh of other axes, and for more devices than there are.
+    Raises VLLMValidationError for a mesh with other axes, and for more devices than there are.
     """
     if mesh is not None:
         return _own_mesh(mesh, tensor_parallel_size)
@@ -91,7 +91,7 @@ def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: S
 
 
 def _by_host(devices: Sequence[Device], count: int) -> Sequence[Device]:
-    """Return equally many devices of each host, `count` of all. Raises VLLMValidationError if that does not divide."""
+    """Return `count` devices, the same number of each host. Raises VLLMValidationError if that does not divide."""
     num_hosts = jax.process_count()
     if num_hosts == 1:
         return devices
@@ -106,7 +106,7 @@ def _by_host(devices: Sequence[Device], count: int) -> Sequence[Device]:
 
 
 def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
-    """Return a user's mesh with the expert axis and the model axis alone, whose type is Auto."""
+    """Return a user's mesh with only the expert axis and the model axis, of type Auto."""
     others = {name: size for name, size in mesh.shape.items() if name not in MESH_AXES and size > 1}
     if MODEL_AXIS not in mesh.shape or others:
         raise VLLMValidationError(
@@ -128,7 +128,7 @@ def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
 
 
 def refusal(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -> str | None:
-    """Return why a model cannot be spread over so many devices, or None if it can."""
+    """Return why a model cannot be spread over `num_devices` devices, or None if it can."""
     for layer in dict.fromkeys(config.layers):
         reason = None if layer.state is None else layer.state.shard_refusal(num_devices)
         if reason is not None:
@@ -148,7 +148,7 @@ def refusal(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -
 
 
 def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -> ModelConfig:
-    """Return a checkpoint's model as it runs on so many devices: each has a kv head, so fewer heads are repeated.
+    """Return a checkpoint's model as it runs on `num_devices` devices; fewer kv heads than devices are repeated.
 
     Experts are dealt out among `num_expert_shards` of them, and each is cut among the devices that have it. Raises
     VLLMValidationError for a model whose sizes do not divide, with the numbers of devices that would do.
@@ -177,14 +177,14 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
 
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
-    """Return a layer whose kv heads stand so many times in a row; latents are the same on all devices."""
+    """Return a layer with each kv head repeated `count` times; latents are the same on all devices."""
     if layer.latent is not None or layer.state is not None:
         return layer
     return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:
-    """Return which part of a parameter each device holds; an axis that does not divide is whole everywhere."""
+    """Return the sharding of a parameter; an axis that does not divide is whole on every device."""
     within = (MODEL_AXIS,) if spec.num_experts is not None else MESH_AXES
 
     def part(axis: str | None, size: int) -> tuple[str, ...] | None:
@@ -196,9 +196,9 @@ def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:
 
 
 def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | Format:
-    """Return how the devices hold a parameter: its sharding, and of a table on TPUs the layout.
+    """Return the sharding of a parameter, and for a table on TPUs its layout.
 
-    A TPU would lay a table out by columns if its rows are no multiple of 128, and copy it to look rows up in each step.
+    A TPU lays a table out by columns if its rows are no multiple of 128, and would copy it in each step for look-ups.
     """
     sharding = param_sharding(mesh, spec)
     is_table = len(spec.shape) == 2 and spec.axes[0] in TABLES
@@ -208,30 +208,30 @@ def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | For
 
 
 def pool_spec(*, is_cut: bool) -> PartitionSpec:
-    """Return the spec of a KV pool's sharding: by its kv heads, axis 1, or none of a pool of latents."""
+    """Return the spec of a KV pool's sharding: over its kv heads, axis 1, or none for a pool of latents."""
     return PartitionSpec(None, MESH_AXES) if is_cut else PartitionSpec()
 
 
 def state_pool_specs(pools: StatePools) -> StatePools:
-    """Return the specs of the shardings of recurrent states: convolutions' by channels, others' by heads."""
+    """Return the specs of recurrent states' shardings: convolutions' over channels, others' over heads."""
     heads = PartitionSpec(None, MESH_AXES)
     return StatePools(PartitionSpec(None, None, MESH_AXES), None if pools.scan is None else heads)
 
 
 def whole_spec(mesh: Mesh, local: jax.ShapeDtypeStruct, cut: PartitionSpec) -> jax.ShapeDtypeStruct:
-    """Return shape, dtype and sharding of an array of which each device has the part `local`."""
+    """Return shape, dtype and sharding of an array; each device has a part of the shape of `local`."""
     axes = [*cut, *[None] * (len(local.shape) - len(cut))]
     shape = tuple(size * (1 if axis is None else mesh.size) for size, axis in zip(local.shape, axes, strict=True))
     return jax.ShapeDtypeStruct(shape, local.dtype, sharding=NamedSharding(mesh, cut))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def place_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """Return an array that every device holds whole; all hosts of the mesh give the same."""
+    """Place an array whole on every device; all hosts of the mesh pass the same one."""
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 

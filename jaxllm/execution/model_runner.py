@@ -1,4 +1,4 @@
-"""The model runner builds the inputs of each step, has them launched on every host, and reads what comes out."""
+"""Build the inputs of each step, launch it on every host, and read its outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunningStep:
             array.copy_to_host_async()
 
     def is_done(self) -> bool:
-        """Say whether `result` would return at once."""
+        """Return whether `result` would return at once."""
         return self._output.tokens_s.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     @running()
@@ -55,7 +55,7 @@ class RunningStep:
 
 
 def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
-    """Return the tokens that each chunk's rows sampled; `rows` has those of all rows."""
+    """Return the tokens that each chunk's rows sampled; `rows` has the tokens of all rows."""
     tokens = [[token_id] for token_id in rows[: len(chunks)]]
     for index, first, num_rows in find_extra(chunks):
         if chunks[index].num_drafts:
@@ -64,7 +64,7 @@ def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
 
 
 class RunningPool:
-    """A step that pools on the device. `result` waits for it."""
+    """A pooling step on the device. `result` waits for it."""
 
     def __init__(self, plan: StepPlan, outputs: Array, activation: Activation, row_alignment: int) -> None:
         self.plan = plan
@@ -72,7 +72,7 @@ class RunningPool:
         outputs.copy_to_host_async()
 
     def is_done(self) -> bool:
-        """Say whether `result` would return at once."""
+        """Return whether `result` would return at once."""
         return self._outputs.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     @running()
@@ -86,7 +86,7 @@ type Running = RunningStep | RunningPool
 
 
 class ModelRunner:
-    """A runner runs steps in the order given; each waits for the one before on the device, not on the host."""
+    """Run steps in order; each waits for the one before on the device, not on the host."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class ModelRunner:
         *,
         is_draft: bool = False,
     ) -> None:
-        """Run the steps of the launcher's model; `draft` runs those of the model that guesses this one's tokens.
+        """Run the steps of the launcher's model; `draft` runs those of its draft model.
 
-        `activation` is for what is pooled. `broadcast` sends each launch to the model's other hosts, before it is done
-        here; `is_draft` tells them that it is the draft model's.
+        `activation` is applied to pooled outputs. `broadcast` sends each launch to the model's other hosts, before this
+        host runs it; `is_draft` marks launches as the draft model's.
         """
         self.launcher, self._activation, self._draft = launcher, activation, draft
         self.compiler = launcher.compiler
@@ -114,28 +114,28 @@ class ModelRunner:
 
     @property
     def is_compiling(self) -> bool:
-        """Say, to any thread, whether a step waits for its program to be compiled."""
+        """Return whether a step waits for its program to be compiled; any thread may ask."""
         return self.programs.is_awaited or (self._draft is not None and self._draft.is_compiling)
 
     @property
     def is_warm(self) -> bool:
-        """Say whether every program is compiled."""
+        """Return whether every program is compiled."""
         return self.programs.is_warm and (self._draft is None or self._draft.is_warm)
 
     @property
     def num_compiled(self) -> int:
-        """Return how many programs were compiled since the start, those found on disk not counted."""
+        """Return the number of programs compiled since the start, without those found on disk."""
         return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
     def set_adapter(self, slot: int, arrays: Any) -> None:
-        """Write an adapter's arrays, those of one slot, into a slot; steps that were sent before read the old ones."""
+        """Write an adapter's arrays into a slot; steps that were launched before read the old ones."""
         self._launch(AdapterLaunch(slot, jax.tree.leaves(arrays)))
 
     @running()
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:
-        """Start a step and return at once, unless its program has yet to be compiled.
+        """Start a step and return at once, unless its program must be compiled first.
 
-        `masks` say which ids each row may sample; None stands for all.
+        `masks` has the ids that each row may sample; None stands for all.
         """
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
@@ -151,7 +151,7 @@ class ModelRunner:
         return RunningStep(plan, output, host)
 
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
-        """Run steps of the draft model and wait for them; return the tokens that each one's chunks have sampled."""
+        """Run steps of the draft model and wait for them; return the tokens that the chunks of each step sampled."""
         assert self._draft is not None
         running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]
         return [step.result().token_ids for step in running]
@@ -164,25 +164,25 @@ class ModelRunner:
         return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
     def reset(self) -> None:
-        """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
+        """Make the device's state anew: a step that failed or was cut off may have lost its donated arrays."""
         self.launcher.reset()
         if self._draft is not None:
             self._draft.reset()
 
     def warm_up(self) -> None:
-        """Wait until every program is compiled. Rare ones on disk are loaded by the step that wants one."""
+        """Wait until every program is compiled. A rare program on disk is loaded by the step that needs it."""
         self.programs.wait()
         if self._draft is not None:
             self._draft.warm_up()
 
     def begin_shutdown(self) -> None:
-        """Stop compiling ahead, without waiting for what is being compiled."""
+        """Stop compiling ahead, without waiting for the program that is being compiled."""
         self.programs.begin_stop()
         if self._draft is not None:
             self._draft.begin_shutdown()
 
     def shutdown(self) -> None:
-        """Stop compiling ahead, and wait for what is being compiled."""
+        """Stop compiling ahead, and wait for the program that is being compiled."""
         self.programs.stop()
         if self._draft is not None:
             self._draft.shutdown()
@@ -208,15 +208,15 @@ class ModelRunner:
         )
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
-        """Return the program to use: a larger one that is there, where rows do not depend on the shape of their batch,
-        rather than wait for the right one to be compiled.
+        """Return the program to use: where rows do not depend on the shape of their batch, a larger program that is
+        compiled already comes before waiting for the right one.
         """
         if not self.compiler.config.batch_invariant or shape in self.programs:
             return shape
         return self.programs.nearest([shape, *self.compiler.larger(shape)])
 
     def _counts(self, plan: StepPlan) -> list[tuple[int, np.ndarray]]:
-        """Return the rows of the token counts that requests have just got, filled."""
+        """Return the new rows of the token counts, filled, for requests that have just got one."""
         vocab_size = self.compiler.model.config.vocab_size
         return [
             (chunk.count_row, count_tokens(chunk.history, chunk.num_prompt_tokens, vocab_size))
@@ -226,7 +226,7 @@ class ModelRunner:
 
 
 def _pairs(copies: Sequence[Sequence[tuple[int, int]]]) -> list[np.ndarray]:
-    """Return the blocks of each cache group that are to be copied, for as many runs of the program as it takes."""
+    """Return the blocks to copy in each cache group, for each run of the copy program."""
     runs = []
     for start in range(0, max(map(len, copies), default=0), COPIES):
         pairs = np.zeros((len(copies), 2, COPIES), np.int32)

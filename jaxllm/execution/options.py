@@ -13,45 +13,44 @@ from jax.typing import DTypeLike
 from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.models import LayerLoop
 
-# Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
+# The operations that XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 INVARIANT_MATMULS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 INVARIANT_DTYPES = ("bfloat16", "float32")
 
 
 TPU_OPTIONS: dict[str, Any] = {
-    # A TPU7x would else bring all 16-bit weights into tiles of twice as many rows, in memory and in each step.
+    # Without it a TPU7x brings all 16-bit weights into tiles of twice as many rows, in memory and in each step.
     "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
 }
 GPU_OPTIONS: dict[str, Any] = {
-    # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
+    # With it a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
-    # Else small matmuls of the same rows become one, of weights that are put side by side in memory in each step.
+    # With it small matmuls of the same rows become one, and each step puts their weights side by side in memory.
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
-# cuBLAS adds to a matmul's result what is to be added, and its own word is taken for the algorithm. XLA's own matmuls
-# take a kernel more for that, and would be tried out at each first start: bits would depend on which won. Neither has
-# been measured on a device (scripts/bench.py engine --autotuned).
+# cuBLAS fuses the addition after a matmul, and chooses its own algorithm. XLA's own matmuls take one more kernel for
+# it, and would be tuned at each first start: bits would depend on the winner. Neither has been measured on a device
+# (scripts/bench.py engine --autotuned).
 CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 
 def compiler_options(
     platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False
 ) -> dict[str, Any]:
-    """Return the options of a step's compilation. `quantized`: matmuls read weights of 8 bits.
+    """Return the compiler options of a step; `quantized` means that matmuls read weights of 8 bits.
 
-    Raises ValueError where it is not known how a row is kept from depending on the others; configurations are checked
-    before they get here.
+    Raises ValueError where a row cannot be kept from depending on the others; `resolve` refuses such configurations.
     """
     name = jnp.dtype(dtype).name
     if batch_invariant and (platform != "cpu" or name not in INVARIANT_DTYPES):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
-        # cuBLAS would want such weights in another dtype first, in memory.
+        # cuBLAS needs such weights in another dtype first, in memory.
         return GPU_OPTIONS if quantized else GPU_OPTIONS | CUBLAS_OPTIONS
     if platform == "tpu":
         return TPU_OPTIONS
-    # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.
+    # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
     options: dict[str, Any] = {"xla_allow_excess_precision": False}
     if batch_invariant:
         options[YNN_OPERATIONS] = _invariant_operations(name)
@@ -61,16 +60,16 @@ def compiler_options(
 def _invariant_operations(dtype: str) -> str:
     """Return the operations of the library that give a row the same bits beside any number of others.
 
-    Its reductions are none of them: few rows are summed in another order.
+    Reductions do not: few rows are summed in another order.
     """
     return INVARIANT_MATMULS if library_is_invariant(dtype) else ""
 
 
 def library_is_invariant(dtype: str) -> bool:
-    """Say whether the library's matmuls give a row the same bits beside any number of others.
+    """Return whether the library's matmuls give a row the same bits beside any number of others.
 
-    They are much faster than the ones that they replace, which in turn depend on the number of rows on a processor
-    without AVX-512. With AVX-512 the library multiplies float32 rows in another order from 64 rows on.
+    They are much faster than XLA's own, whose results depend on the number of rows on a processor without AVX-512. With
+    AVX-512 the library multiplies float32 rows in another order from 64 rows on.
     """
     from pallas_kernels.native import processor
 
@@ -78,13 +77,15 @@ def library_is_invariant(dtype: str) -> bool:
 
 
 def min_rows(platform: str, dtype: DTypeLike) -> int:
-    """Return the rows of the smallest step: with fewer, matmuls would round otherwise, or be no quicker."""
+    """Return the rows of the smallest step: with fewer, matmuls round differently, or are no faster."""
     return 4 if platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16 else 8
 
 
 def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> LayerLoop:
-    """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
-    for the platform that they are for. Matmuls are the CPU's own kernel where attention is.
+    """Return how steps go through the layers.
+
+    Several CPU devices stand in for TPUs, and interpreted kernels for their platform. Matmuls use the CPU's own kernel
+    where attention does.
     """
     attentions = [group.attention for group in groups]
     implementations = {attention.implementation for attention in attentions}
@@ -105,12 +106,12 @@ PINNED: Mapping[str, Any] = {
     "debug_infs": False,
     "debug_nans": False,
 }
-"""Values by the names of JAX's context managers; `jax_` and the name is the setting's."""
+"""Values by the name of JAX's context manager, which is the setting's without `jax_`."""
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Pin all that a trace, or an operation outside a program, depends on; entering takes some 20 microseconds."""
+    """Pin the settings that a trace, or an operation outside a program, depends on; this takes some 20 microseconds."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(getattr(jax, name)(value))
@@ -119,9 +120,9 @@ def tracing() -> Iterator[None]:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Pin what running a compiled program and reading its outputs depends on, in a few microseconds.
+    """Pin the settings that running a compiled program and reading its outputs depend on, in a few microseconds.
 
-    Inputs come from the host's arrays, and rows that nobody reads hold garbage.
+    Inputs are host arrays, and rows that nobody reads hold garbage.
     """
     with (
         jax.disable_jit(False),
@@ -134,5 +135,5 @@ def running() -> Iterator[None]:
 
 
 def counts(name: str) -> bool:
-    """Say whether the user's value of a setting, such as jax_enable_x64, can change a compiled program."""
+    """Return whether the user's value of a setting, such as jax_enable_x64, can change a compiled program."""
     return "cache" not in name and not name.removeprefix("jax_").startswith(tuple(PINNED))

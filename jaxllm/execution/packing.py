@@ -1,7 +1,7 @@
-"""All that a step reads of the host's lies in two buffers, one of int32 and one of float32: 2 transfers instead of 40.
+"""Pack a step's inputs into two buffers, one of int32 and one of float32: 2 transfers instead of 40.
 
-Where an array lies follows from the records alone (`jaxllm.sampling.inputs` says how), for the host that fills the
-buffers and for the step that reads them: a field that is added to a record is packed without another word. numpy only.
+The records alone decide where an array lies (see `jaxllm.sampling.inputs`), for the host that fills the buffers and for
+the step that reads them: a new field of a record needs no other change. numpy only.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Bucket(NamedTuple):
 def make_buckets(
     max_num_batched_tokens: int, max_num_seqs: int, least: int, sizes: Sequence[int] | None = None
 ) -> tuple[Bucket, ...]:
-    """Return buckets of these numbers of tokens, and of the token budget, with as many sequences as they hold.
+    """Return buckets of `sizes` tokens, and of the token budget, with as many sequences as they hold.
 
-    Sizes are rounded up to a multiple of `least`; left out, they are `least`, each time twice as many.
+    Sizes are rounded up to a multiple of `least`; by default they are `least`, doubled each time.
     """
-    # A budget that is none of these would pad its fullest steps for nothing.
+    # Without a bucket for the budget, the fullest steps would be padded.
     wanted = [*(_doubled(least, max_num_batched_tokens) if sizes is None else sizes), max_num_batched_tokens]
     rounded = {-(-size // least) * least for size in wanted if size <= max_num_batched_tokens}
     most_seqs = _doubled(least, max_num_seqs)[-1]
@@ -51,7 +51,7 @@ def pick_bucket(buckets: Sequence[Bucket], num_tokens: int, num_seqs: int) -> Bu
 
 
 def _doubled(least: int, most: int) -> list[int]:
-    """Return `least`, each time doubled, up to the first that is no less than `most`."""
+    """Return `least`, doubled each time, up to the first number that is no less than `most`."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
@@ -59,7 +59,7 @@ def _doubled(least: int, most: int) -> list[int]:
 
 
 type ExtraArgs = tuple[tuple[str, int | float], ...]
-"""The names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
+"""The names of the logits processors' arguments, with their defaults, which have the arrays' types."""
 
 AXES = frozenset("tsmiwbnd2")
 """The letters of the axes, in order: tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits,
@@ -81,19 +81,19 @@ class BatchShape(NamedTuple):
     extra_args: ExtraArgs = ()
     """The arguments that the logits processors take."""
     has_states: bool = False
-    """Whether the model has recurrent state."""
+    """True if the model has recurrent state."""
     max_drafts: int = 0
     """The most drafts that a chunk can have."""
 
     def max_tiles(self, query_tile: int) -> int:
-        """Return the most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
+        """Return the most tiles of a step: every chunk takes 2 rows or more, and may leave one tile part-filled."""
         t, s = self.bucket
         num_chunks = min(s, -(-t // max(2, self.row_alignment)))
         return t // query_tile + num_chunks
 
 
 class Sequences(NamedTuple):
-    """This record says which rows of tokens are a sequence's: the part of `AttentionBatch` that all layers share."""
+    """The rows of tokens of each sequence: the part of `AttentionBatch` that all layers share."""
 
     query_starts_s: Array
     query_ends_s: Array
@@ -101,12 +101,10 @@ class Sequences(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """This record says where a cache group has the tokens, and how its attention goes through the chunks: the other
-    part of `AttentionBatch`.
-    """
+    """The blocks of a cache group's tokens, and the tiles of its attention: the other part of `AttentionBatch`."""
 
     context_lens_s: Array
-    """The tokens of each sequence up to the step's end, from the one on that its block table begins with."""
+    """The tokens of each sequence up to the step's end, from the first token of its block table on."""
     slots_t: Array
     block_tables_sm: Array
     tile_seqs_i: Array
@@ -114,12 +112,12 @@ class Placement(NamedTuple):
     num_tiles: Array
 
     def batch(self, sequences: Sequences) -> AttentionBatch:
-        """Return what the group's attention takes."""
+        """Return the batch for the group's attention."""
         return AttentionBatch(**sequences._asdict(), **self._asdict())
 
 
 class StatePlaces(NamedTuple):
-    """This record says in which slots the recurrent states of the step's sequences are: a part of `StateBatch`."""
+    """The slots of the recurrent states of the step's sequences: a part of `StateBatch`."""
 
     read_slots_s: Array
     write_slots_s: Array
@@ -127,12 +125,12 @@ class StatePlaces(NamedTuple):
     save_slots_s: Array
 
     def batch(self, sequences: Sequences) -> StateBatch:
-        """Return what ops of recurrent state take."""
+        """Return the batch for ops of recurrent state."""
         return StateBatch(**sequences._asdict(), **self._asdict())
 
 
 class LogitRows(NamedTuple):
-    """This record says where the rows of logits come from, and which tokens only the device knows."""
+    """The token of each row of logits, and the tokens that only the device knows."""
 
     logit_tokens_s: Array
     """The token whose hidden state gives the row."""
@@ -148,21 +146,21 @@ class PackedInputs(NamedTuple):
     tokens: TokenBatch
     sequences: Sequences
     placements: tuple[Placement, ...]
-    """One for each cache group."""
+    """One record for each cache group."""
     states: tuple[StatePlaces, ...]
-    """One if the model has recurrent state, else none."""
+    """One record if the model has recurrent state, else none."""
     logit_rows: LogitRows
     sampling: SamplingBatch
     rules: Rules
     uses: Uses
 
     def batches(self, *, decodes_only: bool) -> list[AttentionBatch]:
-        """Return what the attention of each cache group takes; a step of decodes alone has no tiles."""
+        """Return the batch for each cache group's attention; a step of decodes alone has no tiles."""
         batches = [placement.batch(self.sequences) for placement in self.placements]
         return [batch.without_tiles() for batch in batches] if decodes_only else batches
 
     def state_batch(self, *, decodes_only: bool) -> StateBatch | None:
-        """Return what ops of recurrent state take, None if there is none; a step of decodes alone has no chunks."""
+        """Return the batch for ops of recurrent state, None if there is none; a step of decodes alone has no chunks."""
         if not self.states:
             return None
         batch = self.states[0].batch(self.sequences)
@@ -177,13 +175,13 @@ class ArrayField(NamedTuple):
 
 
 class RareSpec(NamedTuple):
-    """The shape and packing of an array that is sent by itself."""
+    """The shape and packing of an array that is sent on its own."""
 
     shape: tuple[int, ...]
     packed: Packed
 
     def neutral(self) -> np.ndarray:
-        """Make the array as it is where no row uses it."""
+        """Return the array that stands for no use by any row."""
         return np.full(self.shape, self.packed.neutral, self.packed.dtype)
 
 
@@ -198,7 +196,7 @@ def array_fields(record: type) -> tuple[ArrayField | None, ...]:
     return tuple(fields)
 
 
-# Read once: to look at annotations takes longer than to pack a step.
+# Read once: reading annotations takes longer than packing a step.
 _HINTS = get_type_hints(PackedInputs)
 _REPEATED = frozenset(name for name, hint in _HINTS.items() if get_origin(hint) is tuple)
 _RECORDS = {
@@ -210,13 +208,13 @@ _RARE = tuple(field for field in array_fields(RareRules) if field is not None)
 
 
 def buffer_sizes(shape: BatchShape) -> tuple[int, int]:
-    """Return how many int32 and how many float32 a step's buffers hold."""
+    """Return the number of int32 and of float32 values in a step's buffers."""
     _, num_ints, num_floats = _lay_out(shape)
     return num_ints, num_floats
 
 
 def allocate(shape: BatchShape) -> tuple[np.ndarray, np.ndarray, PackedInputs]:
-    """Return new buffers, and the records in them, which are neutral."""
+    """Return new buffers, and views of them as records with neutral values."""
     slices, num_ints, num_floats = _lay_out(shape)
     # Zeros are right for most padding: token 0 at position 0, written to the null block, in sequences of length 0.
     ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
@@ -245,7 +243,7 @@ type _Slice = tuple[Packed, int, int, tuple[int, ...]]
 
 @lru_cache(maxsize=64)  # an engine has a dozen shapes
 def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
-    """Return where each array lies, one after the other, and the sizes of the int32 and the float32 buffer."""
+    """Return the slice of each array in its buffer, and the sizes of the int32 and the float32 buffer."""
     sizes = {"t": shape.bucket.num_tokens, "s": shape.bucket.num_seqs, "m": shape.max_blocks, "2": 2}
     extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
     fields = [
@@ -284,7 +282,7 @@ def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | 
 
 
 def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
-    """Make the records of the arrays, in the order in which they are laid out."""
+    """Return the records that consist of the arrays, which are in the buffers' order."""
     values, first_extra = iter(arrays), len(arrays) - len(shape.extra_args)
     extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[first_extra:], strict=True)}
     made: dict[str, list[Any]] = {name: [] for name in _RECORDS}

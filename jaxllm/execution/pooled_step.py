@@ -21,7 +21,7 @@ from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
 
 class PoolShape(NamedTuple):
-    """The shape that the program of a step that pools is compiled for."""
+    """The shape that a pooling step's program is compiled for."""
 
     batch: BatchShape
     by_token: bool
@@ -48,7 +48,7 @@ def run_pooled_step(
 
 
 class Activation(NamedTuple):
-    """The last thing that is done to an output: it is calibrated, and activated if its request wants that."""
+    """The last operation on an output: calibration, then an activation if the request wants it."""
 
     name: str = "none"
     """One of "normalize" (to length 1), "sigmoid", "softmax" and "none"."""
@@ -57,7 +57,7 @@ class Activation(NamedTuple):
     """An output x counts as (x - mean) / sigma."""
 
     def __call__(self, rows_ro: np.ndarray, *, activates: bool) -> np.ndarray:
-        """Calibrate float32 rows, each by itself, and activate them if that is wanted."""
+        """Calibrate float32 rows, one by one, and activate them if `activates`."""
         if self.mean or self.sigma != 1:
             rows_ro = (rows_ro - np.float32(self.mean)) / np.float32(self.sigma)
         match self.name if activates else "none":
@@ -79,9 +79,9 @@ NO_ACTIVATION = Activation()
 def read_pooled(
     plan: StepPlan, outputs: np.ndarray, activation: Activation, row_alignment: int
 ) -> list[Pooled | RequestError | None]:
-    """Return what each chunk of a plan gives, of the outputs of its step.
+    """Return the pooled output of each chunk of a plan, from the outputs of its step.
 
-    An output that is no number is an error of its request. A chunk that gives no output yet has None.
+    An output that is not a finite number is an error of its request. A chunk without an output yet has None.
     """
     if plan.kind is StepKind.POOL:
         return _read_sequences(plan.chunks, outputs, activation)
@@ -124,13 +124,13 @@ def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -
 
 def _wish(params: PoolingParams | None) -> tuple[bool, int | None]:
     assert params is not None
-    if params.late_chunking_params is not None:  # means come first, of tokens that may be in several steps
+    if params.late_chunking_params is not None:  # means come first, over tokens that may be in several steps
         return False, None
     return bool(params.use_activation), params.dimensions
 
 
 def _finish(rows_ro: np.ndarray, use_activation: bool, dimensions: int | None, activation: Activation) -> np.ndarray:
-    with np.errstate(all="ignore"):  # what overflows is found to be no number
+    with np.errstate(all="ignore"):  # overflows are found by the check for finite numbers
         return activation(rows_ro[:, :dimensions], activates=use_activation)
 
 

@@ -1,8 +1,8 @@
-"""Compiled programs are kept on disk, and found by the code and the configuration that they come from, without a trace.
+"""Keep compiled programs on disk, and find them by their code and configuration, without a trace.
 
 JAX's own compile cache finds a program by its traced form, and tracing takes longer than the rest of loading it. A
-program is machine code, so no form of its file makes a stranger's one safe to load: folders and files that another
-user owns, or may write to, are not used.
+program is machine code, and a stranger's is never safe to load: folders and files that another user owns, or may write
+to, are not used.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from jaxllm.utils.log import log_phase
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-"""The bytes of all programs kept; those used longest ago go first."""
+"""The most bytes of all programs on disk; those used longest ago are removed first."""
 CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """Machine code starts with these bytes, on Linux and on macOS."""
 LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
 CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
-"""The packages of ours that a program may come from."""
+"""jaxllm's own packages that a program may depend on."""
 
 
 class Folders(NamedTuple):
-    """The folders where compiled code is kept; a folder is None where none is kept."""
+    """The folders of compiled code; None where none is kept."""
 
     programs: Path | None
     kernels: Path | None
@@ -52,9 +52,9 @@ class Folders(NamedTuple):
 def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
     """Keep compiled programs in a folder per CPU model: code for another CPU must be a clean miss.
 
-    Returns the folders for a ProgramCache. It keeps no programs where JAX's own cache has to do (`keeps_programs` is
-    False), and nothing if the user wants none, or the folder is not this user's own. If the user set a folder for JAX's
-    cache, both are used, and kept there.
+    Returns the folders for a ProgramCache. It keeps no programs if `keeps_programs` is False, where JAX's own cache
+    takes its place, and nothing if the user disabled the cache, or the folder is not this user's own. If the user set a
+    folder for JAX's cache, both caches use it.
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -67,7 +67,7 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
         return Folders(_own(folder / "programs"), kernels)
     if user_folder is None and _own(folder):
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        compilation_cache.reset_cache()  # a program compiled before has settled that there is none
+        compilation_cache.reset_cache()  # a program compiled before has fixed that there is no cache
     return Folders(None, kernels)
 
 
@@ -82,17 +82,17 @@ def _own(folder: Path) -> Path | None:
 
 
 class ProgramCache:
-    """The programs of one compiler and pool size in a folder. A file that cannot be used counts as none."""
+    """The programs of one compiler and pool size in a folder. A file that cannot be used counts as missing."""
 
     def __init__(
         self, compiler: StepCompiler, num_blocks: int, folders: Folders, environment: Mapping[str, str]
     ) -> None:
-        """Find programs by `environment` too, the variables that XLA reads."""
+        """Find programs by `environment` too, which has the variables that XLA reads."""
         self._compiler, self._num_blocks = compiler, num_blocks
         self._folder, self._kernels, self._environment = folders.programs, folders.kernels, environment
 
     def load(self, key: ProgramKey) -> jax.stages.Compiled | None:
-        """Return a program that was kept, or None if there is none that is of use."""
+        """Return a program from disk, or None if there is no usable one."""
         started = time.perf_counter()
         if self._folder is None:
             return None
@@ -120,7 +120,7 @@ class ProgramCache:
         return program
 
     def is_kept(self, key: ProgramKey) -> bool:
-        """Say whether there is a file of a program."""
+        """Return whether a program has a file."""
         return self._folder is not None and os.path.exists(self._path(key))
 
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
@@ -137,7 +137,7 @@ class ProgramCache:
 
     @cached_property
     def _facts(self) -> str:
-        """Return all that a program depends on besides its key, as text."""
+        """Return everything that a program depends on besides its key, as text."""
         compiler = self._compiler
         settings = {name: value for name, value in jax.config.values.items() if counts(name)}
         return "\n".join(
@@ -145,7 +145,7 @@ class ProgramCache:
             for each in (
                 code_digest(),
                 _cpu_digest(),
-                # What XLA cuts its loops for.
+                # The number of threads, which XLA divides its loops by.
                 os.cpu_count(),
                 len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
                 sorted(self._environment.items()),
@@ -163,7 +163,7 @@ class ProgramCache:
     def _save(self, program: jax.stages.Compiled, path: Path) -> None:
         try:
             payload, _, _ = serialize_executable.serialize(program)
-            # XLA:CPU does not give away the code of a program that was loaded itself, as from JAX's cache.
+            # XLA:CPU does not serialize a program that was itself loaded, as from JAX's cache.
             if any(magic in payload for magic in CODE_MAGIC):
                 make_own(path.parent)
                 _make_room(path.parent)
@@ -196,7 +196,7 @@ def _make_room(folder: Path) -> None:
 
 @cache
 def code_digest() -> str:
-    """Return a digest of all code that a program comes from; what is imported does not change with its file."""
+    """Return a digest of all code that a program depends on; code that is imported does not change with its file."""
     versions = [metadata.version(name) for name in LIBRARIES]
     return " ".join([*versions, source_digest(Path(package).parent for package in CODE)])
 

@@ -1,4 +1,4 @@
-"""Programs are compiled ahead in the background, in an order that a waiting step may jump."""
+"""Compile programs ahead in the background; a program that a step waits for comes first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxllm.utils.freed_memory import give_back
 logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
-"""A program that nobody has asked for waits this many times what the last one took to compile; a load is no reason."""
+"""Compiling ahead pauses for this many times the time of the last compilation; a load is followed by no pause."""
 POLL_SECONDS = 0.05
 
 
@@ -29,21 +29,20 @@ class _Thread(threading.Thread):
     """The background thread of an engine's programs."""
 
     is_stopping = False
-    """True once it was told to stop: it ends after the program that it compiles, which cannot be interrupted."""
+    """True once it has to stop: it ends after the program that it compiles, which cannot be interrupted."""
 
     def run(self) -> None:
-        """Compile, and return the memory that compilers have freed, and the programs of an engine that was dropped."""
-        super().run()  # after which the thread does not hold its engine's programs
+        """Compile, then return to the system the memory that compilers have freed."""
+        super().run()  # so that the thread does not hold its engine's programs
         give_back()
 
 
 class Programs[Key: Hashable]:
     """Programs by key, loaded or compiled ahead by one background thread; `get` does so at once for a missing one.
 
-    The first key comes first, then whatever `nearest` would rather have had, and the others in the order given, with
-    pauses: compiling takes a core and Python from the rest of a start and from the steps. Rare programs that are kept
-    elsewhere are not held until a step wants one: each takes memory. The order never changes a result, only when it is
-    there.
+    The first key comes first, then the program that `nearest` would have preferred, then the others in order, with
+    pauses: compiling takes a core and the interpreter from the rest of the start and from the steps. Rare programs that
+    are on disk are not held until a step needs one: each takes memory. The order never changes a result, only its time.
     """
 
     def __init__(
@@ -56,39 +55,39 @@ class Programs[Key: Hashable]:
         is_kept: Callable[[Key], bool] = lambda _: False,
         rare: Iterable[Key] = (),
     ) -> None:
-        """Compile only what `load` returns None for; `is_kept` says without loading whether it would."""
+        """Compile only programs for which `load` returns None; `is_kept` tells without loading whether it would not."""
         self._compile, self._load, self._is_kept = compile_one, load, is_kept
         self.keys, self._rare = tuple(keys), frozenset(rare)
         self._ahead = iter(self.keys)
-        """The keys are walked once: what is kept may be gone again, which is no reason to compile it for ever."""
+        """The keys are walked once: a file that is removed in between must not be compiled again and again."""
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
         self._waiting = threading.RLock()
         """The lock is held by a thread that waits for all programs, and compiles those that are missing."""
         self._building: dict[Key, threading.Lock] = {}
         self.num_compiled = 0
-        """How many programs were compiled, not loaded."""
+        """The number of programs that were compiled, not loaded."""
         self.is_warm = False
         """True once every program has been compiled ahead or waited for."""
         self.is_awaited = False
         """True while `get` compiles or loads a program for its caller."""
         self._asked: deque[Any] = deque()  # of keys
         self._wake = threading.Event()
-        """The event is set when there is something to do at once: to compile what was asked for, or to stop."""
+        """The event is set when there is something to do at once: a program to compile for a caller, or to stop."""
         self._is_stopped, self._has_ended = False, threading.Event()
         self._home = Home()
         self._thread: _Thread | None = None
         if ahead:
-            # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
-            # exit does wait for the one program that is being compiled, and that one is kept. Exit hooks run last
-            # first: that of weakref.finalize, which takes JAX's traces their constants, is registered before ours.
+            # A daemon, so that exit does not wait for the whole list. A process that exits during a compilation
+            # crashes, so exit waits for the one program that is being compiled, and keeps it. Exit hooks run last
+            # first: that of weakref.finalize, which takes the constants of JAX's traces, is registered before ours.
             weakref.finalize(self, lambda: None).atexit = False
             atexit.register(self._stop_at_exit)
             self._thread = _Thread(target=self._run, name="jaxllm-compile", daemon=True)
             self._thread.start()
 
     def get(self, key: Key) -> Any:
-        """Return a program, compiling it now if it is not there."""
+        """Return a program; compile it now if it is missing."""
         program = self._done.get(key)
         if program is not None:
             return program
@@ -99,10 +98,10 @@ class Programs[Key: Hashable]:
             self.is_awaited = False
 
     def nearest[Some: Hashable](self, keys: Sequence[Some]) -> Some:
-        """Return which of some programs that do the same to use now, the best one first; it is compiled next.
+        """Return the key of the program to use now, among equivalent `keys`, the best one first; it is compiled next.
 
-        It is the first that is there, else the first that is kept, else the first that is being compiled; it is the
-        best one if nothing is compiled ahead.
+        It is the first that is compiled, else the first on disk, else the first that is being compiled; it is the best
+        one if nothing is compiled ahead.
         """
         best = keys[0]
         if self._thread is None or not self._thread.is_alive():
@@ -131,14 +130,14 @@ class Programs[Key: Hashable]:
         return len(self._done)
 
     def begin_stop(self) -> None:
-        """Compile nothing further ahead; do not wait for those being compiled. The thread that compiles may call it."""
+        """Compile nothing more ahead; do not wait for the current compilation. The compiling thread may call it."""
         self._is_stopped = True
         if self._thread is not None:
             self._thread.is_stopping = True
         self._wake.set()
 
     def stop(self) -> None:
-        """Compile nothing further ahead, and wait for those being compiled. May be called twice.
+        """Compile nothing more ahead, and wait for the current compilation. May be called twice.
 
         A forked child has no thread to stop.
         """
@@ -148,7 +147,7 @@ class Programs[Key: Hashable]:
         with self._waiting:
             pass
         if self._thread is not None:
-            self._has_ended.wait()  # Python 3.12 takes a thread for ended whose join was interrupted
+            self._has_ended.wait()  # Python 3.12 takes a thread for ended if its join was interrupted
             self._thread.join()
 
     def _stop_at_exit(self) -> None:
@@ -156,7 +155,7 @@ class Programs[Key: Hashable]:
         try:
             self.stop()
         except KeyboardInterrupt:
-            with contextlib.suppress(OSError, ValueError):  # what Python would write later in its exit
+            with contextlib.suppress(OSError, ValueError):  # Python would write it later in its exit
                 sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
@@ -167,14 +166,14 @@ class Programs[Key: Hashable]:
             self._run_ahead()
         finally:
             self._has_ended.set()
-            # And not before: a process whose `stop` was interrupted waits again when it exits.
+            # Only now: a process whose `stop` was interrupted waits again when it exits.
             atexit.unregister(self._stop_at_exit)
 
     def _wait_for_stopping(self) -> None:
-        """Wait for the threads of engines that were dropped, as by a notebook cell that runs again.
+        """Wait for the threads of engines that were dropped, for example by a notebook cell that runs again.
 
-        Each of them ends after one more program. Engines that come and go quickly would compile many at once, and each
-        compilation takes its memory.
+        Each of them ends after one more program. Without the wait, engines that come and go quickly would compile many
+        programs at once, and each compilation takes memory.
         """
         others = [each for each in threading.enumerate() if isinstance(each, _Thread) and each is not self._thread]
         while not self._is_stopped and any(each.is_stopping and each.is_alive() for each in others):
@@ -187,7 +186,7 @@ class Programs[Key: Hashable]:
             try:
                 self._build(key, holds=holds)
             except Exception:
-                # The step that needs it compiles it again and raises to its caller.
+                # The step that needs it compiles it again, and raises the error to its caller.
                 logger.exception("compiling %s ahead failed", key)
             if self.num_compiled > num_compiled:
                 self._wake.wait(PAUSE * (time.monotonic() - started))
@@ -195,7 +194,7 @@ class Programs[Key: Hashable]:
         self.is_warm = self.is_warm or not self._is_stopped
 
     def _next(self) -> tuple[Key, bool] | None:
-        """Return what to compile now and whether to hold it, or None if there is nothing more to compile."""
+        """Return the key to compile now and whether to hold its program, or None if nothing is left to compile."""
         if self._is_stopped:
             return None
         if self._asked:
@@ -207,7 +206,7 @@ class Programs[Key: Hashable]:
         return key not in self._done and not (key in self._rare and self._is_kept(key))
 
     def _build(self, key: Key, *, holds: bool = True) -> Any:
-        """Return a program, loading or compiling it if it is not there. Without `holds` it is only to be kept."""
+        """Return a program; load or compile it if it is missing. Without `holds` it is only kept on disk."""
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:

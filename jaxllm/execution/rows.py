@@ -1,4 +1,4 @@
-"""Fill a step's rows of logits: which token each looks at, and how it samples or scores. numpy only.
+"""Fill the records of a step's rows of logits: the token of each row, and how the row samples or scores. numpy only.
 
 Row i belongs to chunk i and to its last token. After them come the extra rows, chunk by chunk: one before each draft,
 which samples as the chunk's own row does, or one per scored prompt token.
@@ -23,7 +23,7 @@ class ExtraRows(NamedTuple):
     """The extra rows of a chunk."""
 
     chunk: int
-    """The chunk's place in the plan, which is its own row."""
+    """The chunk's index in the plan, which is its own row."""
     first: int
     """The first of the rows."""
     num_rows: int
@@ -39,7 +39,7 @@ def find_extra(chunks: Sequence[Chunk]) -> list[ExtraRows]:
 
 
 def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[ExtraRows]) -> None:
-    """Fill the records of the rows; those of sequences must be filled before. `ends` are the chunks' ends."""
+    """Fill the records of the rows, after those of sequences. `ends` are the chunks' ends."""
     num_seqs = len(chunks)
     params = [chunk.params for chunk in chunks]
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses
@@ -75,7 +75,7 @@ def fill_rare(
     specs: RareRules,
     extra: Sequence[ExtraRows],
 ) -> RareRules:
-    """Make the arrays that some row needs, None in place of the others; say how many biases are in use."""
+    """Return the arrays that some row needs, and None for the others; set the number of biases in `uses`."""
     bias_ids_sb = bias_sb = logprob_ids_sn = None
     sampled = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
     drafted = _drafted(chunks, extra)
@@ -132,7 +132,7 @@ def _counted_drafts(
 
 
 def _join_bits(rows: Sequence[tuple[int, np.ndarray]], spec: RareSpec) -> np.ndarray | None:
-    """Return an array with these rows' bits, and the neutral ones elsewhere; None without any."""
+    """Return an array with the bits of `rows`, and neutral ones elsewhere; None if there are no rows."""
     if not rows:
         return None
     bits_sw = spec.neutral()
@@ -174,7 +174,7 @@ def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
 
 
 def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> None:
-    """Say which token gives each row; of prompt tokens, the one at position p - 1 predicts the one at p."""
+    """Fill in the token of each row; the prompt token at position p - 1 predicts the one at p."""
     logit_rows, rules, sequences = inputs.logit_rows, inputs.rules, inputs.sequences
     logit_rows.logit_tokens_s[: len(chunks)] = sequences.query_ends_s[: len(chunks)] - 1
     for index, first, num_rows in extra:

@@ -23,7 +23,7 @@ _EVERYWHERE = PartitionSpec()
 
 @dataclass(frozen=True)
 class ShardedAttention:
-    """`PagedAttention` for all heads of a model, of which `attention` takes one device's."""
+    """`PagedAttention` for all heads of a model; `attention` takes the heads of one device."""
 
     attention: PagedAttention
     mesh: Mesh
@@ -42,7 +42,7 @@ class ShardedAttention:
         sinks_n: Array | None = None,
         **settings: Any,
     ) -> tuple[Array, KVPool]:
-        """Attend as `PagedAttention` does; everything is sharded over heads but the batch and `rope`."""
+        """Attend as `PagedAttention` does; everything but the batch and `rope` is sharded over heads."""
 
         def attend(
             heads: tuple[Array, Array, Array], sinks_n: Any, kv_pool: KVPool, batch: AttentionBatch, shared: Any
@@ -66,7 +66,7 @@ class ShardedAttention:
 
 @dataclass(frozen=True)
 class ShardedLatentAttention:
-    """`LatentAttention` for all heads of a model, of which `attention` takes one device's."""
+    """`LatentAttention` for all heads of a model; `attention` takes the heads of one device."""
 
     attention: LatentAttention
     mesh: Mesh
@@ -81,7 +81,7 @@ class ShardedLatentAttention:
         layer: Array | int,
         **settings: Any,
     ) -> tuple[Array, LatentPool]:
-        """Attend as `LatentAttention` does; queries are sharded over heads, and all else is everywhere."""
+        """Attend as `LatentAttention` does; queries are sharded over heads, and everything else is replicated."""
 
         def attend(q_tnh: Array, *rest: Any) -> Any:
             *inputs, layer = rest
@@ -99,7 +99,7 @@ class ShardedLatentAttention:
 
 
 def shard(attention: PoolAttention, mesh: Mesh) -> ShardedAttention | ShardedLatentAttention:
-    """Return an op for all heads of a model, of which `attention` takes one device's."""
+    """Return an op for all heads of a model; `attention` takes the heads of one device."""
     if isinstance(attention, LatentAttention):
         return ShardedLatentAttention(attention, mesh)
     assert isinstance(attention, PagedAttention)
@@ -108,7 +108,7 @@ def shard(attention: PoolAttention, mesh: Mesh) -> ShardedAttention | ShardedLat
 
 @dataclass(frozen=True)
 class ShardedRecurrence:
-    """The ops of a group of layers with recurrent state, of which `ops` take one device's share."""
+    """The ops of a group of layers with recurrent state; `ops` take the share of one device."""
 
     ops: StateOps
     mesh: Mesh

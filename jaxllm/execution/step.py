@@ -44,7 +44,7 @@ class StepOutput(NamedTuple):
     """The arrays that come back from the device; rows beyond the step's own hold garbage."""
 
     tokens_s: Array
-    """It has as many rows as the largest bucket, so that the next step can read it whatever its bucket."""
+    """The tokens have as many rows as the largest bucket, so that the next step can read them in any bucket."""
     logprobs: Logprobs | None
 
 
@@ -143,7 +143,7 @@ def draw_plain(
 def plain_sampler(
     mesh: Mesh, vocab_size: int, num_rows: Array | None, skips_unused: bool
 ) -> Callable[[Array, SamplingBatch], Array]:
-    """Return `sample_plain` for logits of a vocabulary that lies on several devices."""
+    """Return `sample_plain` for logits whose vocabulary is spread over the mesh."""
     shards = VocabShards(vocab_size, mesh.size, MESH_AXES)
     if mesh.size == 1 or not shards.can_sample:
         return lambda logits_sv, batch: sample_plain(
@@ -164,9 +164,9 @@ def _is_few(hidden_sd: Array, few_rows: int | None) -> bool:
 
 
 def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
-    """Bring the whole vocabulary to every device, so that nothing after it is computed in parts."""
+    """Gather the whole vocabulary on every device, so that nothing after it is computed in parts."""
     if logits_sv.shape[1] % mesh.size == 0:
-        # Else the compiler may gather the weights and compute all logits everywhere.
+        # Without it the compiler may gather the weights and compute all logits everywhere.
         parts = NamedSharding(mesh, PartitionSpec(None, MESH_AXES))
         logits_sv = lax.with_sharding_constraint(logits_sv, parts)
     return lax.with_sharding_constraint(logits_sv, replicated(mesh))
