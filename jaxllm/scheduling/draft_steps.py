@@ -81,6 +81,11 @@ class DraftSteps:
                 self._cache.tables[request.request_id].num_drafted_tokens = chunk.start + len(chunk.token_ids)
         return [(request, self._known(token_ids)) for request, token_ids in guesses.items() if token_ids]
 
+    def drop_guesses(self, request: Request) -> None:
+        """Mark guesses of a request as unread again: its certain tokens are those before its last one."""
+        table = self._cache.tables[request.request_id]
+        table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
+
     def _known(self, token_ids: array[int]) -> array[int]:
         """Return the leading tokens that the other model knows."""
         end = next((at for at, token_id in enumerate(token_ids) if token_id >= self._limits.vocab_size), None)

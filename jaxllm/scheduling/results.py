@@ -42,7 +42,7 @@ def take_samples(
         # The drafts that were right are computed, except one that ended the request.
         table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
         if speculation is not None:
-            speculation.record(request, table, num_new, chunk.num_drafts)
+            speculation.record(request, num_new, chunk.num_drafts)
         cache.register(request, table, table.num_computed_tokens)
         cache.register_saved(request, table)
         shown = None if logprobs is None else list(logprobs[:num_new])

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from jaxllm.core_messages import SpeculationStats
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
-from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
+from jaxllm.scheduling.kv_cache_manager import GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.step_builder import StepBuilder
@@ -153,9 +153,10 @@ class Speculation:
             return none
         return drafts, tuple([block_ids[:] for block_ids in table.block_ids])
 
-    def record(self, request: Request, table: BlockTable, num_new: int, num_drafts: int) -> None:
-        """Take in the request's new tokens, the last ones that it has."""
-        table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
+    def record(self, request: Request, num_new: int, num_drafts: int) -> None:
+        """Take in the request's new tokens, which are its last ones."""
+        if self._steps is not None:
+            self._steps.drop_guesses(request)
         self._num_unguessed += num_new
         if request.guesses is None:
             return
