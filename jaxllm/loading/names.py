@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
-from jaxllm.models.params import ParamSpec
+
+if TYPE_CHECKING:  # the hub is read without jax
+    from jaxllm.models.params import ParamSpec
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 INT_DTYPES = ("int32", "int64")
