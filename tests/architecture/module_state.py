@@ -25,17 +25,17 @@ def find_module_state(tree: ast.Module) -> list[tuple[int, str]]:
     """List line and name of each `global`, of each change of a module-level name's value by a function, and of each
     function whose results are all kept. Objects of the product's own classes may change: those are owners.
     """
-    found = [(node.lineno, name) for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names]
+    declared = [(node.lineno, name) for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names]
     bindings = list(_bindings(tree))
     names = {name for name, _ in bindings}
     containers = {name for name, value in bindings if _is_container(value)}
     for function, shadowed in _functions(tree, frozenset()):
         if isinstance(function, ast.FunctionDef) and _keeps_all(function):
-            found.append((function.lineno, function.name))
+            declared.append((function.lineno, function.name))
         for node in _own_nodes(function):
             if name := _changed(node, containers, names - shadowed):
-                found.append((getattr(node, "lineno", 0), name))
-    return sorted(found)
+                declared.append((getattr(node, "lineno", 0), name))
+    return sorted(declared)
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -60,8 +60,8 @@ def _targets(target: ast.AST, value: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
         if len(values) != len(target.elts):
             values = [value] * len(target.elts)
-        for each, its_value in zip(target.elts, values, strict=True):
-            yield from _targets(each, its_value)
+        for part, its_value in zip(target.elts, values, strict=True):
+            yield from _targets(part, its_value)
 
 
 def _functions(node: ast.AST, shadowed: frozenset[str]) -> Iterator[tuple[ast.AST, frozenset[str]]]:
@@ -94,7 +94,7 @@ def _is_container(value: ast.AST) -> bool:
 
 
 def _keeps_all(function: ast.FunctionDef) -> bool:
-    """Say whether a cache without a bound keeps the results of a function for all that it is called with."""
+    """Return whether a cache without a bound keeps the results of a function for all that it is called with."""
     decorators = [ast.unparse(each).rpartition(".")[2] for each in function.decorator_list]
     has_arguments = any(ast.iter_child_nodes(function.args))
     return has_arguments and not {"cache", "lru_cache(None)", "lru_cache(maxsize=None)"}.isdisjoint(decorators)

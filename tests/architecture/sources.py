@@ -51,16 +51,16 @@ class Source:
 
 def find_imports(tree: ast.AST, package: str = "") -> list[Import]:
     """List every import of a file in `package`, those in functions and for type checkers too, by absolute names."""
-    found: list[Import] = []
+    imports: list[Import] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, None, node.lineno) for alias in node.names]
+            imports += [Import(alias.name, None, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")
             base = parts[: len(parts) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [Import(module, alias.name, node.lineno) for alias in node.names]
-    return found
+            imports += [Import(module, alias.name, node.lineno) for alias in node.names]
+    return imports
 
 
 def is_function(node: ast.AST) -> bool:

@@ -76,8 +76,8 @@ def test_what_is_installed_is_locked_and_there():
     assert len(installs) == 4
     assert all("-c requirements.lock" in each for each in installs)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    [given] = [value.removeprefix("EXTRAS=") for value in values("ARG") if value.startswith("EXTRAS=")]
-    wanted = [each.replace("$EXTRAS", given) for each in re.findall(r'"\.\[([$\w,]+)\]"', " ".join(installs))]
+    [default] = [value.removeprefix("EXTRAS=") for value in values("ARG") if value.startswith("EXTRAS=")]
+    wanted = [each.replace("$EXTRAS", default) for each in re.findall(r'"\.\[([$\w,]+)\]"', " ".join(installs))]
     extras = [each.split(",") for each in wanted]
     assert {each[-1] for each in extras} == {"otel", "cuda13", "tpu"}
     assert {extra for each in extras for extra in each} <= known.keys()
@@ -221,8 +221,8 @@ def test_replicas_of_ray_have_a_gpu_each():
     assert head["terminationGracePeriodSeconds"] >= drained + SECONDS_TO_END
     slept = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert worker["terminationGracePeriodSeconds"] > slept >= drained, "workers outlive what drains"
-    for each in (head, worker):
-        check_pod(each)
+    for node in (head, worker):
+        check_pod(node)
 
 
 def test_the_head_of_a_ray_cluster_is_found_and_probed():
@@ -248,21 +248,21 @@ def test_pods_of_custom_resources_are_linted():
     for name, count in (("hosts", 1), ("ray", 2)):
         path = DEPLOY / f"kubernetes/{name}/jaxllm.yaml"
         command = [sys.executable, ROOT / "scripts/check/pod_templates.py", path]
-        found = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
-        assert sum(each["kind"] == "Pod" for each in found) == count
-        assert [each for each in found if each["kind"] != "Pod"] == [
+        documents = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, check=True).stdout))
+        assert sum(each["kind"] == "Pod" for each in documents) == count
+        assert [each for each in documents if each["kind"] != "Pod"] == [
             each for each in example(name) if each["kind"] in ("Service", "NetworkPolicy")
         ]
 
 
 def unit() -> dict[str, list[str]]:
     """Return the unit's settings; one that is given several times has several values."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in (DEPLOY / "jaxllm.service").read_text(encoding="utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            found.setdefault(name, []).append(value)
-    return found
+            settings.setdefault(name, []).append(value)
+    return settings
 
 
 def test_the_unit_starts_a_server_that_may_drain(tmp_path: Path):

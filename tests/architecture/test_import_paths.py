@@ -89,10 +89,10 @@ PATHS = {
 
 def test_import_paths_of_vllm():
     """A name means the same thing wherever it is imported from."""
-    found = [
+    offences = [
         (name, getattr(importlib.import_module(module), name)) for module, names in PATHS.items() for name in names
     ]
-    assert len({name for name, _ in found}) == len({(name, id(value)) for name, value in found})
+    assert len({name for name, _ in offences}) == len({(name, id(value)) for name, value in offences})
 
 
 def test_cleanup_frees_what_nothing_refers_to():

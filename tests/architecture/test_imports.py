@@ -53,7 +53,7 @@ def offences(files: list[Source], is_wrong) -> list[str]:
 
 
 def inside(imported: Import, package: str) -> bool:
-    """Say whether an import reaches into a package, as `import package.x` or as `from above import package`."""
+    """Return whether an import reaches into a package, as `import package.x` or as `from above import package`."""
     full = f"{imported.module}.{imported.name}" if imported.name else imported.module
     return any(name == package or name.startswith(package + ".") for name in (imported.module, full))
 
@@ -235,8 +235,8 @@ def test_third_party_imports_are_declared_dependencies():
     files = [source for source in product() if source.module not in OPTIONAL]
     imports = {(imported.top, source.module.startswith(FRONTENDS)) for source in files for imported in source.imports}
     for optional in (source for source in product() if source.module in OPTIONAL):
-        own = {imported.top for imported in optional.imports} - ours - core
-        assert own == declared(extras[OPTIONAL[optional.module]])
+        libraries = {imported.top for imported in optional.imports} - ours - core
+        assert libraries == declared(extras[OPTIONAL[optional.module]])
     assert {name for name, in_front in imports if not in_front} - ours <= core
     assert core <= {name for name, _ in imports}, "declared, but nothing imports it"
     # Starlette comes with FastAPI, protobuf with grpcio's packages.

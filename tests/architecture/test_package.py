@@ -14,9 +14,9 @@ from tests.architecture.sources import ROOT, product
 def data_files() -> set[str]:
     """Return what users need beside modules: the packages' files of other kinds, but for their descriptions."""
     files = [file for folder in ("jaxllm", "pallas_kernels") for file in (ROOT / folder).rglob("*") if file.is_file()]
-    found = {str(file.relative_to(ROOT)) for file in files if file.suffix not in (".py", ".pyc", ".md")}
-    assert {"jaxllm/py.typed", "pallas_kernels/targets/h100.txtpb"} <= found
-    return found
+    data = {str(file.relative_to(ROOT)) for file in files if file.suffix not in (".py", ".pyc", ".md")}
+    assert {"jaxllm/py.typed", "pallas_kernels/targets/h100.txtpb"} <= data
+    return data
 
 
 def test_wheel_contents(tmp_path: Path):

@@ -92,25 +92,25 @@ def environment_reads(source: Source) -> list[int]:
 
 
 def test_nothing_runs_arbitrary_code():
-    found = [
+    offences = [
         f"{source.where}:{imported.line} imports {imported.module}"
         for source in SOURCES
         for imported in source.imports
         if imported.top in UNSAFE_MODULES
     ]
-    found += [
+    offences += [
         f"{source.where}:{node.lineno} calls {node.func.id}()"
         for source in SOURCES
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_BUILTINS
     ]
-    assert not found
+    assert not offences
 
 
 def test_no_mutable_state_in_modules():
     """What changes lives in an object."""
-    found = [f"{source.where}:{line} {name}" for source in SOURCES for line, name in find_module_state(source.tree)]
-    assert not found
+    offences = [f"{source.where}:{line} {name}" for source in SOURCES for line, name in find_module_state(source.tree)]
+    assert not offences
 
 
 STATE = """
@@ -175,7 +175,7 @@ def test_no_machine_paths():
         capture_output=True,
         check=True,
     )
-    found = []
+    offences = []
     for name in listed.stdout.decode().split("\0"):
         path = ROOT / name
         if not name or not path.is_file() or path.is_symlink():
@@ -184,8 +184,8 @@ def test_no_machine_paths():
             text = path.read_text()
         except UnicodeDecodeError:
             continue  # binary test data
-        found += [f"{name}: {match.group()}" for match in MACHINE_PATHS.finditer(text)]
-    assert not found
+        offences += [f"{name}: {match.group()}" for match in MACHINE_PATHS.finditer(text)]
+    assert not offences
 
 
 def test_functions_are_recognised():

@@ -142,19 +142,19 @@ def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, repo
     monkeypatch.setattr(StepCompiler, "used_bytes", lambda _: used)  # as if compiled
     small = dataclasses.replace(TOY, memory_bytes=int((used + 12.6 * block) / 0.9), usable_bytes=2 * used)
     add_toy(monkeypatch, small)
-    found = examine(engine_args(), "toy:1x1")
-    assert not found.fits
-    assert "less than max_model_len=256" in (found.reason or "")
-    assert (found.programs, found.memory.num_blocks, found.concurrency, found.bounds) == ([], 0, [], [])
-    # 12 blocks of 16 tokens, of which one is the null block; 8-bit keys and values take a quarter of float32.
-    assert [(change.settings, change.num_blocks) for change in found.changes] == [
+    outcome = examine(engine_args(), "toy:1x1")
+    assert not outcome.fits
+    assert "less than max_model_len=256" in (outcome.reason or "")
+    assert (outcome.programs, outcome.memory.num_blocks, outcome.concurrency, outcome.bounds) == ([], 0, [], [])
+    # 12 blocks of 16 tokens, one of them the null block; 8-bit keys and values take a quarter of float32.
+    assert [(change.settings, change.num_blocks) for change in outcome.changes] == [
         ({"max_model_len": 11 * 16}, 12),
         ({"kv_cache_dtype": "fp8"}, 50),
     ]
-    for change in found.changes:
+    for change in outcome.changes:
         checkpoint = open_config(MODEL)
         assert fit(engine_args(**change.settings), checkpoint, small, jax.devices()[:1]).num_blocks == change.num_blocks
-    assert "--max-model-len 176" in render(found)
+    assert "--max-model-len 176" in render(outcome)
 
 
 def test_a_larger_topology_is_proposed_only_where_nothing_else_helps(monkeypatch: pytest.MonkeyPatch, report: Report):
@@ -174,10 +174,10 @@ def test_a_larger_topology_is_proposed_only_where_nothing_else_helps(monkeypatch
 @pytest.mark.usefixtures("any_processor")
 def test_too_many_parameters(monkeypatch: pytest.MonkeyPatch, report: Report):
     add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params, layouts=("1x1",)))
-    found = examine(engine_args(), "toy:1x1")
-    assert (found.fits, found.memory.scratch, found.changes, found.notes) == (False, None, [], [])
-    assert "The parameters alone take" in (found.reason or "")
-    assert "scratch" not in render(found)
+    outcome = examine(engine_args(), "toy:1x1")
+    assert (outcome.fits, outcome.memory.scratch, outcome.changes, outcome.notes) == (False, None, [], [])
+    assert "The parameters alone take" in (outcome.reason or "")
+    assert "scratch" not in render(outcome)
 
 
 def test_parameters_that_fit_in_int8(monkeypatch: pytest.MonkeyPatch, report: Report):
@@ -185,17 +185,17 @@ def test_parameters_that_fit_in_int8(monkeypatch: pytest.MonkeyPatch, report: Re
     params = 2 * report.memory.params  # in plain XLA, which holds weights in float32
     add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=params, layouts=("1x1",)))
     plain = {"attention_config": {"backend": "xla"}}
-    found = examine(engine_args(**plain), "toy:1x1")
-    assert "or set quantization='int8'" in (found.reason or "")
-    assert [change.settings for change in found.changes] == [{"quantization": "int8"}]
+    outcome = examine(engine_args(**plain), "toy:1x1")
+    assert "or set quantization='int8'" in (outcome.reason or "")
+    assert [change.settings for change in outcome.changes] == [{"quantization": "int8"}]
     assert examine(engine_args(**plain, quantization="int8"), "toy:1x1").memory.params < 0.3 * params
 
 
 def test_a_cache_that_the_user_made_too_large(monkeypatch: pytest.MonkeyPatch, report: Report):
     monkeypatch.setattr(StepCompiler, "used_bytes", lambda _: report.memory.params)
-    found = examine(engine_args(num_gpu_blocks_override=10_000), "toy:1x1")
-    assert not found.fits
-    assert re.match(r"num_gpu_blocks_override=10000 blocks take .* lower it to \d+ or less", found.reason or "")
+    outcome = examine(engine_args(num_gpu_blocks_override=10_000), "toy:1x1")
+    assert not outcome.fits
+    assert re.match(r"num_gpu_blocks_override=10000 blocks take .* lower it to \d+ or less", outcome.reason or "")
 
 
 def test_replicas_need_devices_of_their_own(monkeypatch: pytest.MonkeyPatch):
@@ -210,9 +210,9 @@ def test_replicas_need_devices_of_their_own(monkeypatch: pytest.MonkeyPatch):
 
 def test_figures_are_one_replicas(report: Report, monkeypatch: pytest.MonkeyPatch):
     add_toy(monkeypatch)
-    found = examine(engine_args(data_parallel_size=4), "toy:2x2")
-    assert found.notes[0].startswith("These are the figures of one of 4 replicas")
-    assert found.memory == report.memory
+    outcome = examine(engine_args(data_parallel_size=4), "toy:2x2")
+    assert outcome.notes[0].startswith("These are the figures of one of 4 replicas")
+    assert outcome.memory == report.memory
 
 
 @pytest.mark.usefixtures("any_processor")

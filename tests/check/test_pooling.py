@@ -74,21 +74,21 @@ def test_the_report_says_what_a_step_takes(report: Report):
 
 
 def test_a_decoder_that_pools_takes_long_texts_in_steps():
-    found = examine(pooling_args("qwen3_embedder", max_model_len=256), "toy:1x1")
-    assert found.fits
-    assert found.memory.groups[0].causal
-    assert [(each.length, each.requests) for each in found.concurrency] == [(32, 2), (128, 1), (256, 1)]
-    assert "which last for a step" not in render(found)
+    report = examine(pooling_args("qwen3_embedder", max_model_len=256), "toy:1x1")
+    assert report.fits
+    assert report.memory.groups[0].causal
+    assert [(each.length, each.requests) for each in report.concurrency] == [(32, 2), (128, 1), (256, 1)]
+    assert "which last for a step" not in render(report)
 
 
 def test_an_engine_that_generates_and_embeds_has_the_programs_of_both():
     args = engine_args(model=str(folder("llama3_tied")), runner="generate", convert="embed")
-    found = examine(args, "toy:1x1")
-    assert [program.name for program in found.programs] == [
+    report = examine(args, "toy:1x1")
+    assert [program.name for program in report.programs] == [
         *("decode", "prefill", "prefill, every sampling feature", "pool", "pool by token")
     ]
-    assert {bound.phase for bound in found.bounds} == {"decode", "prefill"}
-    assert "Requests at once" in render(found)
+    assert {bound.phase for bound in report.bounds} == {"decode", "prefill"}
+    assert "Requests at once" in render(report)
 
 
 def test_bounds_are_of_the_layers_and_the_head_that_pools():

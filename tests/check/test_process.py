@@ -32,16 +32,16 @@ def test_a_missing_compiler_is_named_with_its_install_line(name: str, package: s
 
 
 def test_ptxas_is_the_one_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    own, other = tmp_path / "nvidia" / "cu13" / "bin" / "ptxas", tmp_path / "path" / "ptxas"
-    for file in (own, other):
+    packaged, other = tmp_path / "nvidia" / "cu13" / "bin" / "ptxas", tmp_path / "path" / "ptxas"
+    for file in (packaged, other):
         file.parent.mkdir(parents=True)
         file.write_text("")
         file.chmod(0o755)
     monkeypatch.setenv("PATH", str(other.parent))
     monkeypatch.setattr(compilers, "_nvidia_folders", lambda: iter([tmp_path / "nvidia"]))
-    assert find_ptxas() == own
+    assert find_ptxas() == packaged
     path = compiler_environment(HARDWARE["h100"], {"PATH": "elsewhere"})["PATH"]
-    assert path == f"{own.parent}:elsewhere"
+    assert path == f"{packaged.parent}:elsewhere"
     monkeypatch.setattr(compilers, "_nvidia_folders", lambda: iter([]))
     assert find_ptxas() == other
     other.unlink()
@@ -74,8 +74,8 @@ def test_the_process_touches_no_device():
 def test_what_libtpu_is_told_of_a_topology(topology: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     told: dict[str, Any] = {}
 
-    def describe(**given: Any) -> Any:
-        told.update(given)
+    def describe(**fields: Any) -> Any:
+        told.update(fields)
         return SimpleNamespace(devices=[])
 
     monkeypatch.setattr(topologies, "get_topology_desc", describe)

@@ -147,13 +147,13 @@ class Person:
     def see(self, pattern: str, seconds: float = SECONDS) -> str:
         """Wait for something on the screen and return it; what comes after it is still to be seen."""
         deadline = time.monotonic() + seconds
-        while (found := re.search(pattern, self._unread, re.DOTALL)) is None:
+        while (match := re.search(pattern, self._unread, re.DOTALL)) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(self._unread)
             if select.select([self._terminal], [], [], 0.1)[0]:
                 self._unread += os.read(self._terminal, 65_536).decode(errors="replace")
-        self._unread = self._unread[found.end() :]
-        return found[0]
+        self._unread = self._unread[match.end() :]
+        return match[0]
 
 
 @contextlib.contextmanager
@@ -206,8 +206,8 @@ def test_a_person_stops_an_answer_edits_a_line_and_ends_the_talk(tokenizer: str)
 class ChatEngine(FakeEngine):
     """A fake engine gives a request's whole answer at the second of its steps; someone may press Ctrl-C in one."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(tokenizer=byte_level(bos=True), **given)
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(tokenizer=byte_level(bos=True), **fields)
         self.num_steps = 0
         self.presses_at: int | None = None
 

@@ -263,13 +263,13 @@ def test_one_prompt_only(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_engine_is_started_for_pooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found: list[str] = []
-    monkeypatch.setattr(embed, "load_engine", lambda args: found.append(args.runner) or make_engine())
+    runners: list[str] = []
+    monkeypatch.setattr(embed, "load_engine", lambda args: runners.append(args.runner) or make_engine())
     source = write_jsonl(tmp_path / "in.jsonl", LINES)
     command = ["embed", "m", "--input", str(source), "--output", str(tmp_path / "out.npy")]
     assert main(command) == 0
     assert main([*command, "--runner", "generate"]) == 0
-    assert found == ["pooling", "generate"]
+    assert runners == ["pooling", "generate"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "npy"])

@@ -45,11 +45,11 @@ def test_the_nearest_flag_is_named(words: list[str], flag: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("given", "near"), [("H100", "h100"), ("v5e", "v5e:1x1"), ("v6e:3x3", "v6e:1x1"), ("h10", "h100")]
+    ("topology", "near"), [("H100", "h100"), ("v5e", "v5e:1x1"), ("v6e:3x3", "v6e:1x1"), ("h10", "h100")]
 )
-def test_the_nearest_topology_is_named(given: str, near: str) -> None:
+def test_the_nearest_topology_is_named(topology: str, near: str) -> None:
     with pytest.raises(VLLMValidationError, match=f"Did you mean '{near}'"):
-        find_topology(given)
+        find_topology(topology)
 
 
 def test_a_talk_with_a_model_that_does_not_say_how_to_sample(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,18 +32,18 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def chat(custom_id: str, url: str = run_batch.CHAT_URL, **body: Any) -> dict[str, Any]:
-    given = {"messages": HELLO, "max_tokens": 4} | body
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": given}
+    fields = {"messages": HELLO, "max_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": fields}
 
 
 def completion(custom_id: str, **body: Any) -> dict[str, Any]:
-    given = {"prompt": "hello", "max_tokens": 4} | body
-    return {"custom_id": custom_id, "method": "POST", "url": run_batch.COMPLETION_URL, "body": given}
+    fields = {"prompt": "hello", "max_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": run_batch.COMPLETION_URL, "body": fields}
 
 
 def response(custom_id: str, **body: Any) -> dict[str, Any]:
-    given = {"input": "hello", "max_output_tokens": 4} | body
-    return {"custom_id": custom_id, "method": "POST", "url": run_batch.RESPONSE_URL, "body": given}
+    fields = {"input": "hello", "max_output_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": run_batch.RESPONSE_URL, "body": fields}
 
 
 class Batches:
@@ -54,14 +54,14 @@ class Batches:
         self.output = folder / "out.jsonl"
         self.num_started = 0
         self.pooling: PoolingSettings | None = None
-        """Those of the model, if it pools."""
+        """Pooling settings, if the model pools."""
         self.template = TEMPLATE
         self.replies: str | None = None
 
     def run(self, lines: Sequence[Any], *words: str, **engine: Any) -> int:
         """Answer lines; an object is a line of JSON."""
         source = write_jsonl(self.folder / "in.jsonl", list(lines))
-        given = ["run-batch", "m", "-i", str(source), "-o", str(self.output), "--served-model-name", "tiny", *words]
+        command = ["run-batch", "m", "-i", str(source), "-o", str(self.output), "--served-model-name", "tiny", *words]
 
         @asynccontextmanager
         async def start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
@@ -70,7 +70,7 @@ class Batches:
             with mock_llm(tiny, replies=self.replies) as llm:
                 yield llm if self.pooling is None else PooledEngine(llm, self.pooling)  # type: ignore[misc]
 
-        return run_batch.run(make_parser()[0].parse_args(given), start)
+        return run_batch.run(make_parser()[0].parse_args(command), start)
 
 
 @pytest.fixture

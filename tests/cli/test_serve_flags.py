@@ -1,4 +1,4 @@
-"""`jaxllm serve` takes vLLM's flags, each of which works or is refused by name, and a file of them."""
+"""`jaxllm serve` takes vLLM's flags, and a file of them: each flag works or is refused by name."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def test_the_core_can_be_a_thread_of_the_server(parser: FlexibleArgumentParser, 
     class SeenError(Exception):
         pass
 
-    def start(_engine_args: AsyncEngineArgs, **given: Any) -> None:
-        raise SeenError(given["disable_frontend_multiprocessing"])
+    def start(_engine_args: AsyncEngineArgs, **settings: Any) -> None:
+        raise SeenError(settings["disable_frontend_multiprocessing"])
 
     async def enter(args: argparse.Namespace) -> None:
         async with build_async_engine_client(args):

@@ -22,9 +22,9 @@ HUGE = 10**400
 
 def refused(folder: Path, **fields: Any) -> str:
     """Settle a configuration that has to be refused, and return the message."""
-    given: dict[str, Any] = {"model": str(folder), "load_format": "dummy"} | fields
+    arguments: dict[str, Any] = {"model": str(folder), "load_format": "dummy"} | fields
     with pytest.raises(VLLMValidationError) as caught:
-        EngineArgs(**given).create_engine_config()
+        EngineArgs(**arguments).create_engine_config()
     assert len(str(caught.value)) < 1000
     return str(caught.value)
 

@@ -41,11 +41,15 @@ def place(args: EngineArgs) -> tuple[int, int, str, int]:
 def test_slurm_names_the_hosts(set_environment: SetEnvironment):
     set_environment(SLURM)
     args = AsyncEngineArgs(model="m", nnodes="auto", tensor_parallel_size=16, max_num_queued_reqs=3)  # type: ignore[arg-type]
-    found = on_this_host(args)
-    assert place(found) == (4, 2, "node003", 29501)
-    assert (type(found), found.tensor_parallel_size, found.max_num_queued_reqs) == (AsyncEngineArgs, 16, 3)
-    assert found.portable()["nnodes"] == 4
-    assert on_this_host(found) is found
+    discovered = on_this_host(args)
+    assert place(discovered) == (4, 2, "node003", 29501)
+    assert (type(discovered), discovered.tensor_parallel_size, discovered.max_num_queued_reqs) == (
+        AsyncEngineArgs,
+        16,
+        3,
+    )
+    assert discovered.portable()["nnodes"] == 4
+    assert on_this_host(discovered) is discovered
 
 
 def test_numbers_that_are_given_stay(set_environment: SetEnvironment):

@@ -333,7 +333,7 @@ def test_flags_of_adapters_and_drafts():
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("arguments", "name"),
     [
         ({"spec_method": "ngram", "speculative_config": {"method": "ngram"}}, "spec_method"),
         ({"spec_tokens": 3}, "speculative_config"),
@@ -341,9 +341,9 @@ def test_flags_of_adapters_and_drafts():
         ({"spec_method": "suffix", "spec_model": "a/draft"}, "speculative_config"),
     ],
 )
-def test_short_arguments_of_drafts_go_together(given: dict[str, Any], name: str):
+def test_short_arguments_of_drafts_go_together(arguments: dict[str, Any], name: str):
     with pytest.raises(VLLMValidationError, match=name) as caught:
-        make(**given)
+        make(**arguments)
     assert caught.value.parameter == name
 
 

@@ -131,11 +131,11 @@ def test_a_gpu_that_is_no_hopper_runs_plain_xla(
         assert not attention.interpret
         assert "plain XLA" not in caplog.text
         return
-    found = f"compute capability {compute_capability}" if compute_capability else "not NVIDIA's (ROCm)"
+    words = f"compute capability {compute_capability}" if compute_capability else "not NVIDIA's (ROCm)"
     assert attention.implementation == "xla"
     assert "attention runs in plain XLA, not in the gpu's own kernels: the kernels are for" in caplog.text
-    assert found in caplog.text
-    with pytest.raises(VLLMValidationError, match=re.escape(found)) as caught:
+    assert words in caplog.text
+    with pytest.raises(VLLMValidationError, match=re.escape(words)) as caught:
         resolve_on_gpu(**own_kernels)
     assert (caught.value.parameter, caught.value.value) == ("attention_config", "gpu")
 
@@ -406,8 +406,8 @@ def test_max_new_tokens_that_the_user_gives_bounds_requests(
     make_model: MakeModel, tmp_path: Path, fields: dict[str, Any], most: int | None
 ):
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
-    given = {name: str(tmp_path) if value == "FOLDER" else value for name, value in fields.items()}
-    config = resolve(make_model(GENERATION), **given)
+    arguments = {name: str(tmp_path) if value == "FOLDER" else value for name, value in fields.items()}
+    config = resolve(make_model(GENERATION), **arguments)
     assert config.max_output_tokens == most
     assert config.default_sampling_params["max_tokens"] == (most or 99)
 
@@ -473,8 +473,8 @@ def unchanged(logits_sv: Any, _state: Any) -> Any:
 
 def test_logits_processors_are_loaded(make_model: MakeModel):
     model = make_model()
-    for given in (unchanged, f"{__name__}:unchanged"):
-        assert resolve(model, logits_processors=[given]).logits_processors == (unchanged,)
+    for processor in (unchanged, f"{__name__}:unchanged"):
+        assert resolve(model, logits_processors=[processor]).logits_processors == (unchanged,)
     # operator.add adds the state to the logits: nothing that a step could trace
     for wrong in (3, "operator:no_such", "no_such_module:f", "operator:add"):
         with pytest.raises(VLLMValidationError, match="logits_processors") as caught:

@@ -24,8 +24,8 @@ from pallas_kernels.native.processor import AVX2, AVX512, current, restricted, x
 def test_xlas_own_code_keeps_to_the_instruction_set(
     name: str | None, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ):
-    own = restricted(x86("x86_64", "", dict.fromkeys(AVX2 + AVX512, True)), name)
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    processor = restricted(x86("x86_64", "", dict.fromkeys(AVX2 + AVX512, True)), name)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: processor)
     monkeypatch.setenv("XLA_FLAGS", before)
     monkeypatch.setenv("JAXLLM_CPU", name or "")
     limit_cpu()
@@ -41,15 +41,15 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "given", "expected"), [(2, None, "2"), (2, "8", "8"), (4, None, None)], ids=["quota", "own", "no quota"]
+    ("cores", "setting", "expected"), [(2, None, "2"), (2, "8", "8"), (4, None, None)], ids=["quota", "own", "no quota"]
 )
 def test_xla_has_as_many_threads_as_a_quota_buys(
-    cores: int, given: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    cores: int, setting: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("pallas_kernels.native.cores.num_allowed", lambda: 4)
     monkeypatch.setattr("pallas_kernels.native.cores.num_cores", lambda: cores)
-    monkeypatch.setenv("NPROC", given or "")
-    if given is None:
+    monkeypatch.setenv("NPROC", setting or "")
+    if setting is None:
         monkeypatch.delenv("NPROC")
     limit_cpu()
     assert os.environ.get("NPROC") == expected

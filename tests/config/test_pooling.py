@@ -122,7 +122,7 @@ def test_a_decoder_in_a_folder_of_sentence_transformers(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "runner", "convert", "tasks"),
+    ("arguments", "runner", "convert", "tasks"),
     [
         ({}, "generate", "none", ()),
         ({"convert": "none"}, "generate", "none", ()),
@@ -135,8 +135,10 @@ def test_a_decoder_in_a_folder_of_sentence_transformers(tmp_path: Path):
         ({"convert": "embed", "pooler_config": {"task": "embed"}}, "pooling", "embed", ("embed",)),
     ],
 )
-def test_what_a_decoder_does(tmp_path: Path, given: dict[str, Any], runner: str, convert: str, tasks: tuple[str, ...]):
-    config = resolve(tmp_path, LLAMA | {"tie_word_embeddings": False}, **given)
+def test_what_a_decoder_does(
+    tmp_path: Path, arguments: dict[str, Any], runner: str, convert: str, tasks: tuple[str, ...]
+):
+    config = resolve(tmp_path, LLAMA | {"tie_word_embeddings": False}, **arguments)
     assert (config.runner_type, config.convert_type) == (runner, convert)
     assert (config.pooling.tasks if config.pooling else ()) == tasks
     # Only an engine that generates loads an output head.
@@ -229,8 +231,8 @@ def test_scores_of_a_cross_encoder(tmp_path: Path):
     """Newer versions of sentence-transformers keep the activation beside config.json."""
     settings = {"activation_fn": "torch.nn.modules.linear.Identity", "model_type": "CrossEncoder"}
     files = {"modules.json": modules("Transformer"), "config_sentence_transformers.json": settings}
-    found, _ = pooling_of(resolve(tmp_path, CLASSIFIER, files))
-    assert (found.activation, found.tasks) == ("none", ("classify", "token_classify"))
+    pooling, _ = pooling_of(resolve(tmp_path, CLASSIFIER, files))
+    assert (pooling.activation, pooling.tasks) == ("none", ("classify", "token_classify"))
 
 
 def test_config_json_may_hold_anything(tmp_path: Path):
@@ -255,17 +257,17 @@ def test_tokens_for_classes(tmp_path: Path):
     vocab = byte_level().hf.get_vocab()
     hf = QWEN3 | {"vocab_size": 512}
     overrides = {"classifier_from_token": ["<s>", "<|end|>"], "is_original_qwen3_reranker": True}
-    for given in (
+    for arguments in (
         {"hf_overrides": overrides | {"architectures": ["Qwen3ForSequenceClassification"]}},
         {"hf_overrides": overrides, "convert": "classify"},
         {"hf_overrides": overrides | {"classifier_from_token": [3, 0]}, "convert": "classify"},
     ):
-        config = resolve(tmp_path, hf, **given)
+        config = resolve(tmp_path, hf, **arguments)
         settings, pooling = pooling_of(config)
         assert pooling.head[0].rows == (vocab["<s>"], vocab["<|end|>"]) == (3, 0)
         assert (pooling.is_difference, settings.num_labels) == (True, 1)
         assert (settings.score_type, settings.activation) == ("cross-encoder", "sigmoid")
-        assert config.hf_config["classifier_from_token"] == given["hf_overrides"]["classifier_from_token"]
+        assert config.hf_config["classifier_from_token"] == arguments["hf_overrides"]["classifier_from_token"]
     unknown = {"classifier_from_token": ["no such", "token"]}
     assert "'no such' is no token of" in refused(tmp_path, hf, hf_overrides=unknown, convert="classify")
 

@@ -83,7 +83,7 @@ def walk_all(
 
 
 def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
-    """Say whether the whole of `text`, with special tokens in it, is allowed and may end there."""
+    """Return whether the whole of `text`, with special tokens in it, is allowed and may end there."""
     ids = smollm2_tokenizer(path).encode([text])[0]
     grammar = compiler.start(params).result()
 

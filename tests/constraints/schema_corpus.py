@@ -19,7 +19,7 @@ class Case(NamedTuple):
     schema: dict[str, Any]
 
     def is_valid(self, text: str) -> bool:
-        """Say whether a text is JSON that the schema allows."""
+        """Return whether a text is JSON that the schema allows."""
         try:
             value = json.loads(text)
         except ValueError:

@@ -27,7 +27,7 @@ NUMBER: /[0-9]{1,2}/
 
 
 def is_arithmetic(text: str) -> bool:
-    """Say whether `text` can be reduced to one number: by hand, so as to owe nothing to the grammar."""
+    """Return whether `text` can be reduced to one number: by hand, so as to owe nothing to the grammar."""
     while (shorter := re.sub(r"\((\d+)\)|\d+[-+]\d+(?![0-9])", "0", text)) != text:
         text = shorter
     return text.isdigit()
@@ -48,9 +48,9 @@ def texts(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams,
     """Walk, and say what was written; nothing may be cut off, and not every walk may be the same."""
     walks = walk_all(compiler, smollm2_tokenizer(path), params, count)
     assert all(walk.ended for walk in walks)
-    found = [walk.text for walk in walks]
-    assert len(set(found)) > 1
-    return found
+    texts = [walk.text for walk in walks]
+    assert len(set(texts)) > 1
+    return texts
 
 
 @pytest.mark.parametrize("pattern", ["[a-z]{3}-[0-9]{2,4}", "^(yes|no)$", "(?i)abc", r"\d{4}/\d\d", '"[^"\\\\]{0,9}"'])

@@ -58,9 +58,9 @@ def test_params(fields: dict[str, Any], named: str):
 
 def test_a_schema_is_read_as_json():
     """A schema is copied as JSON: what looks for lists sees its tuples too, and later changes do not reach it."""
-    given = {"enum": ("a", 1), "properties": {1: True}}
-    params = StructuredOutputsParams(json=given)
-    given["type"] = "object"
+    schema = {"enum": ("a", 1), "properties": {1: True}}
+    params = StructuredOutputsParams(json=schema)
+    schema["type"] = "object"
     assert params.json == {"enum": ["a", 1], "properties": {"1": True}}
 
 

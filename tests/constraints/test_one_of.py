@@ -73,13 +73,13 @@ def test_formats_of_openapi(
 
 def test_schemas_of_arguments_lose_what_no_grammar_can_say() -> None:
     tags = {"type": "array", "items": {**TEXT, "format": "slug"}, "uniqueItems": True}
-    given = {
+    schema = {
         "type": "object",
         "properties": {"uniqueItems": TEXT, "format": {**TEXT, "format": "date"}, "tags": tags},
         "anyOf": [{"properties": {"tags": {"uniqueItems": True}}}, True],
         "default": {"uniqueItems": True},
     }
-    assert loosened(given) == {
+    assert loosened(schema) == {
         "type": "object",
         "properties": {
             "uniqueItems": TEXT,
@@ -98,7 +98,7 @@ LOOSE: dict[str, Any] = {"type": "array", "contains": {}}
 
 
 @pytest.mark.parametrize(
-    ("given", "loose"),
+    ("schema", "loose"),
     [
         ({"dependencies": {"a": UNIQUE, "b": ["a"]}}, {"dependencies": {"a": LOOSE, "b": ["a"]}}),
         ({"dependentSchemas": {"a": UNIQUE}}, {"dependentSchemas": {"a": LOOSE}}),
@@ -111,5 +111,5 @@ LOOSE: dict[str, Any] = {"type": "array", "contains": {}}
         ({"not": {"format": "slug"}}, {"not": {"format": "slug"}}),
     ],
 )
-def test_schemas_are_loosened_wherever_that_allows_more(given: dict[str, Any], loose: dict[str, Any]) -> None:
-    assert loosened(given) == loose
+def test_schemas_are_loosened_wherever_that_allows_more(schema: dict[str, Any], loose: dict[str, Any]) -> None:
+    assert loosened(schema) == loose

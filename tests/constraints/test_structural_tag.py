@@ -44,7 +44,7 @@ def params(form: dict[str, Any], **options: Any) -> StructuredOutputsParams:
 
 
 def takes(compiler: GrammarCompiler, path: str, form: dict[str, Any], text: str, **options: Any) -> bool:
-    """Say whether the whole of `text`, with special tokens in it, is allowed and may end there."""
+    """Return whether the whole of `text`, with special tokens in it, is allowed and may end there."""
     return grammar_walks.takes(compiler, path, params(form, **options), text)
 
 

@@ -244,14 +244,14 @@ def test_rows_of_drafts_are_those_of_outputs(
     got = guessing.rows("r", len(output), array("i", kept)) if kept else [guessing.row("r", len(output))]
     assert len(got) == len(kept) + 1
     expected: set[int] = set()
-    for place, row in enumerate(got):
-        expected = allowed(plain, len(output) + place)
+    for index, row in enumerate(got):
+        expected = allowed(plain, len(output) + index)
         if plain.completed() or plain.dead_ends():
             assert not kept, "an output that has ended goes on"
             return
         assert unpack(None if row is None else row.allowed_w) == expected
-        assert place == len(kept) or kept[place] in expected
-        plain.accept("r", drafts[place : place + 1])
+        assert index == len(kept) or kept[index] in expected
+        plain.accept("r", drafts[index : index + 1])
     if len(kept) < len(drafts):
         row = allowed(plain, len(output) + len(drafts[: len(kept) + 1]))
         assert drafts[len(kept)] not in expected or plain.completed() or plain.dead_ends()

@@ -253,8 +253,8 @@ def test_failures_name_the_class_and_the_way_out(where: str, match: str) -> None
 
 def test_classes_are_loaded_by_name_or_as_they_are() -> None:
     assert load_processors([Recorder, f"{__name__}:Recorder", f"{__name__}.Recorder"]) == (Recorder,) * 3
-    for given in (chunk, dict, Recorder([], "cpu", False)):
+    for processor in (chunk, dict, Recorder([], "cpu", False)):
         with pytest.raises(VLLMValidationError, match="logits_processors"):
-            load_processors([given])
+            load_processors([processor])
     with pytest.raises(VLLMValidationError, match=r"dict is a class without apply.*def process\(logits_sv, state\)"):
         load_processors([dict])

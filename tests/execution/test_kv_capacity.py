@@ -49,7 +49,7 @@ def test_gemma_3_1b_holds_three_times_the_tokens(max_num_seqs: int, gibibytes: i
 
 
 def tokens_held(layout: KVLayout, num_bytes: int) -> int:
-    """Return the most tokens that a KV cache of so many bytes holds at once of requests that are as long as may be."""
+    """Return the most tokens that a KV cache of a size in bytes holds at once for requests of the longest length."""
     most = layout.most_blocks(num_bytes)
     groups = zip(layout.groups, layout.num_blocks(most), strict=True)
     scheduler = Scheduler(

@@ -36,8 +36,8 @@ def config(**sizes: int) -> ModelConfig:
 
 @pytest.mark.parametrize(("num_devices", "kv_heads", "kv_repeats"), [(1, 2, 1), (2, 2, 1), (4, 4, 2), (8, 8, 4)])
 def test_each_device_has_a_kv_head(num_devices: int, kv_heads: int, kv_repeats: int) -> None:
-    found = spread(config(), num_devices).layers[0]
-    assert (found.num_kv_heads, found.kv_repeats) == (kv_heads, kv_repeats)
+    layer = spread(config(), num_devices).layers[0]
+    assert (layer.num_kv_heads, layer.kv_repeats) == (kv_heads, kv_repeats)
     # Query head i and the kv head that serves it are on one device, and it is the same head as before.
     for head in range(8):
         served_by = head // (8 // kv_heads)
@@ -47,10 +47,10 @@ def test_each_device_has_a_kv_head(num_devices: int, kv_heads: int, kv_repeats: 
 
 def test_latents_are_not_repeated() -> None:
     latents = get_family("DeepseekV3ForCausalLM").read_config(read_hf_config("deepseek_v3"))
-    found = spread(latents, 2)
-    assert found.num_shards == 2
-    assert found.layers == latents.layers
-    specs, mesh = ModelSpecs(found, "float32").param_specs(), cast(Mesh, AbstractMesh((1, 2), MESH_AXES))
+    config_per_device = spread(latents, 2)
+    assert config_per_device.num_shards == 2
+    assert config_per_device.layers == latents.layers
+    specs, mesh = ModelSpecs(config_per_device, "float32").param_specs(), cast(Mesh, AbstractMesh((1, 2), MESH_AXES))
     heads = {name: param_sharding(mesh, specs[f"layers.0.attn.{name}"]).spec for name in ("q_b", "up_k", "up_v")}
     assert heads == dict.fromkeys(heads, PartitionSpec(None, MESH_AXES, None, None))
     assert param_sharding(mesh, specs["layers.0.attn.kv_a"]).is_fully_replicated
@@ -134,11 +134,11 @@ def test_tpus_hold_tables_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mesh_of_ones_own() -> None:
     device = jax.devices()[0]
-    given = jax.make_mesh((1, 1), ("data", "model"))
-    assert resolve_mesh(1, given) == make_mesh([device])
+    own_mesh = jax.make_mesh((1, 1), ("data", "model"))
+    assert resolve_mesh(1, own_mesh) == make_mesh([device])
     for tensor_parallel_size, mesh, parameter in (
         (2, None, "tensor_parallel_size"),
-        (2, given, "tensor_parallel_size"),
+        (2, own_mesh, "tensor_parallel_size"),
         (1, jax.make_mesh((1,), ("x",)), "mesh"),
     ):
         with pytest.raises(VLLMValidationError) as caught:

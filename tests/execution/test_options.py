@@ -20,12 +20,12 @@ def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
 def test_the_librarys_matmuls_are_used_where_rows_do_not_depend_on_each_other(
     features: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = x86("x86_64", "", dict.fromkeys(features, True))
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
-    found = {
+    processor = x86("x86_64", "", dict.fromkeys(features, True))
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: processor)
+    flags = {
         dtype: compiler_options("cpu", dtype, batch_invariant=True)[YNN_OPERATIONS] for dtype in ("bfloat16", "float32")
     }
-    assert found == {"bfloat16": INVARIANT_MATMULS, "float32": "" if own.name == "avx512" else INVARIANT_MATMULS}
+    assert flags == {"bfloat16": INVARIANT_MATMULS, "float32": "" if processor.name == "avx512" else INVARIANT_MATMULS}
 
 
 def test_weights_of_a_gpu_and_of_a_tpu_stay_as_they_are() -> None:

@@ -23,5 +23,5 @@ CALIBRATED = [1.0, 2.0]
 def test_scores_are_calibrated_whether_or_not_they_are_activated(
     name: str, activates: bool, wanted: list[float]
 ) -> None:
-    found = Activation(name, mean=1.0, sigma=2.0)(ROWS, activates=activates)
-    np.testing.assert_allclose(found, [wanted], rtol=1e-6)
+    activated = Activation(name, mean=1.0, sigma=2.0)(ROWS, activates=activates)
+    np.testing.assert_allclose(activated, [wanted], rtol=1e-6)

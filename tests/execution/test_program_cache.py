@@ -77,7 +77,7 @@ def idle(compiler: StepCompiler) -> StepCompiler:
 
 @pytest.mark.parametrize(("max_logprobs", "which"), [(5, slice(None)), (200, slice(-1, None))])
 def test_every_program_comes_back(disk: Path, max_logprobs: int, which: slice) -> None:
-    """There are programs of a few log-probabilities, and one of so many that the host sorts them."""
+    """There are programs of a few log-probabilities, and one with more, which the host sorts."""
     compiler = small(max_logprobs=max_logprobs)
     keys = compiler.programs()[which]
     first, second = lookup(compiler, disk), lookup(idle(compiler), disk)

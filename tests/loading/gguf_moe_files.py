@@ -127,30 +127,30 @@ def stacked(case: str) -> dict[str, np.ndarray]:
     hf = read_tensors(folder(case))
     post_norm = "post_attention_norm" if case in ("glm4_moe", "gpt_oss") else "ffn_norm"
     names = NAMES | {"post_attention_layernorm": post_norm}
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, tensor in hf.items():
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
-        prefix, own = (f"blk.{layer[1]}.", layer[2]) if layer else ("", name)
-        expert = re.fullmatch(r".*\.experts\.(\d+)\.(\w+)\.weight", own)
+        prefix, suffix = (f"blk.{layer[1]}.", layer[2]) if layer else ("", name)
+        expert = re.fullmatch(r".*\.experts\.(\d+)\.(\w+)\.weight", suffix)
         if expert:
-            found.setdefault(f"{prefix}ffn_{EXPERTS[expert[2]]}_exps.weight", {})[int(expert[1])] = tensor
-        elif ".experts." in own:
-            found |= {prefix + theirs: part for theirs, part in fused_experts(case, own, tensor).items()}
-        elif own in BARE:
-            found[prefix + BARE[own]] = tensor
+            tensors.setdefault(f"{prefix}ffn_{EXPERTS[expert[2]]}_exps.weight", {})[int(expert[1])] = tensor
+        elif ".experts." in suffix:
+            tensors |= {prefix + theirs: part for theirs, part in fused_experts(case, suffix, tensor).items()}
+        elif suffix in BARE:
+            tensors[prefix + BARE[suffix]] = tensor
         else:
-            stem, _, kind = own.rpartition(".")
+            stem, _, kind = suffix.rpartition(".")
             if case == "mixtral" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
                 heads = tensor.reshape(-1, 2, hf_config(case)["head_dim"] // 2, tensor.shape[-1])
                 tensor = heads.swapaxes(1, 2).reshape(tensor.shape)
-            found[f"{prefix}{names[stem]}.{kind}"] = tensor
+            tensors[f"{prefix}{names[stem]}.{kind}"] = tensor
     if case == "llama4":
         # The wavelengths of 8 frequencies that are longer than 8192 are those of the last alone.
         factors = [1.0] * 7 + [hf_config(case)["rope_parameters"]["factor"]]
-        found["rope_freqs.weight"] = np.array(factors, ml_dtypes.bfloat16)
+        tensors["rope_freqs.weight"] = np.array(factors, ml_dtypes.bfloat16)
     return {
         name: np.stack([part[expert] for expert in range(len(part))]) if isinstance(part, dict) else part
-        for name, part in found.items()
+        for name, part in tensors.items()
     }
 
 

@@ -166,7 +166,7 @@ def whole_bytes(dtype: Any, strategy: str, *, is_symmetric: bool = True) -> Samp
     rows = {"tensor": 1, "block": -(-out // 32)}.get(strategy, out)
     scales = scales_of(rng, (rows, inputs // group), np.float32 if dtype == E4M3 else ml_dtypes.bfloat16)
     zeros = rng.integers(-128, 128, scales.shape).astype(np.int8)
-    each = np.repeat(scales, 32 if strategy == "block" else 1, axis=0)[:out].astype(np.float64)
+    multipliers = np.repeat(scales, 32 if strategy == "block" else 1, axis=0)[:out].astype(np.float64)
     numbers = codes.astype(np.float64)
     if not is_symmetric:
         numbers = numbers - spread(zeros, inputs, group)
@@ -176,7 +176,7 @@ def whole_bytes(dtype: Any, strategy: str, *, is_symmetric: bool = True) -> Samp
     tensors = {".weight": codes, ".weight_scale": scales[0] if strategy == "tensor" else scales}
     tensors |= {} if is_symmetric else {".weight_zero_point": zeros}
     config = compressed("int-quantized" if is_int else "float-quantized", weights)
-    return Sample(config, tensors, float32(numbers * spread(each, inputs, group)))
+    return Sample(config, tensors, float32(numbers * spread(multipliers, inputs, group)))
 
 
 def e4m3_of(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -190,11 +190,11 @@ def fp8(out: int = 200, inputs: int = 384, *, has_blocks: bool = True, end: str 
     codes = e4m3_of(rng, (out, inputs))
     sizes = (-(-out // 128), -(-inputs // 128)) if has_blocks else (1, 1)
     scales = scales_of(rng, sizes, np.float32)
-    each = np.repeat(np.repeat(scales, 128, 0)[:out], 128, 1)[:, :inputs] if has_blocks else scales
+    multipliers = np.repeat(np.repeat(scales, 128, 0)[:out], 128, 1)[:, :inputs] if has_blocks else scales
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
     config |= {"weight_block_size": [128, 128] if has_blocks else None}
     tensors = {".weight": codes, end: scales if has_blocks else scales.reshape(())}
-    numbers = float32(codes.astype(np.float64) * each.astype(np.float64))
+    numbers = float32(codes.astype(np.float64) * multipliers.astype(np.float64))
     return Sample(config, tensors, numbers, inputs % 128 == 0 or inputs < 128)
 
 
@@ -222,16 +222,16 @@ def mx(bits: int) -> Sample:
     out, inputs = 6, 64
     bytes_ = rng.integers(0, 255, (out, inputs // 32), np.uint8)
     bytes_[0, 0] = 0
-    each = spread(2.0 ** (bytes_.astype(np.float64) - 127), inputs, 32)
+    multipliers = spread(2.0 ** (bytes_.astype(np.float64) - 127), inputs, 32)
     if bits == 4:
         codes = rng.integers(0, 16, (out, inputs))
         tensors = {".weight_packed": (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8), ".weight_scale": bytes_}
         weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
-        return Sample(compressed("mxfp4-pack-quantized", weights), tensors, float32(E2M1[codes] * each))
+        return Sample(compressed("mxfp4-pack-quantized", weights), tensors, float32(E2M1[codes] * multipliers))
     values = e4m3_of(rng, (out, inputs))
     weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}
     tensors = {".weight": values, ".weight_scale": bytes_}
-    return Sample(compressed("mxfp8-quantized", weights), tensors, float32(values.astype(np.float64) * each))
+    return Sample(compressed("mxfp8-quantized", weights), tensors, float32(values.astype(np.float64) * multipliers))
 
 
 def nf4(*, is_nested: bool, out: int = 5, inputs: int = 192) -> Sample:
@@ -255,8 +255,8 @@ def nf4(*, is_nested: bool, out: int = 5, inputs: int = 192) -> Sample:
         scales = inner[places] * outer + np.float32(0.0421)
     text = json.dumps(state).encode()
     tensors[".weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(text, np.uint8)
-    each = np.repeat(scales.astype(np.float64), 64)[: out * inputs]
-    numbers = (table[codes[: out * inputs]].astype(np.float64) * each).reshape(out, inputs)
+    multipliers = np.repeat(scales.astype(np.float64), 64)[: out * inputs]
+    numbers = (table[codes[: out * inputs]].astype(np.float64) * multipliers).reshape(out, inputs)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     return Sample(config, tensors, float32(numbers), inputs % 64 == 0)
 
@@ -272,10 +272,10 @@ def int8_rows() -> Sample:
     """Return LLM.int8."""
     rng = np.random.default_rng(8)
     codes, scales = rng.integers(-128, 128, (10, 48)).astype(np.int8), scales_of(rng, (10,), np.float32)
-    each = (scales * np.float32(1 / 127)).astype(np.float64)
+    multipliers = (scales * np.float32(1 / 127)).astype(np.float64)
     tensors = {".weight": codes, ".SCB": scales, ".weight_format": np.array(0, np.uint8)}
     config = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}
-    return Sample(config, tensors, float32(codes * each[:, None]))
+    return Sample(config, tensors, float32(codes * multipliers[:, None]))
 
 
 def modelopt_fp8(algorithm: str) -> Sample:

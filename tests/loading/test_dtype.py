@@ -53,7 +53,7 @@ def test_no_accelerator_s_kernels_have_float16(caplog: pytest.LogCaptureFixture,
 
 
 @pytest.mark.parametrize(
-    ("own", "fast"),
+    ("processor", "fast"),
     [
         (x86("x86_64", "", dict.fromkeys((*AVX2, *AVX512, "avx512bf16"), True)), True),
         (x86("x86_64", "", dict.fromkeys((*AVX2, *AVX512), True)), False),
@@ -61,8 +61,8 @@ def test_no_accelerator_s_kernels_have_float16(caplog: pytest.LogCaptureFixture,
         (aarch64("aarch64", "", {}), False),
     ],
 )
-def test_bfloat16_on_cpu_needs_its_instructions(monkeypatch: pytest.MonkeyPatch, own: Processor, fast: bool):
-    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+def test_bfloat16_on_cpu_needs_its_instructions(monkeypatch: pytest.MonkeyPatch, processor: Processor, fast: bool):
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: processor)
     assert multiplies_bfloat16_fast("cpu") is fast
 
 

@@ -116,11 +116,11 @@ def test_dequantizing_is_bitwise_the_reference(repository: Path, name: str):
     kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
     with np.load(repository / "tests/data/gguf/quants.npz") as goldens:
         data, values = goldens[f"{name}_data"], goldens[f"{name}_values"]
-    found = dequantize(kind, data)
-    assert found.dtype == np.float32
-    assert found.shape == values.shape
+    numbers = dequantize(kind, data)
+    assert numbers.dtype == np.float32
+    assert numbers.shape == values.shape
     assert np.ptp(values) > 0.1
-    np.testing.assert_array_equal(found, values)
+    np.testing.assert_array_equal(numbers, values)
 
 
 def test_dequantizing_more_than_one_chunk(repository: Path):

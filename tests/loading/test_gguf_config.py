@@ -82,7 +82,7 @@ MATRICES = {
 def test_biases_that_a_file_leaves_out_are_zeros(
     tmp_path: Path, arch: str, biased: tuple[str, ...], zeros: Mapping[str, int]
 ):
-    """Of the two layers the second has no bias at all."""
+    """The second of two layers has no bias at all."""
     tensors: dict[str, np.ndarray] = {"output_norm.weight": np.ones(8)}
     for layer in (0, 1):
         tensors |= {f"blk.{layer}.{stem}.weight": np.ones(shape) for stem, shape in MATRICES.items()}
@@ -92,8 +92,8 @@ def test_biases_that_a_file_leaves_out_are_zeros(
     config = get_family(checkpoint.config["architectures"][0]).read_config(checkpoint.config)
     check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     for name, length in zeros.items():
-        found = checkpoint.read(f"{LAYER}{name}.bias")
-        assert (found.dtype, found.tolist()) == (np.float32, [0.0] * length)
+        bias = checkpoint.read(f"{LAYER}{name}.bias")
+        assert (bias.dtype, bias.tolist()) == (np.float32, [0.0] * length)
         checkpoint.release(f"{LAYER}{name}.bias")
     ours = {"attn_q": "self_attn.q_proj", "attn_v": "self_attn.v_proj", "ffn_down": "mlp.down_proj"}
     for stem in set(biased) & ours.keys():
@@ -255,14 +255,14 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: Mapping[str, 
     metadata = llama_metadata(more={"rope.freq_base": 500000.0, "attention.key_length": 128})
     checkpoint = open_gguf(tmp_path, metadata, {"rope_freqs.weight": factors})
     assert "rope_freqs.weight" not in checkpoint.tensors
-    found = checkpoint.config["rope_scaling"]
-    assert found["rope_type"] == "llama3"
-    assert found["factor"] == scaling["factor"]
+    rope = checkpoint.config["rope_scaling"]
+    assert rope["rope_type"] == "llama3"
+    assert rope["factor"] == scaling["factor"]
     again = {
-        "factor": found["factor"],
-        "low": found["low_freq_factor"],
-        "high": found["high_freq_factor"],
-        "context": found["original_max_position_embeddings"],
+        "factor": rope["factor"],
+        "low": rope["low_freq_factor"],
+        "high": rope["high_freq_factor"],
+        "context": rope["original_max_position_embeddings"],
     }
     np.testing.assert_allclose(llama3_factors(128, 500000.0, again), factors, rtol=1e-4)
     if scaling["context"] == 8192:

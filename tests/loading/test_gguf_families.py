@@ -83,24 +83,24 @@ def text_tensors(case: str) -> dict[str, np.ndarray]:
 def converted(case: str) -> dict[str, Stored]:
     """Return a case's tensors as llama.cpp's converter stores them."""
     names = GPT2_NAMES if case == "gpt2" else GEMMA4_NAMES
-    found = {}
+    tensors = {}
     for name, tensor in text_tensors(case).items():
         layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", name)
-        own = layer[2] if layer else name.split(".", 1)[1]
+        suffix = layer[2] if layer else name.split(".", 1)[1]
         if case == "gpt2" and re.search(r"c_\w+\.weight$", name):
             tensor = np.ascontiguousarray(tensor.T)
-        found[(f"blk.{layer[1]}." if layer else "") + names[own]] = bf16(tensor)
+        tensors[(f"blk.{layer[1]}." if layer else "") + names[suffix]] = bf16(tensor)
     if case != "gpt2":
         factors = np.array([1.0] * 4 + [1e30] * 12, np.float32)  # a quarter of a global head of 32
-        found["rope_freqs.weight"] = F32, factors.shape, factors.tobytes()
-    return found
+        tensors["rope_freqs.weight"] = F32, factors.shape, factors.tobytes()
+    return tensors
 
 
 def gemma4_metadata(case: str) -> dict[str, Any]:
     """Return what llama.cpp's converter writes of a Gemma 4's config.json."""
     hf = text_config(case)
     layers, borrowers = range(hf["num_hidden_layers"]), hf["num_kv_shared_layers"]
-    own = {int(layer): each for layer, each in hf["per_layer_config"].items()}
+    configs = {int(layer): each for layer, each in hf["per_layer_config"].items()}
     slides = [kind == "sliding_attention" for kind in hf["layer_types"]]
     doubled = [hf["use_double_wide_mlp"] and layer >= len(layers) - borrowers for layer in layers]
     values = {
@@ -110,10 +110,10 @@ def gemma4_metadata(case: str) -> dict[str, Any]:
         "feed_forward_length": [hf["intermediate_size"] * (2 if each else 1) for each in doubled],
         "attention.head_count": hf["num_attention_heads"],
         "attention.head_count_kv": [
-            own.get(layer, {}).get("num_key_value_heads", hf["num_key_value_heads"]) for layer in layers
+            configs.get(layer, {}).get("num_key_value_heads", hf["num_key_value_heads"]) for layer in layers
         ],
         "attention.layer_norm_rms_epsilon": hf["rms_norm_eps"],
-        "attention.key_length": next(each["head_dim"] for each in own.values()),
+        "attention.key_length": next(each["head_dim"] for each in configs.values()),
         "attention.key_length_swa": hf["head_dim"],
         "attention.sliding_window": hf["sliding_window"],
         "attention.sliding_window_pattern": slides,
@@ -167,9 +167,9 @@ def test_config_and_tensors_are_hf(tmp_path: Path, case: str):
     check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     assert set(checkpoint.tensors) == set(expected)
     for name, tensor in expected.items():
-        info, found = checkpoint.tensors[name], checkpoint.read(name)
+        info, result = checkpoint.tensors[name], checkpoint.read(name)
         assert (info.shape, info.dtype, info.num_bytes) == (tensor.shape, "bfloat16", tensor.nbytes), name
-        np.testing.assert_array_equal(found, tensor, err_msg=name)
+        np.testing.assert_array_equal(result, tensor, err_msg=name)
         np.testing.assert_array_equal(checkpoint.read(name, 0), tensor[0], err_msg=name)
 
 

@@ -38,10 +38,10 @@ def test_config_and_tensors_are_hf(tmp_path: Path, case: str):
     check_names(ModelSpecs(config, "float32").param_specs(checkpoint.tensors), checkpoint)
     assert set(checkpoint.tensors) == set(expected)
     for name, tensor in expected.items():
-        info, found = checkpoint.tensors[name], checkpoint.read(name)
+        info, result = checkpoint.tensors[name], checkpoint.read(name)
         assert (info.shape, info.dtype, info.num_bytes) == (tensor.shape, "bfloat16", tensor.nbytes), name
-        assert found.dtype == ml_dtypes.bfloat16
-        np.testing.assert_array_equal(found, tensor, err_msg=name)
+        assert result.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(result, tensor, err_msg=name)
         np.testing.assert_array_equal(checkpoint.read(name, 1 % len(tensor)), tensor[1 % len(tensor)], err_msg=name)
         checkpoint.release(name)
 
@@ -55,12 +55,12 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path, mixed: bool):
     original = read_tensors(folder("gpt_oss"))
     _, widened = quantized(original)
     for name, tensor in widened.items():
-        found, expected = checkpoint.read(name), tensor.copy()
+        result, expected = checkpoint.read(name), tensor.copy()
         if mixed and name.endswith("gate_up_proj"):
             expected[..., 0::2] = original[name][..., 0::2]
-        assert (found.shape, found.dtype.name) == (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
-        np.testing.assert_array_equal(found, expected.astype(found.dtype), err_msg=name)
-        np.testing.assert_array_equal(checkpoint.read(name, 0), found[0])
+        assert (result.shape, result.dtype.name) == (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
+        np.testing.assert_array_equal(result, expected.astype(result.dtype), err_msg=name)
+        np.testing.assert_array_equal(checkpoint.read(name, 0), result[0])
 
 
 def test_llama4_without_norms(tmp_path: Path):

@@ -69,8 +69,8 @@ def test_any_bytes_in_more_than_one_chunk(name: str, num_rows: int):
     data = random_rows(kind, num_rows, CHUNK_NUMBERS // kind.block_size // num_rows + 3)
     parts = {part: read_part(kind, data, part) for part in FORMATS[name].parts}
     with np.errstate(over="ignore"):
-        found, expected = dequantize(parts, FORMATS[name]), widen(kind, data)
-    np.testing.assert_array_equal(bits(found), bits(expected))
+        result, expected = dequantize(parts, FORMATS[name]), widen(kind, data)
+    np.testing.assert_array_equal(bits(result), bits(expected))
 
 
 def whole(checkpoint: GGUFCheckpoint, name: str, index: int | None = None) -> np.ndarray:

@@ -17,9 +17,9 @@ LETTERS = ["a", "b", "\u0120", "ab"]
 
 def open_gguf(folder: Path, tokens: list[str], types: dict[str, int] | None = None, **keys: Any) -> GGUFCheckpoint:
     """Open a byte-level file of these tokens; those whose types are not given are control tokens, letters are not."""
-    given = types or {}
+    kinds = types or {}
     default = [NORMAL if token in LETTERS else CONTROL for token in tokens]
-    stored = [given.get(token, kind) for token, kind in zip(tokens, default, strict=True)]
+    stored = [kinds.get(token, kind) for token, kind in zip(tokens, default, strict=True)]
     values = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": stored, "merges": ["a b"]} | keys
     metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
     path = folder / "x.gguf"
@@ -29,8 +29,8 @@ def open_gguf(folder: Path, tokens: list[str], types: dict[str, int] | None = No
 
 
 def ends(checkpoint: GGUFCheckpoint) -> list[int]:
-    found = checkpoint.generation_config.get("eos_token_id", [])
-    return [found] if isinstance(found, int) else found
+    ids = checkpoint.generation_config.get("eos_token_id", [])
+    return [ids] if isinstance(ids, int) else ids
 
 
 HARMONY = ["<|endoftext|>", "<|return|>", "<|call|>", "<|end|>", "<|channel|>", *LETTERS]
@@ -120,11 +120,11 @@ def test_ids_that_are_no_tokens_count_as_absent(tmp_path: Path, caplog: pytest.L
     assert "tokenizer.ggml.eos_token_id is 99, but there are 6 tokens" in caplog.text
 
 
-@pytest.mark.parametrize("given", [{}, {"bos_token_id": 99, "eos_token_id": 99, "unknown_token_id": 99}])
-def test_sentencepiece_has_ids_by_default(tmp_path: Path, given: dict[str, Any]):
+@pytest.mark.parametrize("metadata", [{}, {"bos_token_id": 99, "eos_token_id": 99, "unknown_token_id": 99}])
+def test_sentencepiece_has_ids_by_default(tmp_path: Path, metadata: dict[str, Any]):
     tokens = ["<unk>", "<s>", "</s>", "a", "\u2581"]
     types = {"a": NORMAL, "\u2581": NORMAL}
-    checkpoint = open_gguf(tmp_path, tokens, types, model="llama", scores=[0.0] * 5, merges=None, **given)
+    checkpoint = open_gguf(tmp_path, tokens, types, model="llama", scores=[0.0] * 5, merges=None, **metadata)
     assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": 2}
     tokenizer = checkpoint.tokenizer()
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")

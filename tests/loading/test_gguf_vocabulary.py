@@ -48,8 +48,8 @@ def test_words_are_llama_cpps(tmp_path: Path, names: str):
         hf = open_vocabulary(tmp_path, tokens, types, merges, pre=name, **ids).tokenizer()
         begin = [0] if expected["adds_bos"] else []
         hf.backend_tokenizer.normalizer = None  # some models compose characters, which llama.cpp does not
-        for text, found in zip(texts, expected["ids"], strict=True):
-            assert hf(text)["input_ids"] == begin + found, (name, text)
+        for text, token_ids in zip(texts, expected["ids"], strict=True):
+            assert hf(text)["input_ids"] == begin + token_ids, (name, text)
 
 
 @pytest.mark.parametrize("name", WITHOUT_BYTES)
@@ -65,5 +65,5 @@ def test_ends_are_llama_cpps(tmp_path: Path, case: dict[str, Any]):
     keys = {key: value for key, value in case.items() if key not in ("tokens", "ends")}
     tokens = case["tokens"] | {"a": 1, "b": 1, "ab": 1}
     checkpoint = open_vocabulary(tmp_path, list(tokens), list(tokens.values()), ["a b"], pre="gpt-2", **keys)
-    found = checkpoint.generation_config["eos_token_id"]
-    assert sorted(found if isinstance(found, list) else [found]) == case["ends"]
+    ids = checkpoint.generation_config["eos_token_id"]
+    assert sorted(ids if isinstance(ids, list) else [ids]) == case["ends"]

@@ -37,7 +37,7 @@ def values_of(held: Mapping[str, Any]) -> set[str | None]:
 
 
 def leaves(params: Any) -> list[Any]:
-    return jax.tree.leaves(params, is_leaf=lambda each: isinstance(each, Quantized))
+    return jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Quantized))
 
 
 def one_by_one(specs: Mapping[str, Any], config: EngineConfig) -> Any:
@@ -95,7 +95,7 @@ def test_float16(tmp_path: Path):
     ("case", "wide"), [("qwen3_moe", "experts.1."), ("qwen3", "embed"), ("qwen3", "k_proj"), ("qwen3", "norm")]
 )
 def test_matrices_in_float32_among_others(tmp_path: Path, case: str, wide: str):
-    """They stay exact: experts of which some have other dtypes, a table, a part of a merged array."""
+    """They stay exact: experts in several dtypes, a table, a part of a merged array."""
     whole = {name: tensor.astype(np.float32) * 1.001 for name, tensor in read_tensors(case).items() if wide in name}
     config = written(case, tmp_path, read_tensors(case) | whole)
     model, specs = checked_model(config)

@@ -189,12 +189,12 @@ def test_errors_say_what_to_do(tmp_path: Path):
     with serving(REPOSITORIES, gated=frozenset({"org/gated"})) as server:
         absent, gated, wrong, revision, other, invalid, allowed = client(server, tmp_path, calls)
         page = server.url
-    assert all(each["parameter"] == "model" for each in (absent, gated, wrong, other, invalid))
+    assert all(error["parameter"] == "model" for error in (absent, gated, wrong, other, invalid))
     for words in ("'org/absent'", "no such repository", f"{page}/org/absent", "HF_TOKEN"):
         assert words in absent["error"]
-    for each in (gated, wrong):
+    for error in (gated, wrong):
         for words in ("'org/gated'", "is gated", f"{page}/org/gated", "hf_token="):
-            assert words in each["error"]
+            assert words in error["error"]
     assert revision["parameter"] == "revision"
     assert "'nope'" in revision["error"]
     assert "pytorch_model.bin" in other["error"]

@@ -49,16 +49,16 @@ def specs(dtype: Any = np.float32, *, stacked: bool = True) -> dict[str, ParamSp
         "attn.o": ("o", (N, H, D), "d (n h) -> n h d", (D, N * H)),
         "norm.scale": ("norm", (D,), "d -> d", (D,)),
     }
-    found = {"embed.table": spec((V, D), ["embed"], "v d -> v d", (V, D), stacked=False, dtype=dtype)}
+    specs = {"embed.table": spec((V, D), ["embed"], "v d -> v d", (V, D), stacked=False, dtype=dtype)}
     for path, (name, shape, layout, hf_shape) in layers.items():
         sources = [f"layers.{layer}.{name}" for layer in range(NUM_LAYERS)]
         if stacked:
             whole = (NUM_LAYERS, *shape)
-            found[f"layers.{path}"] = spec(whole, sources, layout, hf_shape, stacked=True, dtype=dtype)
+            specs[f"layers.{path}"] = spec(whole, sources, layout, hf_shape, stacked=True, dtype=dtype)
         else:
             for layer, source in enumerate(sources):
-                found[f"layers.{layer}.{path}"] = spec(shape, [source], layout, hf_shape, stacked=False, dtype=dtype)
-    return found
+                specs[f"layers.{layer}.{path}"] = spec(shape, [source], layout, hf_shape, stacked=False, dtype=dtype)
+    return specs
 
 
 def expected_q(hf: dict[str, np.ndarray], layer: int) -> np.ndarray:
@@ -109,10 +109,10 @@ def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: boo
         for count in [inputs[path.rpartition(".")[2]]]
     }
     for make in (lambda specs: load_params(specs, checkpoint), lambda specs: init_dummy(specs, 3)):
-        whole, found = make(plain), make(quantized)
+        whole, result = make(plain), make(quantized)
         names = [path[-1].key for path, _ in jax.tree.leaves_with_path(whole)]
         is_quantized = lambda x: isinstance(x, Quantized)  # noqa: E731
-        pairs = zip(names, jax.tree.leaves(whole), jax.tree.leaves(found, is_leaf=is_quantized), strict=True)
+        pairs = zip(names, jax.tree.leaves(whole), jax.tree.leaves(result, is_leaf=is_quantized), strict=True)
         for name, weights, got in pairs:
             expected = quantize(weights, inputs[name], INT8) if inputs[name] else weights
             assert type(got) is type(expected), name
@@ -156,9 +156,9 @@ def test_casts(tmp_path: Path, stored: Any, wanted: Any):
     hf = tensors() if stored is np.float64 else tensors(stored)
     hf = {name: tensor.astype(stored) for name, tensor in hf.items()}
     params = load_params(specs(wanted), open_checkpoint(str(write_folder(tmp_path, hf))))
-    found = np.asarray(params["layers"]["attn"]["q"][1])
-    assert found.dtype == wanted
-    assert found.tobytes() == np.ascontiguousarray(expected_q(hf, 1)).astype(wanted).tobytes()
+    result = np.asarray(params["layers"]["attn"]["q"][1])
+    assert result.dtype == wanted
+    assert result.tobytes() == np.ascontiguousarray(expected_q(hf, 1)).astype(wanted).tobytes()
 
 
 def test_dtype_replaces_the_specs(tmp_path: Path):
@@ -352,8 +352,8 @@ def test_heads_are_repeated_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     axes = ("layers", "embed", "kv_heads", "head_dim")
     repeated = dataclasses.replace(once, shape=(NUM_LAYERS, D, 3 * N, H), axes=axes, repeats=3)
     for make in (lambda spec: load_params({"q": spec}, checkpoint), lambda spec: init_dummy({"q": spec}, 0)):
-        heads, found = (np.asarray(make(spec)["q"]) for spec in (once, repeated))
-        np.testing.assert_array_equal(found, heads[:, :, [0, 0, 0, 1, 1, 1]])
+        heads, result = (np.asarray(make(spec)["q"]) for spec in (once, repeated))
+        np.testing.assert_array_equal(result, heads[:, :, [0, 0, 0, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
@@ -375,12 +375,12 @@ def test_parameters_in_one_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return dataclasses.replace(made, axes=axes, segment=Segment("a.qk", 2, start))
 
     params = {"a.q": part("q", 4, "heads", 0), "a.k": dataclasses.replace(part("k", 2, "kv_heads", 2), repeats=2)}
-    found = np.asarray(load_params(params, checkpoint)["a"]["qk"])
-    assert found.shape == (*lead, 2, 3, H, D)
+    result = np.asarray(load_params(params, checkpoint)["a"]["qk"])
+    assert result.shape == (*lead, 2, 3, H, D)
     for layer in layers:
         q, k = hf[f"{layer}.q"].reshape(4, H, D), hf[f"{layer}.k"].reshape(1, H, D)
         expected = np.stack([np.concatenate([q[:2], k]), np.concatenate([q[2:], k])])
-        np.testing.assert_array_equal(found[layer] if stacked else found, expected)
+        np.testing.assert_array_equal(result[layer] if stacked else result, expected)
     apart = {path: dataclasses.replace(spec, segment=None) for path, spec in params.items()}
     together, alone = init_dummy(params, 0)["a"]["qk"], init_dummy(apart, 0)["a"]
     shards = zip(*(np.split(np.asarray(alone[name]), 2, axis=len(lead)) for name in "qk"), strict=True)

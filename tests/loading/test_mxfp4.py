@@ -36,9 +36,9 @@ def random_pair(rng: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.n
 def test_every_byte_under_every_scale():
     blocks = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (255, 1, 1))
     scales = np.repeat(np.arange(255, dtype=np.uint8)[:, None], 16, axis=1)
-    found = widen(blocks, scales)
-    assert found.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(found.view(np.uint16), oracle(blocks, scales).view(np.uint16))
+    result = widen(blocks, scales)
+    assert result.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(result.view(np.uint16), oracle(blocks, scales).view(np.uint16))
     assert np.isnan(widen(blocks[:1], np.full((1, 16), 255, np.uint8)).astype(np.float32)).all()
 
 

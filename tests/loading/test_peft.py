@@ -138,7 +138,7 @@ def test_a_fused_module_is_read_once(monkeypatch: pytest.MonkeyPatch):
 
 def test_places(tmp_path: Path):
     assert find_adapter(str(tmp_path)) == tmp_path
-    for place in (tmp_path / "none", Path(__file__)):
+    for path in (tmp_path / "none", Path(__file__)):
         with pytest.raises(VLLMValidationError, match="there is no such folder") as refusal:
-            find_adapter(str(place))
+            find_adapter(str(path))
         assert refusal.value.parameter == "lora_path"

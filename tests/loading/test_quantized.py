@@ -60,10 +60,10 @@ def test_every_form(tmp_path: Path, kind: str):
     assert info.num_bytes == sum(tensor.nbytes for tensor in sample.tensors.values())
     assert checkpoint.num_bytes == info.num_bytes + 8
     assert checkpoint.weight_type != "float32"
-    found = checkpoint.read(NAME)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(bits(found), bits(sample.numbers))
-    np.testing.assert_array_equal(checkpoint.read(NAME, 2), found[2])
+    result = checkpoint.read(NAME)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(bits(result), bits(sample.numbers))
+    np.testing.assert_array_equal(checkpoint.read(NAME, 2), result[2])
     form = checkpoint.format_of(NAME)
     assert (form is not None) == sample.is_kept
     if form is None:
@@ -82,7 +82,7 @@ def test_every_form(tmp_path: Path, kind: str):
     if order is not None:
         assert order.dtype == np.int32
         numbers = numbers[:, np.argsort(order)]
-    np.testing.assert_array_equal(bits(numbers), bits(found))
+    np.testing.assert_array_equal(bits(numbers), bits(result))
     assert checkpoint.format_of("model.norm.weight") is None
     np.testing.assert_array_equal(checkpoint.read("model.norm.weight"), PLAIN["model.norm.weight"])
 
@@ -261,11 +261,11 @@ def test_rules_by_module(tmp_path: Path):
         "dynamic": {r"-:.*\.0\.": {}, r"+:.*down": {"bits": 8, "group_size": 32}, r".*up": {"sym": False}},
     }
     checkpoint = open_with(tmp_path, config)
-    found = {
+    numbers = {
         name: checkpoint.format_of(f"{name}.weight")
         for name in ("model.layers.0.mlp.up", "model.layers.1.mlp.down", "model.layers.1.mlp.up", "lm_head")
     }
-    assert list(found.values()) == [
+    assert list(numbers.values()) == [
         None,
         WeightFormat(8, 32, scale_dtype="bfloat16"),
         WeightFormat(4, 128, scale_dtype="bfloat16", zero_dtype="uint8"),
@@ -308,8 +308,8 @@ def test_layers_of_modelopt_that_differ(tmp_path: Path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": inner}))
     (tmp_path / "config.json").write_text("{}")
     checkpoint = open_config(str(tmp_path))
-    found = [checkpoint.format_of(f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(3)]
-    assert [None if form is None else form.values for form in found] == ["e4m3", "e2m1", None]
+    formats = [checkpoint.format_of(f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(3)]
+    assert [None if form is None else form.values for form in formats] == ["e4m3", "e2m1", None]
 
 
 values = st.recursive(
@@ -344,9 +344,9 @@ def test_broken_settings_are_value_errors(data: st.DataObject):
     config = json.loads(CONFIGS[data.draw(st.sampled_from(sorted(SAMPLES)))])
     groups = list(config.get("config_groups", {}).values())
     places = [config, *groups, *(group["weights"] for group in groups)]
-    place = data.draw(st.sampled_from(places))
+    position = data.draw(st.sampled_from(places))
     for _ in range(data.draw(st.integers(1, 3))):
-        place[data.draw(st.sampled_from(sorted({*place, *KEYS})))] = data.draw(values)
+        position[data.draw(st.sampled_from(sorted({*position, *KEYS})))] = data.draw(values)
     message = refusal(config)
     assert message is None or ("quantization_config" in message and len(message) < 1000)
 

@@ -50,14 +50,14 @@ def test_weights_are_the_tool_s(case: str):
     names = [name for name in goldens if name.endswith(".weight")]
     assert len(names) == (2 if case in CLOSE else 7)
     for name in names:
-        found, golden = checkpoint.read(name), goldens[name]
-        assert (found.dtype, found.shape) == (np.float32, checkpoint.tensors[name].shape)
+        result, golden = checkpoint.read(name), goldens[name]
+        assert (result.dtype, result.shape) == (np.float32, checkpoint.tensors[name].shape)
         if case in CLOSE:
-            np.testing.assert_allclose(found, golden, rtol=CLOSE[case])
+            np.testing.assert_allclose(result, golden, rtol=CLOSE[case])
         else:
-            assert hashlib.sha256((found + np.float32(0)).tobytes()).hexdigest() == str(golden), name
-        np.testing.assert_array_equal(checkpoint.read(name, 2), found[2])
-        np.testing.assert_array_equal(from_parts(checkpoint, name), found, err_msg=name)
+            assert hashlib.sha256((result + np.float32(0)).tobytes()).hexdigest() == str(golden), name
+        np.testing.assert_array_equal(checkpoint.read(name, 2), result[2])
+        np.testing.assert_array_equal(from_parts(checkpoint, name), result, err_msg=name)
         checkpoint.release(name)
 
 
@@ -101,5 +101,5 @@ def test_answers_are_hf_s(case: str):
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
         [output] = llm.generate([{"prompt_token_ids": goldens["prompt"].tolist()}], params, use_tqdm=False)
     [logprobs] = output.outputs[0].logprobs or []
-    found = np.array([logprobs[token].logprob for token in range(len(goldens["logprobs"]))])
-    np.testing.assert_allclose(found, goldens["logprobs"], atol=2e-4)
+    result = np.array([logprobs[token].logprob for token in range(len(goldens["logprobs"]))])
+    np.testing.assert_allclose(result, goldens["logprobs"], atol=2e-4)

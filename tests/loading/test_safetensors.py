@@ -35,10 +35,10 @@ def test_reads_every_dtype(tmp_path: Path, dtype: np.dtype):
     tensors = {"a": np.arange(6).reshape(2, 3).astype(dtype), "scalar": np.array(1).astype(dtype)}
     file = SafetensorsFile(write(tmp_path / "x.safetensors", safetensors_bytes(tensors)))
     for name, tensor in tensors.items():
-        found = file.read(name)
-        assert found.dtype == dtype
-        assert found.shape == tensor.shape
-        assert found.tobytes() == tensor.tobytes()
+        result = file.read(name)
+        assert result.dtype == dtype
+        assert result.shape == tensor.shape
+        assert result.tobytes() == tensor.tobytes()
 
 
 def test_reads_what_the_reference_writes(tmp_path: Path):

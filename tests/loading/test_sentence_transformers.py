@@ -34,9 +34,9 @@ DENSE = {"in_features": 8, "out_features": 4, "bias": True}
 def read(folder: Path, files: Mapping[str, Any]) -> SentenceFiles:
     """Write a model with these files beside it, and return what opening finds of them."""
     write_json_files(write_folder(folder, A), files)
-    found = open_checkpoint(str(folder), load_format="dummy").sentence_files
-    assert found is not None
-    return found
+    result = open_checkpoint(str(folder), load_format="dummy").sentence_files
+    assert result is not None
+    return result
 
 
 def test_a_real_folder(tmp_path: Path):
@@ -112,8 +112,8 @@ def test_dense_modules_are_tensors_of_the_checkpoint(tmp_path: Path):
 def test_newer_versions_keep_the_length_with_the_tokenizer(tmp_path: Path, limit: Any, length: int | None):
     files = {"modules.json": modules("Transformer"), "tokenizer_config.json": {"model_max_length": limit}}
     assert read_settings(read(tmp_path, files)).max_length == length
-    own = {**files, "sentence_bert_config.json": {"max_seq_length": 7}}
-    assert read_settings(read(tmp_path, own)).max_length == 7
+    shortened = {**files, "sentence_bert_config.json": {"max_seq_length": 7}}
+    assert read_settings(read(tmp_path, shortened)).max_length == 7
     (tmp_path / "modules.json").unlink()
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
     assert read_settings(read(tmp_path, {})).max_length is None
@@ -178,9 +178,9 @@ WITH_DENSE: Mapping[str, Any] = {
     ],
 )
 def test_what_modules_cannot_be(tmp_path: Path, files: Mapping[str, Any], words: str):
-    found = read(tmp_path, files)
+    result = read(tmp_path, files)
     with pytest.raises(VLLMValidationError) as caught:
-        read_embedding(found)
+        read_embedding(result)
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert caught.value.parameter == "model"

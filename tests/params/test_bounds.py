@@ -152,7 +152,7 @@ def refusal(inputs: InputProcessor, name: str, value: Any) -> VLLMValidationErro
 
 
 def timed_refusal(inputs: InputProcessor, name: str, value: Any) -> VLLMValidationError | None:
-    """Return the error and the time: this thread's alone, and the best of three, lest other work fail the test."""
+    """Return the error and the time: this thread's alone, and the best of three, against noise."""
     seconds: list[float] = []
     gc.disable()
     try:

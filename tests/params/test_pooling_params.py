@@ -71,10 +71,10 @@ def test_fields_are_vllms():
 
 
 def test_params_are_completed_in_a_copy():
-    given = PoolingParams()
-    params = resolve_pooling_params(given, "embed", EMBEDDER)
+    original = PoolingParams()
+    params = resolve_pooling_params(original, "embed", EMBEDDER)
     assert (params.task, params.use_activation, params.skip_reading_prefix_cache) == ("embed", True, False)
-    assert given == PoolingParams()
+    assert original == PoolingParams()
     assert resolve_pooling_params(None, "embed", EMBEDDER) == params
     assert resolve_pooling_params(PoolingParams(task="embed"), None, EMBEDDER) == params
     assert resolve_pooling_params(params, "embed", EMBEDDER) == params
@@ -144,8 +144,8 @@ def test_fields_of_other_tasks():
 def test_step_fields():
     params = resolve_pooling_params(None, "token_classify", REWARDS)
     assert (params.step_tag_id, params.returned_token_ids) == (7, [2, 0])
-    own = resolve_pooling_params(PoolingParams(step_tag_id=0, returned_token_ids=[4]), "token_classify", REWARDS)
-    assert (own.step_tag_id, own.returned_token_ids) == (0, [4])
+    resolved = resolve_pooling_params(PoolingParams(step_tag_id=0, returned_token_ids=[4]), "token_classify", REWARDS)
+    assert (resolved.step_tag_id, resolved.returned_token_ids) == (0, [4])
     with pytest.raises(VLLMValidationError, match="returned_token_ids has 5, and an output has 5 numbers"):
         resolve_pooling_params(PoolingParams(returned_token_ids=[5]), "token_classify", REWARDS)
 

@@ -150,7 +150,7 @@ def calls_of(parsed: ParsedOutput) -> list[Call]:
 
 
 def is_linear(make: Callable[[int], list[str]], read: Callable[[list[str]], object]) -> bool:
-    """Say whether reading ten times as many characters takes ten times as long, and not a hundred times.
+    """Return whether reading ten times as many characters takes ten times as long, and not a hundred times.
 
     The processor's time counts, without the collection of garbage, which in a large process takes a second by itself.
     """

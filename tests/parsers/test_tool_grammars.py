@@ -59,8 +59,8 @@ def constraint(form: Form, *, at_least_one: bool, parallel: bool) -> StructuredO
 
 
 def walks(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, num: int) -> list[Walk]:
-    found = walk_all(compiler, smollm2_tokenizer(path), params, num, max_tokens=300)
-    ended = [walk for walk in found if walk.ended]
+    walks = walk_all(compiler, smollm2_tokenizer(path), params, num, max_tokens=300)
+    ended = [walk for walk in walks if walk.ended]
     assert len(ended) >= num // 4
     return ended
 

@@ -150,7 +150,7 @@ def told(text: str) -> Counter[str]:
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the members of calls that mean nothing, once they are read."""
-    found, read_other = list[str](), JsonCall._other
+    calls, read_other = list[str](), JsonCall._other
 
     def record(call: JsonCall, key: str) -> Reading[bool]:
         incoming = call._incoming
@@ -158,11 +158,11 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         is_value = yield from read_other(call, key)
         value = incoming.settle(start)
         if is_value:
-            found.append(key + value)
+            calls.append(key + value)
         return is_value
 
     monkeypatch.setattr(JsonCall, "_other", record)
-    return found
+    return calls
 
 
 @forms

@@ -206,8 +206,8 @@ def make_sampler(
         rules, rare, uses, counts_cv = make_rules(rows, logits_sv.shape[1])
         uses = jax.tree.map(jnp.zeros_like, uses) if poisons_uses else uses
         with traced_for(platform):
-            found = program(jnp.asarray(logits_sv), make_batch(rows), rules, rare, uses, counts_cv)
-        return jax.tree.map(np.asarray, found)
+            result = program(jnp.asarray(logits_sv), make_batch(rows), rules, rare, uses, counts_cv)
+        return jax.tree.map(np.asarray, result)
 
     return run
 

@@ -57,7 +57,7 @@ def draw_from(logits_sv: jax.Array, distribution: Distribution, uniforms_s: jax.
 
 
 def fits(counts: np.ndarray, row: Row) -> bool:
-    """Say whether counts follow a row's distribution: chi-square at p = 1e-4."""
+    """Return whether counts follow a row's distribution: chi-square at p = 1e-4."""
     values = edited(LOGITS, row)
     weights = np.where(kept_by_sort(values, row)[0], weights_of(values, row.temperature), 0.0)
     expected = weights / weights.sum() * counts.sum()

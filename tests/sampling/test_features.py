@@ -68,12 +68,12 @@ def mismatches(program: Sampler, logits_sv: np.ndarray) -> dict[str, str]:
     rows = list(FEATURES.values())
     tokens, logprobs = program(logits_sv, rows)
     assert logprobs.all_sv is not None
-    found: dict[str, str] = {}
+    differences: dict[str, str] = {}
     for name, row, logits, token, shown in zip(FEATURES, rows, logits_sv, tokens, logprobs.all_sv, strict=True):
         problem = mismatch(logits, row, int(token), shown)
         if problem:
-            found[name] = problem
-    return found
+            differences[name] = problem
+    return differences
 
 
 def mismatch(logits: np.ndarray, row: Row, token: int, shown: Any) -> str | None:
@@ -107,15 +107,15 @@ def test_every_row_equals_the_oracle(program: Sampler, name: str) -> None:
 @pytest.mark.parametrize("stage", sorted(STAGES))
 def test_a_stage_replaced_by_identity_is_noticed(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     monkeypatch.setattr(sampler, stage, lambda logits_sv, *args, **kwargs: logits_sv)
-    found = mismatches(make_sampler("processed_logits", V, steer), logits_rows("random"))
-    assert set(STAGES[stage]) <= set(found)
-    assert {"nothing", "temperature", "scored"}.isdisjoint(found)
+    differences = mismatches(make_sampler("processed_logits", V, steer), logits_rows("random"))
+    assert set(STAGES[stage]) <= set(differences)
+    assert {"nothing", "temperature", "scored"}.isdisjoint(differences)
 
 
 def test_truncation_replaced_by_identity_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "truncate", lambda logits_sv, *args, **kwargs: jnp.full(len(logits_sv), -jnp.inf))
-    found = mismatches(make_sampler("processed_logits", V, steer), logits_rows("random"))
-    assert set(found) == set(TRUNCATING)
+    differences = mismatches(make_sampler("processed_logits", V, steer), logits_rows("random"))
+    assert set(differences) == set(TRUNCATING)
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "nothing"])

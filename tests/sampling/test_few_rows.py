@@ -52,8 +52,8 @@ def test_full_rows_have_the_same_bits_one_by_one() -> None:
     expected = compiled(full, *of_rows, uses, counts_cv)(*of_rows, uses, counts_cv)
     alone = compiled(full, *one(0), uses, counts_cv)
     for row in range(NUM_ROWS):
-        found = alone(*one(row), uses, counts_cv)
-        jax.tree.map(lambda got, want, row=row: np.testing.assert_array_equal(got[0], want[row]), found, expected)
+        result = alone(*one(row), uses, counts_cv)
+        jax.tree.map(lambda got, want, row=row: np.testing.assert_array_equal(got[0], want[row]), result, expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -67,6 +67,6 @@ def test_a_plain_row_without_company_gets_its_token(temperature: float) -> None:
     for first in range(8):
         order = (np.arange(8) + first) % 8
         for num_rows in (1, 2, 8):
-            given = logits[order].at[num_rows:].set(jnp.nan)
-            tokens = program(given, jax.tree.map(lambda x, order=order: x[order], batch), jnp.int32(num_rows))
+            permuted = logits[order].at[num_rows:].set(jnp.nan)
+            tokens = program(permuted, jax.tree.map(lambda x, order=order: x[order], batch), jnp.int32(num_rows))
             np.testing.assert_array_equal(tokens[:num_rows], expected[order[:num_rows]])

@@ -36,18 +36,18 @@ def with_args(**names: Any):
     return processor
 
 
-@pytest.mark.parametrize("given", [None, [], ()])
-def test_none_is_none(given: Any) -> None:
-    assert load_processors(given) == ()
+@pytest.mark.parametrize("processors", [None, [], ()])
+def test_none_is_none(processors: Any) -> None:
+    assert load_processors(processors) == ()
 
 
 def test_functions_and_names() -> None:
-    given = [double, f"{NAME}:double", f"{NAME}.double", f"{NAME}:INSTANCE", f"{NAME}:INSTANCE.__call__"]
-    assert load_processors(given) == (double, double, double, INSTANCE, INSTANCE.__call__)
+    processors = [double, f"{NAME}:double", f"{NAME}.double", f"{NAME}:INSTANCE", f"{NAME}:INSTANCE.__call__"]
+    assert load_processors(processors) == (double, double, double, INSTANCE, INSTANCE.__call__)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("processors", "message"),
     [
         (double, "must be a list"),
         (f"{NAME}:double", "must be a list"),
@@ -69,9 +69,9 @@ def test_functions_and_names() -> None:
         ([with_args(**{f"a{i}": 0 for i in range(65)})], "at most 64 extra_args"),
     ],
 )
-def test_what_is_refused(given: Any, message: str) -> None:
+def test_what_is_refused(processors: Any, message: str) -> None:
     with pytest.raises(VLLMValidationError, match=message) as caught:
-        load_processors(given)
+        load_processors(processors)
     assert "logits_processors" in str(caught.value) or "extra_args" in str(caught.value)
 
 

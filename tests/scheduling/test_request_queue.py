@@ -27,8 +27,8 @@ def test_fcfs_is_the_order_of_arrival_whatever_the_priority():
 
 def test_priority_is_lower_value_first_then_arrival():
     queue = RequestQueue()
-    given = [(1, 5.0), (0, 9.0), (1, 3.0), (-2, 7.0), (0, 9.0)]
-    entries = [make_entry(i, "priority", priority, time) for i, (priority, time) in enumerate(given)]
+    order = [(1, 5.0), (0, 9.0), (1, 3.0), (-2, 7.0), (0, 9.0)]
+    entries = [make_entry(i, "priority", priority, time) for i, (priority, time) in enumerate(order)]
     for entry in entries:
         queue.push(entry)
     assert [int(queue.pop().request_id) for _ in entries] == [3, 1, 4, 2, 0]

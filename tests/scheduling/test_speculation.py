@@ -28,12 +28,13 @@ class Oracle:
         self._simulation, self._random, self._wrong = simulation, random.Random(seed), wrong
 
     def propose(self, token_ids: array[int], at_most: int) -> array[int]:
-        own = token_ids.tolist()
+        prefix = token_ids.tolist()
         known = next(
-            (each for truth in self._simulation.truths.values() if (each := truth.token_ids)[: len(own)] == own), own
+            (truth.token_ids for truth in self._simulation.truths.values() if truth.token_ids[: len(prefix)] == prefix),
+            prefix,
         )
-        guesses = known[len(own) :][:at_most] or [7]
-        return array("i", [(each + (self._random.random() < self._wrong)) % 50 for each in guesses])
+        guesses = known[len(prefix) :][:at_most] or [7]
+        return array("i", [(tokens + (self._random.random() < self._wrong)) % 50 for tokens in guesses])
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
         pass

@@ -39,13 +39,13 @@ def test_a_prompt_that_comes_again_hits_its_last_whole_block(overlap: int):
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_the_end_of_what_prompts_share_is_found_from_the_third_on(overlap: int):
     simulation = Simulation(make_config(**SLOTS))
-    shared, found = ids(1, 23), []
+    shared, results = ids(1, 23), []
     for number in range(4):
         simulation.add(make_request(str(number), shared + ids(10 + number, 9), max_tokens=3))
         before = hits(simulation)
         simulation.run(overlap)
-        found.append(hits(simulation) - before)
-    assert found == [0, 0, 20, 20]
+        results.append(hits(simulation) - before)
+    assert results == [0, 0, 20, 20]
 
 
 def test_a_request_that_returns_goes_on_from_its_prompts_snapshot():

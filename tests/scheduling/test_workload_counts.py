@@ -1,4 +1,4 @@
-"""Fixed workloads cost so many steps, tokens computed and rows of padding. No clock is read.
+"""Fixed workloads take a fixed number of steps, computed tokens and rows of padding. No clock is read.
 
 The bounds are what was counted when they were set: a change may lower them, and one that raises them has to say why.
 """
@@ -100,7 +100,7 @@ def test_a_shared_beginning_is_computed_once() -> None:
 
 
 def test_a_conversation_computes_each_turn_once() -> None:
-    """Eight turns of 100 and 60 tokens, each of which repeats all before it: less than a block is computed anew."""
+    """Eight turns of 100 and 60 tokens, each repeating all before it: less than a block is computed again."""
     source, history, turns = random.Random(3), [], []
     for _ in range(8):
         history = history + tokens(source, 100)

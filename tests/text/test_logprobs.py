@@ -87,16 +87,16 @@ def drain(engine: LLMEngine, core: FakeCore) -> list[list[RequestOutput]]:
 
 def expected(tokenizer: Tokenizer, position: int) -> dict[int, Logprob]:
     show = tokenizer.token_string
-    own = PROMPT[position]
+    token_id = PROMPT[position]
     return {
-        own: Logprob(-float(position), 3, show(own)),
+        token_id: Logprob(-float(position), 3, show(token_id)),
         1: Logprob(-0.25, 1, show(1)),
         2: Logprob(-0.5, 2, show(2)),
     }
 
 
 def whole_prompt(request_id: str = "0") -> list[list[EngineCoreOutput]]:
-    """Report a prompt in chunks, of which one comes twice, as after a preemption; then two tokens."""
+    """Report a prompt in chunks, one of them twice, as after a preemption; then two tokens."""
     return [
         [chunk(request_id, 1, scored(1))],
         [chunk(request_id, 1, scored(1), scored(2))],

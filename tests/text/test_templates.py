@@ -283,11 +283,11 @@ def test_templates_see_plain_data() -> None:
         def model_dump(self) -> dict[str, Any]:
             return {"a": (1,)}
 
-    given = {
+    variables = {
         "a": Color.RED, "b": Number(3), "c": Point([Image()]), "d": Model(), "e": np.float32(1.5), "f": np.bool_(False),
         "g": np.zeros(3), "h": UserDict({"x": b"y"}), "i": None, "j": (True, 2.5),
     }  # fmt: skip
-    seen = plain(given)
+    seen = plain(variables)
     assert seen == {
         "a": "red", "b": 3, "c": {"x": ["<Image>"]}, "d": {"a": (1,)}, "e": 1.5, "f": False,
         "g": "<ndarray>", "h": {"x": "<bytes>"}, "i": None, "j": (True, 2.5),
@@ -312,14 +312,14 @@ def test_each_template_is_compiled_once_and_few_are_kept(
 def test_threads_render_at_once(compiled: ChatTemplates) -> None:
     template = compiled.get(PARTS)
     expected = {str(i): template.render([{"role": "user", "content": str(i) * 50}]) for i in range(8)}
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
 
     def run(name: str) -> None:
-        found[name] = {template.render([{"role": "user", "content": name * 50}]) for _ in range(20)}
+        kinds[name] = {template.render([{"role": "user", "content": name * 50}]) for _ in range(20)}
 
     threads = [threading.Thread(target=run, args=(name,)) for name in expected]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {name: {text} for name, text in expected.items()}
+    assert kinds == {name: {text} for name, text in expected.items()}

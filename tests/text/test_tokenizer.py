@@ -141,23 +141,23 @@ def test_truncation_is_transformers(name: str, side: str) -> None:
     tokenizer = Tokenizer.of(hf)
     for add_special_tokens in (True, False):
         for keep in range(2 if add_special_tokens else 1, 12):
-            given: dict[str, Any] = {"add_special_tokens": add_special_tokens}
-            expected = hf(texts, truncation=True, max_length=keep, **given)["input_ids"]
-            assert tokenizer.encode(texts, keep=keep, **given) == expected
+            settings: dict[str, Any] = {"add_special_tokens": add_special_tokens}
+            expected = hf(texts, truncation=True, max_length=keep, **settings)["input_ids"]
+            assert tokenizer.encode(texts, keep=keep, **settings) == expected
             assert max(map(len, expected)) == keep
 
 
 def test_the_side_of_a_cut(tokenizer: Tokenizer) -> None:
     left = Tokenizer(msgspec.structs.replace(tokenizer.parts, truncation_side="left"), tokenizer._load_hf)
-    for given, cutter, kept in [
+    for text, cutter, kept in [
         (None, tokenizer, [1, 2]),
         (None, None, [1, 2]),
         (None, left, [2, 3]),
         ("right", left, [1, 2]),
         ("left", tokenizer, [2, 3]),
     ]:
-        assert EncodeOptions(keep=2, side=given).cut([1, 2, 3], cutter) == kept
-        assert EncodeOptions(keep=3, side=given).cut([1, 2, 3], cutter) == [1, 2, 3]
+        assert EncodeOptions(keep=2, side=text).cut([1, 2, 3], cutter) == kept
+        assert EncodeOptions(keep=3, side=text).cut([1, 2, 3], cutter) == [1, 2, 3]
 
 
 def test_parts_are_data(tokenizer: Tokenizer) -> None:

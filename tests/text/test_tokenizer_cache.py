@@ -57,21 +57,21 @@ def model(tmp_path: Path) -> Path:
 def check_is_the_same(model: Path | str, reference: Any, cache: Path) -> None:
     """Compare a tokenizer that is made, and one from disk, with transformers'."""
     parts = Tokenizer.of(reference).parts
-    for found in (load(model, cache), load(model, cache)):
-        assert found.eos_token_id == reference.eos_token_id
+    for tokenizer in (load(model, cache), load(model, cache)):
+        assert tokenizer.eos_token_id == reference.eos_token_id
         for add_special_tokens in (True, False):
-            given = texts()
-            ids = found.encode(given, add_special_tokens=add_special_tokens)
-            assert ids == reference(given, add_special_tokens=add_special_tokens)["input_ids"]
+            inputs = texts()
+            ids = tokenizer.encode(inputs, add_special_tokens=add_special_tokens)
+            assert ids == reference(inputs, add_special_tokens=add_special_tokens)["input_ids"]
             for skip in (True, False):
-                assert found.backend.decode_batch(ids, skip_special_tokens=skip) == [
+                assert tokenizer.backend.decode_batch(ids, skip_special_tokens=skip) == [
                     reference.backend_tokenizer.decode(each, skip_special_tokens=skip) for each in ids
                 ]
         cut = reference(["one two three four"], truncation=True, max_length=3)["input_ids"]
-        assert found.encode(["one two three four"], keep=3) == cut
-        assert found.encode([], keep=3) == []
-        assert found.added_tokens == {key: token.content for key, token in reference.added_tokens_decoder.items()}
-        assert found.parts == parts
+        assert tokenizer.encode(["one two three four"], keep=3) == cut
+        assert tokenizer.encode([], keep=3) == []
+        assert tokenizer.added_tokens == {key: token.content for key, token in reference.added_tokens_decoder.items()}
+        assert tokenizer.parts == parts
     assert list((cache / "tokenizers").iterdir())
 
 
@@ -95,9 +95,9 @@ def test_settings_of_transformers_that_its_files_carry(tmp_path: Path) -> None:
     reference: Any = AutoTokenizer.from_pretrained(model)
     for split in (True, False):
         reference.split_special_tokens = split
-        found = Tokenizer.of(reference)
+        copy = Tokenizer.of(reference)
         reference(TEXTS, truncation=True, max_length=1)  # changes its own settings alone
-        assert found.encode(TEXTS) == reference(TEXTS)["input_ids"]
+        assert copy.encode(TEXTS) == reference(TEXTS)["input_ids"]
 
 
 def test_one_that_splits_special_tokens_is_kept_so(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def test_a_pipe_that_nobody_reads() -> None:
         process.stdin.close()
         lines = process.stderr.read().splitlines()
         assert process.wait(10) == 0
-    numbers = [int(found.group(1)) for line in lines if (found := re.search(r" INFO line (\d+) x", line))]
-    dropped = [int(found.group(1)) for line in lines if (found := re.search(r" WARNING (\d+) lines of", line))]
+    numbers = [int(match.group(1)) for line in lines if (match := re.search(r" INFO line (\d+) x", line))]
+    dropped = [int(match.group(1)) for line in lines if (match := re.search(r" WARNING (\d+) lines of", line))]
     assert numbers[:900] == list(range(900)), "the first ones"
     assert numbers == sorted(set(numbers)), "in their order"
     assert len(numbers) >= 1000

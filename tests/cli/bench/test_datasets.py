@@ -50,8 +50,8 @@ def test_random_lengths_differ_by_their_ratio(tiny: Tokenizer):
 
 def test_prefixes_repeat(tiny: Tokenizer):
     words = ("--prefix-len", "12"), ("--suffix-len", "4"), ("--num-prefixes", "2"), ("--output-len", "3")
-    given = [each for name, value in words for each in ("--prefix-repetition" + name[1:], value)]
-    samples = make_samples(flags("--dataset-name", "prefix_repetition", "--num-prompts", "8", *given), tiny)
+    arguments = [each for name, value in words for each in ("--prefix-repetition" + name[1:], value)]
+    samples = make_samples(flags("--dataset-name", "prefix_repetition", "--num-prompts", "8", *arguments), tiny)
     assert len({each.prompt for each in samples}) == 8
     assert len({each.prompt[:6] for each in samples}) == 2
     assert {each.output_len for each in samples} == {3}

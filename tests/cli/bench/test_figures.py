@@ -60,14 +60,14 @@ def test_the_report_has_the_fields_terms():
     lines = list(report(summarize(DONE, 4.0, 0.25, conditions), conditions))
     assert lines[0].strip("=") == " Serving Benchmark Result "
     values = dict(line.rsplit(": ", 1) for line in lines if ": " in line)
-    found = {label: value.strip() for label, value in values.items()}
-    assert found["Successful requests"] == "3"
-    assert found["Maximum request concurrency"] == "8"
-    assert found["Request rate configured (RPS)"] == "2.50"
-    assert found["Total Token throughput (tok/s)"] == "17.25"
-    assert found["Client CPU time (s)"] == "0.25"
-    assert found["Mean TTFT (ms)"] == "200.00"
-    assert {"P99 ITL (ms)", "P99.9 ITL (ms)", "Median ITL (ms)", "Request goodput (req/s)"} <= found.keys()
+    figures = {label: value.strip() for label, value in values.items()}
+    assert figures["Successful requests"] == "3"
+    assert figures["Maximum request concurrency"] == "8"
+    assert figures["Request rate configured (RPS)"] == "2.50"
+    assert figures["Total Token throughput (tok/s)"] == "17.25"
+    assert figures["Client CPU time (s)"] == "0.25"
+    assert figures["Mean TTFT (ms)"] == "200.00"
+    assert {"P99 ITL (ms)", "P99.9 ITL (ms)", "Median ITL (ms)", "Request goodput (req/s)"} <= figures.keys()
     assert not any("TPOT" in line or "E2EL" in line for line in lines)
 
 

@@ -19,8 +19,8 @@ def text(added: str | None, finish_reason: str | None = None) -> Chunk:
     return Chunk(choices=[Choice(text=added, finish_reason=finish_reason)])
 
 
-def delta(**given: str) -> Chunk:
-    return Chunk(choices=[Choice(delta=Delta(**given))])
+def delta(**fields: str) -> Chunk:
+    return Chunk(choices=[Choice(delta=Delta(**fields))])
 
 
 def timed(script: Sequence[tuple[float, Chunk | RequestError]], end: float) -> Result:

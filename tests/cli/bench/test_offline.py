@@ -29,12 +29,12 @@ class ClockModel:
     def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> Any:
         self.calls.append((prompts, sampling_params))
         self.now += next(self._durations)
-        each = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)
+        per_prompt = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)
         return [
             SimpleNamespace(
                 prompt_token_ids=[1] * 5, outputs=[SimpleNamespace(token_ids=[2] * params.max_tokens)] * params.n
             )
-            for params in each
+            for params in per_prompt
         ]
 
     def shutdown(self) -> None:

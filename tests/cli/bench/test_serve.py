@@ -54,7 +54,7 @@ def test_no_server(tokenizer: str, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "message"),
     [
         (["--goodput", "ttft"], "NAME:MILLISECONDS"),
         (["--goodput", "itl:5"], "NAME:MILLISECONDS"),
@@ -64,8 +64,8 @@ def test_no_server(tokenizer: str, capsys: pytest.CaptureFixture[str]):
         (["--base-url", "localhost:8000"], "http://"),
     ],
 )
-def test_misuse(given: list[str], message: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["bench", "serve", *SMALL, *given]) == 2
+def test_misuse(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "serve", *SMALL, *words]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`jaxllm bench startup`: two real processes, of which the second finds everything in the first one's compile cache."""
+"""`jaxllm bench startup`: two real processes; the second finds everything in the first one's compile cache."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ def test_a_rate_takes_its_time_however_bursty(burstiness: float):
     assert times == sorted(times)
     assert times[-1] == pytest.approx(200.0)
     # A gamma distribution's coefficient of variation is 1 / sqrt(shape).
-    found = gaps(times)
-    assert statistics.pstdev(found) / statistics.fmean(found) == pytest.approx(burstiness**-0.5, rel=0.2)
+    pauses = gaps(times)
+    assert statistics.pstdev(pauses) / statistics.fmean(pauses) == pytest.approx(burstiness**-0.5, rel=0.2)
 
 
 @pytest.mark.parametrize(("strategy", "middle"), [("linear", 5.5), ("exponential", 10**0.5)])
 def test_a_ramp_sends_ever_faster(strategy: str, middle: float):
     ramp = Ramp(strategy, 1.0, 10.0)
     assert (ramp.rate(0), ramp.rate(0.5), ramp.rate(1)) == pytest.approx((1.0, middle, 10.0))
-    found = gaps(send_times(4001, math.inf, 100.0, Random(0), ramp))
-    assert statistics.fmean(found[:100]) == pytest.approx(1.0, rel=0.1)
-    assert statistics.fmean(found[-100:]) == pytest.approx(0.1, rel=0.1)
+    pauses = gaps(send_times(4001, math.inf, 100.0, Random(0), ramp))
+    assert statistics.fmean(pauses[:100]) == pytest.approx(1.0, rel=0.1)
+    assert statistics.fmean(pauses[-100:]) == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_linear_ramp_from_zero_sends():
