@@ -1,1 +1,1 @@
-"""`jaxllm check` finds out whether a model fits on hardware that is not here, by compiling it for that hardware."""
+"""`jaxllm check`: find out whether a model fits on hardware that is not present, by compiling it for that hardware."""

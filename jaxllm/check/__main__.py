@@ -1,4 +1,4 @@
-"""This process compiles, so that the one that asked needs no compiler, no environment and no device of its own."""
+"""Compile in this process, so that the calling process needs no compiler, environment or device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.utils.log import show_log
 
 
 def main() -> int:
-    """Answer one request; a program that does not compile is raised, for the asking process to show."""
+    """Answer one request; the error of a program that does not compile is raised, for the calling process to show."""
     show_log()
     return reply(Request, _examine)
 

@@ -1,4 +1,4 @@
-"""Memory and arithmetic of devices bound the tokens a second; no program reaches these bounds."""
+"""Bound the tokens per second by the memory bandwidth and arithmetic of devices; no program reaches these bounds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxllm.models.params import ParamSpec
 from jaxllm.models.plan import LayerPlan
 
 EMBEDDING, LOOKED_UP = "embed.table", ("positions", "types", "layer_embed.table")
-"""The table that may serve as the head, and those of which a step takes no more than its tokens' rows."""
+"""The table that may serve as the head, and the tables from which a step only reads its tokens' rows."""
 POOLING_HEAD = "head."
-"""The paths of a head that makes outputs of hidden states begin so."""
+"""The prefixes of the paths of a head that makes outputs of hidden states."""
 
 
 class LayerWork(NamedTuple):
-    """What attention costs in one layer, or the recurrent state in place of it."""
+    """The cost of attention in one layer, or of its recurrent state."""
 
     window: int | None
     kv_bytes: float
@@ -35,7 +35,7 @@ class LayerWork(NamedTuple):
     """Bytes of one sequence's recurrent state, on one device: a step reads and writes them."""
 
     def num_keys(self, length: int) -> int:
-        """Return how many keys the last of so many tokens sees."""
+        """Return the number of keys that the last of `length` tokens reads."""
         if self.attention_chunk is not None:
             return (length - 1) % self.attention_chunk + 1
         return min(length, self.window or length)
@@ -46,7 +46,7 @@ class LayerWork(NamedTuple):
         return behind if self.causal else 2 * behind - length
 
     def _num_behind(self, length: int) -> int:
-        """Return the pairs of which the key is not ahead of the query."""
+        """Return the number of pairs with the key not after the query."""
         if self.attention_chunk is not None:
             num_chunks, rest = divmod(length, self.attention_chunk)
             return num_chunks * _triangle(self.attention_chunk) + _triangle(rest)
@@ -55,7 +55,7 @@ class LayerWork(NamedTuple):
 
 
 class ExpertWork(NamedTuple):
-    """What the experts of some layers cost, of which each token chooses `top_k`."""
+    """The cost of the experts of some layers; each token chooses `top_k` of them."""
 
     num_experts: int
     top_k: int
@@ -63,13 +63,13 @@ class ExpertWork(NamedTuple):
     """Bytes of all their weights, on one device."""
 
     def expected_bytes(self, num_tokens: int) -> float:
-        """Return the bytes of the experts that one or more of so many tokens choose, each by chance and all alike."""
+        """Return the bytes of the experts that `num_tokens` tokens choose on average, if they choose at random."""
         return self.bytes * (1 - (1 - self.top_k / self.num_experts) ** num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The cost of tokens, and what the devices give; collectives and everything but matmuls count for nothing."""
+    """The cost of tokens and the devices' speed; only matmuls count, without collectives."""
 
     num_devices: int
     bytes_per_second: float
@@ -79,7 +79,7 @@ class Work:
     param_bytes: int
     """Bytes of one device's parameters that every step reads: all but the experts'."""
     token_flops: int
-    """Operations of a token's matmuls with all layers' weights, its own experts' among them, on all devices together.
+    """Operations of a token's matmuls with all layers' weights, with its experts', on all devices together.
     """
     head_flops: int
     """Operations of the logits, or of the output, of one row, on all devices together."""
@@ -113,7 +113,7 @@ class Work:
         return self._bound(phase, batch, length, num_tokens, moved, flops)
 
     def _read_bytes(self, num_tokens: int) -> float:
-        """Return the bytes of weights that a step of so many tokens reads on one device."""
+        """Return the bytes of weights that a step of `num_tokens` tokens reads on one device."""
         return self.param_bytes + sum(experts.expected_bytes(num_tokens) for experts in self.experts)
 
     def _bound(self, phase: str, batch: int, length: int, tokens: int, moved: float, flops: float) -> Bound:
@@ -139,11 +139,11 @@ def count_work(
     flops_per_second: float,
     generates: bool = True,
 ) -> Work:
-    """Count what a model's tokens cost; `kv_itemsize` are the bytes of a number in the KV cache.
+    """Count the cost of a model's tokens; `kv_itemsize` is the size of a number in the KV cache.
 
-    Learned positions, and an embedding table that does not serve as the head, are looked up, not read. Of experts a
-    step reads those that its tokens choose, on average, where choices are spread evenly over experts and tokens.
-    `generates`: rows go through the output head; else through the head that pools.
+    Learned positions, and an embedding table that does not serve as the head, are looked up, not read. A step
+    reads the experts that its tokens choose, on average, if choices are spread evenly over experts and tokens.
+    `generates`: rows go through the output head, else through the pooling head.
     """
     pooling_head = {path: spec for path, spec in specs.items() if path.startswith(POOLING_HEAD)}
     is_head = generates and model.tie_word_embeddings
@@ -175,9 +175,9 @@ def count_work(
 
 
 def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int, itemsize: int) -> LayerWork:
-    """Count what a layer's attention costs, or its recurrent state.
+    """Count the cost of a layer's attention, or of its recurrent state.
 
-    Every device has all latents, which serve for keys and values.
+    Every device has all latents, which serve as keys and values.
     """
     if not layer.has_mixer:
         return LayerWork(None, kv_bytes=0, pair_flops=0)
@@ -195,12 +195,12 @@ def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int, itemsize: 
 
 
 def _num_weights(specs: Mapping[str, ParamSpec]) -> int:
-    """Return how many numbers a row is multiplied by."""
+    """Return the number of weights that a row is multiplied by."""
     return sum(math.prod(spec.shape) // spec.repeats for spec in specs.values() if len(spec.hf_shape) == 2)
 
 
 def _experts_of(path: str, spec: ParamSpec, model: ModelConfig) -> MoESpec:
-    """Return the experts that a parameter is of; its path has the number of its layers' kind, or of its layer."""
+    """Return the experts that a parameter belongs to; its path has the index of its kind of layers, or of its layer."""
     number = int(path.split(".")[1])
     moe = (LayerPlan(model.layers).kinds if spec.stacked else model.layers)[number].moe
     assert moe is not None
@@ -208,5 +208,5 @@ def _experts_of(path: str, spec: ParamSpec, model: ModelConfig) -> MoESpec:
 
 
 def _triangle(length: int) -> int:
-    """Return the (query, key) pairs of so many tokens of which each sees itself and all before it."""
+    """Return the (query, key) pairs of `length` tokens that each attend to themselves and all tokens before."""
     return length * (length + 1) // 2

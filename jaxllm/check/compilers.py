@@ -1,4 +1,4 @@
-"""Packages hold the compilers of hardware that is not here; this finds them and gives them their environment."""
+"""Find the packages with compilers for hardware that is not present, and the environment that they need."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from jaxllm.resolve.hardware import Hardware
 
 INSTALL = "pip install 'jaxllm[check]'"
 TPU_ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken, so a process that holds one is not in the way
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is used, so a process that holds one does not matter
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
     "TPU_ACCELERATOR_TYPE": "v6e-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is there would be used to tune for, and be taken
+GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is present would be used for tuning
 _MODULES = {"tpu": {"libtpu": "libtpu"}, "gpu": {"jax_plugins.xla_cuda13": "jax-cuda13-plugin"}}
-"""The modules that each platform's compiler needs, and the package that each comes with."""
+"""The modules that each platform's compiler needs, with their packages."""
 _PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "nvidia-cuda-nvcc")}
 
 
 def require_compiler(hardware: Hardware) -> None:
-    """Raise VLLMValidationError, with the line that installs it, where the compiler of a platform is missing."""
+    """Raise VLLMValidationError, with the command that installs it, if the compiler of a platform is missing."""
     missing = [package for module, package in _MODULES[hardware.platform].items() if not _is_there(module)]
     if hardware.platform == "gpu" and find_ptxas() is None:
         missing.append("nvidia-cuda-nvcc (ptxas)")
@@ -52,13 +52,13 @@ def compiler_environment(hardware: Hardware, environment: dict[str, str]) -> dic
 
 
 def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Sequence[Any]:
-    """Return JAX's devices of a topology, which need not be there. The environment must be `compiler_environment`'s."""
+    """Return JAX's devices of a topology, which need not exist. The environment must be `compiler_environment`'s."""
     from jax.experimental import topologies
 
     if hardware.platform == "tpu":
         options: dict[str, Any] = {"chip_config_name": hardware.chip_config} if hardware.chip_config else {}
         if num_devices == hardware.devices_per_chip:
-            options["chips_per_host_bounds"] = [1, 1, 1]  # older libtpus take a host to have four chips
+            options["chips_per_host_bounds"] = [1, 1, 1]  # older libtpus assume that a host has four chips
         return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     from pallas_kernels.targets import gpu_target
 

@@ -1,4 +1,4 @@
-"""In the process that compiles, engine arguments and a topology become the report of `jaxllm check`."""
+"""Make the report of `jaxllm check` from engine arguments and a topology, in the process that compiles."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ logger = logging.getLogger(__name__)
 
 TELL_SECONDS = 10.0
 LENGTHS = (1024, 4096, 16_384, 65_536)
-"""The lengths of requests for which the report says how many run at once; the whole context is one more."""
+"""The lengths of requests for which the report has the number that run at once, besides the whole context."""
 TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
-"""The same of texts."""
+"""The same for texts."""
 
 
 def examine(args: EngineArgs, topology: str) -> Report:
     """Size the engine on the topology's devices and compile its steps.
 
-    Raises VLLMValidationError for what cannot run there at all, and JAX's error for a program that does not compile.
+    Raises VLLMValidationError for an engine that cannot run there, and JAX's error for a program that does not compile.
     """
     hardware, num_devices = find_topology(topology)
     count = args.data_parallel_size
@@ -87,7 +87,7 @@ def examine(args: EngineArgs, topology: str) -> Report:
 
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Log what is compiled while a block runs, and every TELL_SECONDS for how long: it may take minutes."""
+    """Log `what` when a block starts, and the time so far every TELL_SECONDS: it may take minutes."""
     logger.info("compiling %s", what)
     has_ended, started = threading.Event(), time.monotonic()
 
@@ -105,7 +105,7 @@ def _telling(what: str) -> Iterator[None]:
 
 
 def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
-    """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
+    """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler fails."""
     programs: list[Program] = []
     for compiler, name, shape in _steps(sized):
         try:
@@ -117,7 +117,7 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
 
 
 def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, StepShape | PoolShape]]:
-    """Yield the programs of most interest by the names of their steps: the model's, and how its draft model guesses."""
+    """Yield the programs of most interest with the names of their steps: the model's, and its draft model's."""
     config = sized.config
     compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
     for name, shape in _shapes(compiler).items():
@@ -159,7 +159,7 @@ def _compile_step(compiler: StepCompiler, name: str, shape: StepShape | PoolShap
 
 
 def _concurrency(sized: Fit) -> Iterator[Concurrency]:
-    """Yield how many requests fit in the pool, or how many texts in a step; the null block holds nobody's tokens."""
+    """Yield the number of requests that fit in the pool, or of texts in a step; the null block holds no tokens."""
     config, steps = sized.config, sized.size.steps
     layout = steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks)

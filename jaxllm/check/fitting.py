@@ -1,4 +1,4 @@
-"""An engine fits on described devices if its own sizing says so; changes that would make it fit are found by trying."""
+"""Decide whether an engine fits on described devices, by its own sizing; find changes that make it fit by trying."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEW_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """An engine on some devices: what it takes of them, and how many blocks they hold."""
+    """An engine on some devices: its size, and the reason why it does not fit."""
 
     size: EngineSize
     model: Model
@@ -54,7 +54,7 @@ class Fit:
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
-    """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
+    """Size an engine as its start does. Raises VLLMValidationError for arguments that can never run."""
     config = args.create_engine_config(devices=devices, checkpoint=checkpoint)
     if classes := on_host(config.logits_processors):
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
@@ -91,7 +91,7 @@ def _reason(size: EngineSize, hardware: Hardware) -> str | None:
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """Return what the compiler says of a program that is too large for the device's memory; raise any other error."""
+    """Return the compiler's message for a program that is too large for the device's memory; raise any other error."""
     message = str(error)
     if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
         raise error
@@ -112,7 +112,7 @@ def find_changes(
         changes += change
         if change:
             break
-    if failed.config.quantization is None:  # last, as it is another model
+    if failed.config.quantization is None:  # last, as it changes the model
         changes += _try(args, {"quantization": "int8"}, topology, checkpoint, hardware)
     return changes
 
@@ -126,7 +126,7 @@ def _try(
     devices = compilers.describe_devices(hardware, topology, hardware.topologies()[topology])
     try:
         result = fit(changed, checkpoint, hardware, devices)
-    except VLLMValidationError:  # as with a kernel that does not take this dtype
+    except VLLMValidationError:  # for example, a kernel that does not support the dtype
         return []
     if result.reason is not None:
         return []

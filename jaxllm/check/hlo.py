@@ -121,7 +121,7 @@ def _repeat(body: _Tally, trips: int | None) -> _Tally:
 
 
 def _count_trips(loop: _Instruction, condition: Sequence[_Instruction]) -> int | None:
-    """Return how often a loop runs: what XLA knows, or the constant that its counter, from 0 on, is compared with."""
+    """Return the number of passes of a loop: as XLA states it, or the constant that its counter is compared with."""
     noted = _TRIPS.search(loop.text)
     if noted:
         return int(noted[1])

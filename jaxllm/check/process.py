@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The engine to look at, and the topology."""
+    """The engine to examine, and the topology."""
 
     topology: str
     engine_args: dict[str, Any]
 
 
 def ask(args: EngineArgs, topology: str) -> Report:
-    """Return the report on an engine. Raises VLLMValidationError for misuse, ChildError where there is no answer."""
+    """Return the report on an engine. Raises VLLMValidationError for misuse, ChildError if there is no answer."""
     hardware, num_devices = find_topology(topology)
     if args.tensor_parallel_size > num_devices:
         raise VLLMValidationError(

@@ -1,4 +1,4 @@
-"""The findings of `jaxllm check` are these plain values, which its --json prints."""
+"""The findings of `jaxllm check` as plain values, which its --json prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The nominal figures of one device that the bounds are made of."""
+    """The nominal figures of one device, from which the bounds follow."""
 
     device_kind: str
     memory_bytes: int
@@ -19,48 +19,48 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReport:
-    """The KV cache of the layers whose keys and values have one shape and reach as far back, on each device."""
+    """The KV cache of a cache group on each device: layers with one shape of keys and values, and one window."""
 
     num_layers: int
     window: int | None
-    """A token reads the keys of so many, itself counted; None for all before it, or in its chunk."""
+    """The number of tokens whose keys a token reads, itself included; None for all before it, or in its chunk."""
     attention_chunk: int | None
-    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
+    """The size of the chunks of positions within which tokens attend; None where there are none."""
     num_blocks: int
     block: int
     """The bytes of a block, over all these layers."""
     causal: bool = True
-    """False: keys and values are read in the step that writes them, and never again."""
+    """False if keys and values are only read in the step that writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """One device's memory, in bytes; all devices hold as much."""
+    """One device's memory, in bytes; it is the same on all devices."""
 
     limit: int
     """The bytes that the engine may use."""
     params: int
     scratch: int | None
-    """Bytes of the largest step's scratch; None where the parameters alone are too many, and nothing was compiled."""
+    """Bytes of the largest step's scratch; None if the parameters alone are too large, and nothing was compiled."""
     num_blocks: int
-    """KV blocks of the largest group, the null block counted; 0 where there is not room for one request."""
+    """KV blocks of the largest group, the null block included; 0 if there is no room for one request."""
     kv_cache: int
     groups: list[GroupReport]
     state_slots: int
-    """Slots of recurrent state, the null slot counted; 0 for a model without."""
+    """Slots of recurrent state, the null slot included; 0 for a model without it."""
     state_slot: int
     """The bytes of a slot, over all layers."""
     replicated_params: list[str]
     """Parameters that every device holds whole, though there are several devices."""
     draft_params: int = 0
-    """Parameters of the draft model. A draft head shares some with the model, which `params` has."""
+    """Parameters of the draft model. Those that a draft head shares with the model are in `params`."""
     draft_block: int = 0
     """The bytes of a block of the draft model's keys and values, and of the features that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency:
-    """How many requests of a length, prompt and output together, run at once; of an engine that pools, in one step."""
+    """The number of requests of a length, prompt and output, that run at once; or of texts that pool in one step."""
 
     length: int
     requests: int
@@ -68,14 +68,14 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """Collectives of one kind in one step; of conditional ones, those of the costliest case."""
+    """Collectives of one kind in one step; of a conditional, those of the costliest branch."""
 
     kind: str
     count: int
     bytes: int
     """The bytes of their results on one device, together."""
     repeated: bool
-    """True in a loop whose length depends on the batch: the figures are those of one pass."""
+    """True in a loop with a length that depends on the batch: the figures are those of one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,10 @@ class Bound:
     """The most tokens a second that the devices' memory and arithmetic allow."""
 
     phase: str
-    """ "decode", or "prefill", whose tokens are the prompt's, or "pool", whose tokens are those of all texts."""
+    """ "decode", "prefill" (the tokens are the prompt's) or "pool" (the tokens are those of all texts)."""
     batch: int
     length: int
-    """Tokens of each request in the KV cache when decoding; else of its prompt, or text."""
+    """Tokens of each request in the KV cache when decoding, else of its prompt or text."""
     tokens_per_second: float
     limited_by: str
     """ "bandwidth" or "matmul"."""
@@ -122,13 +122,13 @@ class Report:
     architecture: str
     topology: str
     num_devices: int
-    """How many devices the topology has."""
+    """The number of devices of the topology."""
     tensor_parallel_size: int
-    """How many devices are in use."""
+    """The number of devices in use."""
     versions: dict[str, str]
     hardware: Figures
     engine: dict[str, Any]
-    """The engine's settings that decide shapes, and those of pooling if it pools."""
+    """The engine's settings that decide shapes, and its settings of pooling."""
     fits: bool
     reason: str | None
     """The reason why it does not fit, or None."""

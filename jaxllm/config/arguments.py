@@ -1,4 +1,4 @@
-"""`EngineArguments` declares the engine arguments that work: vLLM's names, what each takes, and their flags."""
+"""`EngineArguments`: the supported engine arguments by vLLM's names, with their kinds and flags."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -78,7 +78,7 @@ _LORA, _DRAFTS = "LoRAConfig", "SpeculativeConfig"
 
 @dataclasses.dataclass
 class EngineArguments(UnsupportedArguments):
-    """These fields of `jaxllm.EngineArgs` work. All fields are checked when one is made; no file is touched."""
+    """The supported fields of `jaxllm.EngineArgs`. All fields are checked on creation; no file is touched."""
 
     model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
     runner: str = argument(
@@ -136,7 +136,7 @@ class EngineArguments(UnsupportedArguments):
         None,
         Choice((None, *QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)),
         _MODEL,
-        "int8, int4, fp8: round weights to so many bits when they are loaded; a checkpoint's own: only checked",
+        "int8, int4, fp8: round weights to 8 or 4 bits when they are loaded; a checkpoint's own: only checked",
         "-q",
     )
     logits_processors: list[Any] | None = argument(
@@ -302,7 +302,7 @@ class EngineArguments(UnsupportedArguments):
     )
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
-        """Name an unknown keyword, and what to use instead, before the dataclass's own TypeError."""
+        """Refuse an unknown keyword, naming an alternative, before the dataclass's own TypeError."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name, value in kwargs.items():
             if name not in known:
@@ -313,7 +313,7 @@ class EngineArguments(UnsupportedArguments):
         self.check()
 
     def check(self) -> None:
-        """Check and normalise every argument; touches no file and not JAX."""
+        """Check and normalise every argument, without files and JAX."""
         check_fields(self)
         check_traces_endpoint(self.otlp_traces_endpoint)
         if self.block_size is not None and self.block_size not in BLOCK_SIZES:
@@ -343,7 +343,7 @@ class EngineArguments(UnsupportedArguments):
             )
 
     def speculation(self) -> SpeculativeConfig | None:
-        """Return how tokens are guessed ahead: `speculative_config`, or what the three short arguments say."""
+        """Return how tokens are guessed ahead: `speculative_config`, or the three short arguments."""
         short = {"method": self.spec_method, "model": self.spec_model, "num_speculative_tokens": self.spec_tokens}
         names = [name for name, value in zip(("method", "model", "tokens"), short.values(), strict=True) if value]
         if not names:
@@ -367,9 +367,9 @@ class EngineArguments(UnsupportedArguments):
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
     def portable(self) -> dict[str, Any]:
-        """Return the arguments that are not left at their defaults, in JSON's types, for another process.
+        """Return the arguments that differ from their defaults, in JSON's types, for another process.
 
-        Functions and classes go by name. Raises VLLMValidationError for what has none there, as a mesh.
+        Functions and classes are sent by name. Raises VLLMValidationError for a value without a name, such as a mesh.
         """
         values = {}
         for field in dataclasses.fields(self):

@@ -1,4 +1,4 @@
-"""This is the only place of the engine that reads the process's environment."""
+"""Read the process's environment; no other module of the engine does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ XLA_SETS: Mapping[str, str] = {"avx2": "AVX2", "plain": "SSE4_2"}
 
 
 def default_cache_dir() -> str:
-    """Return where compiled programs and tokenizers are kept: JAXLLM_CACHE, or jaxllm in the user's cache folder.
+    """Return the folder of compiled programs and tokenizers: JAXLLM_CACHE, or jaxllm in the user's cache folder.
 
-    Raises VLLMValidationError where ~ or ~name in it stands for no folder.
+    Raises VLLMValidationError if ~ or ~name in it stands for no folder.
     """
     user_cache = os.environ.get("JAXLLM_CACHE")
     folder = user_cache or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxllm"))
@@ -28,7 +28,7 @@ def default_cache_dir() -> str:
 
 
 def tunes_malloc() -> bool:
-    """Say whether the environment has settings of C's allocator, or another allocator that is loaded first."""
+    """Return whether the environment configures C's allocator, or preloads another one."""
     return any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
 
 
@@ -39,8 +39,9 @@ def plugin_names() -> list[str] | None:
 
 
 def core_timeouts() -> tuple[float, float]:
-    """Return how many seconds an engine core in a process of its own may take for a step or a call, compiling not
-    counted, and may give no sign of life after its first: JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30).
+    """Return the most seconds of a step or call of a core in its own process, without compiling, and of its silence.
+
+    They are JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30), which counts from its first sign of life.
 
     Raises VLLMValidationError for values that are not positive numbers.
     """
@@ -48,7 +49,7 @@ def core_timeouts() -> tuple[float, float]:
 
 
 def traces_protocol() -> str:
-    """Return how traces are sent, "grpc" or "http/protobuf", by OpenTelemetry's own variables; "grpc" by default.
+    """Return the protocol of traces, "grpc" or "http/protobuf", by OpenTelemetry's variables; "grpc" by default.
 
     Raises VLLMValidationError for another one.
     """
@@ -67,25 +68,26 @@ def api_key() -> str | None:
 
 
 def client_api_key() -> str | None:
-    """Return OPENAI_API_KEY, the key that clients send, as OpenAI's own does; None if it is unset or empty."""
+    """Return OPENAI_API_KEY, the key that clients send, as OpenAI's client does; None if it is unset or empty."""
     return os.environ.get("OPENAI_API_KEY") or None
 
 
 def is_server_in_dev_mode() -> bool:
-    """Say whether a server has routes that change the engine: JAXLLM_SERVER_DEV_MODE, or VLLM_SERVER_DEV_MODE, is 1."""
+    """Return whether a server has routes that change the engine: JAXLLM_ or VLLM_SERVER_DEV_MODE is 1."""
     return "1" in (os.environ.get("JAXLLM_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))
 
 
 def allows_lora_updates() -> bool:
-    """Say whether a server has routes that load adapters: JAXLLM_ALLOW_RUNTIME_LORA_UPDATING, or
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING, is 1 or true.
+    """Return whether a server has routes that load adapters.
+
+    JAXLLM_ALLOW_RUNTIME_LORA_UPDATING, or VLLM_ALLOW_RUNTIME_LORA_UPDATING, is then 1 or true.
     """
     name = "ALLOW_RUNTIME_LORA_UPDATING"
     return not {"1", "true"}.isdisjoint(os.environ.get(f"{who}_{name}", "").lower() for who in ("JAXLLM", "VLLM"))
 
 
 def uses_core_process() -> bool:
-    """Say whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
+    """Return whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
 
     Raises VLLMValidationError for a value other than "0" and "1".
     """
@@ -111,10 +113,10 @@ def environment(prefixes: tuple[str, ...]) -> dict[str, str]:
 
 
 def limit_cpu() -> None:
-    """Let XLA's own code keep to the instruction set that JAXLLM_CPU names, and its threads to a control group's quota.
+    """Limit XLA's code to the instruction set that JAXLLM_CPU names, and its threads to the control group's quota.
 
-    Call it before JAX starts: it settles XLA_FLAGS and NPROC, of which the user's own settings stand. Raises
-    VLLMValidationError for a set that there is not.
+    Call it before JAX starts: it sets XLA_FLAGS and NPROC, except where the user did. Raises VLLMValidationError for an
+    unknown instruction set.
     """
     from pallas_kernels.native import processor
     from pallas_kernels.native.cores import num_allowed, num_cores
@@ -127,18 +129,18 @@ def limit_cpu() -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         if name in XLA_SETS and "xla_cpu_max_isa" not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa={XLA_SETS[name]}".strip()
-    if num_cores() < num_allowed():  # XLA counts those alone on which it may run
+    if num_cores() < num_allowed():  # XLA only counts the processors that it may run on
         os.environ.setdefault("NPROC", str(num_cores()))
 
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
-"""The forms of parts of a TPU host, by their number of chips."""
+"""The chip bounds of parts of a TPU host, by their number of chips."""
 
 
 def take_tpu_chips(chips: str, count: int) -> None:
-    """Let libtpu see some of the host's chips alone, if the user has not said which.
+    """Let libtpu see only some of the host's chips, unless the user has chosen them.
 
-    Call it before JAX starts. Parts of a host have 1, 2 or 4 chips; for another number libtpu sees all.
+    Call it before JAX starts. Parts of a host have 1, 2 or 4 chips; for other numbers libtpu sees all chips.
     """
     if count in _TPU_BOUNDS and not environment(("TPU_VISIBLE_",)):
         os.environ["TPU_VISIBLE_CHIPS"] = chips
@@ -147,9 +149,9 @@ def take_tpu_chips(chips: str, count: int) -> None:
 
 
 def compile_alone() -> None:
-    """Let XLA not share the tuning of a GPU's programs out among hosts, which would wait for each other to compile.
+    """Stop XLA from sharing the tuning of GPU programs among hosts, which would wait for each other to compile.
 
-    Call it before JAX starts. The user's own setting stands.
+    Call it before JAX starts. The user's own setting takes precedence.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_shard_autotuning" not in flags:
@@ -157,10 +159,10 @@ def compile_alone() -> None:
 
 
 def reserve_gpu_memory(utilization: float) -> None:
-    """Let JAX's allocator have what the engine is to use of a GPU; by itself it takes 75 % of what is free.
+    """Give JAX's allocator the share of a GPU that the engine may use; by default it takes 75 % of the free memory.
 
-    The user's own fraction stands, and so does what a JAX that already runs was started with.
+    The user's own fraction takes precedence, and so does the fraction that a running JAX was started with.
     """
     if not environment(("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
-        # Of free memory, which is a little less than all, of which the engine takes its part; and some is lost in gaps.
+        # A share of the free memory, a little less than the total that the engine counts by; and gaps lose some.
         os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{min(0.97, utilization + 0.05):.2f}"

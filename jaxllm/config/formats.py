@@ -11,14 +11,14 @@ KV_CACHE_DTYPES: Mapping[str, str] = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-"""This maps vLLM's name of a KV cache's dtype to JAX's."""
+"""vLLM's names of KV cache dtypes, with JAX's."""
 QUANTIZATIONS: Mapping[str, str] = {
     "int8": "int8",
     "int8_per_channel_weight_only": "int8",
     "int4": "int4",
     "fp8": "fp8",
 }
-"""This maps our name of a way to round weights when they are loaded, and vLLM's, to ours."""
+"""jaxllm's and vLLM's names of ways to round weights when they are loaded, with jaxllm's."""
 CHECKPOINT_QUANTIZATIONS = (
     "awq",
     "bitsandbytes",
@@ -30,4 +30,4 @@ CHECKPOINT_QUANTIZATIONS = (
     "modelopt_fp4",
     "mxfp4",
 )
-"""What a checkpoint may be quantized with, by vLLM's names."""
+"""The supported quantization methods of checkpoints, by vLLM's names."""

@@ -1,4 +1,4 @@
-"""Some engine arguments are groups of settings themselves, given as these classes, dicts or JSON."""
+"""Engine arguments that are groups of settings, passed as these classes, dicts or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reas
 
 
 def refused(default: Any, reason: str) -> Any:
-    """Declare a field of vLLM's that takes its default only."""
+    """Declare a field of vLLM's that only takes its default."""
     return dataclasses.field(default=default, metadata={"refused": reason})
 
 
@@ -29,12 +29,12 @@ def check_refused(group: str, settings: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StructuredOutputsConfig:
-    """Settings that hold for all structured outputs."""
+    """The settings of all structured outputs."""
 
     backend: str = "auto"
-    """This is one of vLLM's names, all of which mean llguidance."""
+    """One of vLLM's names of backends, which all mean llguidance."""
     disable_fallback: bool = False
-    """This changes nothing: there is one backend to begin with."""
+    """It has no effect: there is only one backend."""
     disable_any_whitespace: bool = False
     """True leaves whitespace out of all JSON, not only for the requests that ask for it."""
     disable_additional_properties: bool = False
@@ -42,7 +42,7 @@ class StructuredOutputsConfig:
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
-    """This changes nothing: without a reasoning parser, an output is structured from its first token, as in vLLM."""
+    """It has no effect: without a reasoning parser, an output is structured from its first token, as in vLLM."""
 
     def __post_init__(self) -> None:
         group = "structured_outputs_config"
@@ -57,16 +57,16 @@ class StructuredOutputsConfig:
 
     @property
     def closes_objects(self) -> bool:
-        """Say whether objects have no properties but those that their JSON schema lists, unless it mentions others.
+        """Return whether objects only have the properties that their JSON schema lists, unless it mentions others.
 
-        As in vLLM, where only the backend "guidance" leaves them open without being asked to close them.
+        As in vLLM, only the backend "guidance" leaves objects open by default.
         """
         return self.disable_additional_properties or self.backend != "guidance"
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Settings of how attention is computed."""
+    """The settings of attention."""
 
     backend: str | None = None
     """The kernels: "xla", "cpu", "tpu" or "gpu"; None is the platform's own, or "xla" where they cannot run a model.
@@ -83,7 +83,7 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningConfig:
-    """The marks of a model's reasoning, which thinking_token_budget needs."""
+    """The markers of a model's reasoning, which thinking_token_budget needs."""
 
     reasoning_parser: str = ""
     reasoning_start_str: str = ""

@@ -1,4 +1,4 @@
-"""Every engine argument has a kind, which checks a value, reads it from a command line, and names what it takes."""
+"""The kinds of engine arguments: a kind checks a value, reads it from a command line, and describes valid values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_SIZES = 1024
 
 
 class Kind(Protocol):
-    """A kind says what an argument may be."""
+    """The kind of an argument, which defines its valid values."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return the value in its final form, or raise VLLMValidationError naming the argument."""
         ...
 
     def flag(self) -> dict[str, Any] | None:
-        """Return the keywords for argparse's add_argument, or None for what a command line cannot give."""
+        """Return the keywords for argparse's add_argument, or None if a command line cannot set the argument."""
         ...
 
 
@@ -44,7 +44,7 @@ def _argparse_type(read: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Integer:
-    """The value is an integer in [low, high], if `sized` also a string such as "4k"; `words` stand for integers."""
+    """The value is an integer in [low, high], or with `sized` a string such as "4k"; `words` stand for integers."""
 
     low: int
     high: int
@@ -101,7 +101,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The value is one of a few: all of them integers, or all strings or None."""
+    """The value is one of a few choices: all integers, or all strings or None."""
 
     values: tuple[Any, ...]
 
@@ -129,7 +129,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """The value is a secret string, True for the one stored here, False for none, None for whichever there is."""
+    """The value is a secret string, True for the stored one, False for none, None for the stored one, if any."""
 
     def check(self, name: str, value: Any) -> str | bool | None:
         return value if value is None or isinstance(value, bool) else check_str(name, value, MAX_TEXT)
@@ -140,7 +140,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-    """The value is a dict of what JSON can hold, or its text."""
+    """The value is a dict of JSON values, or its JSON text."""
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         if isinstance(value, str):
@@ -172,7 +172,7 @@ class Json:
 
 @dataclasses.dataclass(frozen=True)
 class Group[T]:
-    """The value is a dataclass of settings, or a dict or JSON with some of them; None leaves all as they are."""
+    """The value is a dataclass of settings, or a dict or JSON with some of them; None keeps all defaults."""
 
     made: type[T]
 
@@ -196,7 +196,7 @@ class Group[T]:
 
 
 def _check_list(name: str, value: Any, most: int) -> Sequence[Any]:
-    """Return a list of at most so many, or refuse what is none."""
+    """Return `value` if it is a list of at most `most` items, or refuse it."""
     if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence) or len(value) > most:
         message = f"{name} must be a list of at most {most}, got {shown(value)} ({type(value).__name__})."
         raise VLLMValidationError(message, parameter=name, value=value)
@@ -205,13 +205,13 @@ def _check_list(name: str, value: Any, most: int) -> Sequence[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The value is a list of things by name, or of the things themselves."""
+    """The value is a list of objects, or of their names."""
 
     metavar: str
     single: bool = False
-    """Whether one name may come without a list, and the list has names alone."""
+    """True if a single name needs no list, and the list only has names."""
     repeats: bool = False
-    """Whether the flag may be given several times, each time with more names."""
+    """True if the flag may be repeated, each time with more names."""
 
     def check(self, name: str, value: Any) -> list[Any] | None:
         if value is None:
@@ -227,7 +227,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class JsonNames:
-    """The value is a list of strings; on a command line as JSON, or as one string."""
+    """The value is a list of strings; on a command line JSON, or one string."""
 
     def check(self, name: str, value: Any) -> list[str]:
         return [check_str(name, each, MAX_TEXT) for each in _check_list(name, value, MAX_NAMES)]
@@ -243,7 +243,7 @@ class JsonNames:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The value is a list of integers in [1, high]; an empty one says nothing."""
+    """The value is a list of integers in [1, high]; an empty one counts as None."""
 
     high: int
 
@@ -259,7 +259,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Dtype:
-    """The value is a dtype by name, or anything that numpy takes for one."""
+    """The value is a dtype by name, or anything that numpy accepts as one."""
 
     names: tuple[str, ...] = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -297,7 +297,7 @@ class ClassName:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMesh:
-    """The value is a jax.sharding.Mesh; a command line cannot give one."""
+    """The value is a jax.sharding.Mesh; a command line cannot set it."""
 
     def check(self, name: str, value: Any) -> Any:
         if value is not None:
@@ -312,7 +312,7 @@ class DeviceMesh:
 
 @dataclasses.dataclass(frozen=True)
 class Unsupported:
-    """The value is what vLLM's argument defaults to (`only`), or what means the same here (`also`)."""
+    """The value is the default of vLLM's argument (`only`), or one that means the same (`also`)."""
 
     only: Any
     reason: str
@@ -343,7 +343,7 @@ def _guess(text: str) -> Any:
 
 
 def argument[T](default: T, kind: Kind, group: str, help_text: str, *aliases: str) -> T:
-    """Declare a dataclass field that is an engine argument; typed as its default is."""
+    """Declare a dataclass field that is an engine argument, with the type of its default."""
     metadata = {"kind": kind, "group": group, "help": help_text, "aliases": aliases}
     if isinstance(default, (dict, list)):
         return cast(T, dataclasses.field(default_factory=type(default), metadata=metadata))
@@ -369,7 +369,7 @@ def check_fields(args: Any) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser, fields: tuple[dataclasses.Field[Any], ...]) -> None:
-    """Add one flag per field, grouped as vLLM's help is; flags of unsupported arguments are hidden."""
+    """Add one flag per field, grouped as in vLLM's help; flags of unsupported arguments are hidden."""
     groups: dict[str, Any] = {"": parser}
     for field in fields:
         keywords, title = field.metadata["kind"].flag(), field.metadata["group"]

@@ -1,4 +1,4 @@
-"""`PoolerConfig`: how a pooling model makes an output of hidden states, where it is not to be the model's own way."""
+"""`PoolerConfig`: how a pooling model makes an output of hidden states, if not in the model's own way."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PoolerConfig:
-    """Settings of pooling; None is the model's own."""
+    """The settings of pooling; None is the model's own."""
 
     task: str | None = None
     """The only task that requests may have: "embed", "classify", "token_embed" or "token_classify"."""
     pooling_type: str | None = None
-    """This is one of `seq_pooling_type` or of `tok_pooling_type`, whichever has a name like it."""
+    """A value of `seq_pooling_type` or of `tok_pooling_type`, whichever has it."""
     seq_pooling_type: str | None = None
-    """What stands for a sequence: its first token ("CLS"), its last one ("LAST"), or the mean of all ("MEAN")."""
+    """The output of a sequence: its first token's ("CLS"), its last one's ("LAST"), or the mean of all ("MEAN")."""
     tok_pooling_type: str | None = None
-    """The tokens that tasks of tokens give outputs of: "ALL", or with "STEP" those that are `step_tag_id`."""
+    """The tokens that token tasks return outputs of: "ALL", or with "STEP" those that equal `step_tag_id`."""
     use_activation: bool | None = None
-    """False gives embeddings that are not normalized, and scores of classes without sigmoid or softmax."""
+    """False returns embeddings that are not normalized, and class scores without sigmoid or softmax."""
     enable_flash_late_interaction: bool = True
-    """This changes nothing: late interaction is computed on the host."""
+    """It has no effect: late interaction is computed on the host."""
     dimensions: int | None = None
-    """The number of dimensions that embeddings are cut to, if a request does not say."""
+    """The number of dimensions that embeddings are cut to, by default."""
     enable_chunked_processing: bool = refused(False, _ONE_PASS)
     max_embed_len: int | None = refused(None, _ONE_PASS)
     logit_mean: float | None = None
-    """A number that is taken from the scores of classes before their activation."""
+    """A number that is subtracted from class scores before their activation."""
     logit_sigma: float | None = None
-    """A number that scores are divided by after that."""
+    """A number that class scores are divided by after that."""
     step_tag_id: int | None = None
-    """The token whose outputs a "STEP" pooling gives."""
+    """The token that "STEP" pooling returns the outputs of."""
     returned_token_ids: list[int] | None = None
-    """The places of the numbers that are given of each output, in their order."""
+    """The indices of the numbers to return of each output, in their order."""
     logit_bias: float | None = None
     """Deprecated: see logit_mean."""
     logit_scale: float | None = None
@@ -79,7 +79,7 @@ class PoolerConfig:
             )
 
     def _check_types(self) -> None:
-        """Check the types of pooling, and put the one that is meant by `pooling_type` in its place."""
+        """Check the types of pooling, and set the one that `pooling_type` stands for."""
         pooling_type, known = self.pooling_type, {"seq": SEQ_POOLING_TYPES, "tok": TOK_POOLING_TYPES}
         if pooling_type is not None:
             kind = next((kind for kind, names in known.items() if pooling_type in names), None)
@@ -88,7 +88,7 @@ class PoolerConfig:
                 raise _error(f"pooling_type={shown(pooling_type)} is not supported, only {names}", pooling_type)
             for level in known:
                 other = getattr(self, f"{level}_pooling_type")
-                # Settings that come from another process have both, and they agree.
+                # Settings from another process have both, and they agree.
                 if other is not None and (level != kind or other != pooling_type):
                     raise _error(f"Cannot set both `pooling_type` and `{level}_pooling_type`", pooling_type)
             self._set(f"{kind}_pooling_type", pooling_type)
@@ -98,7 +98,7 @@ class PoolerConfig:
                 raise _error(f"{kind}_pooling_type={shown(value)} is not supported, only {', '.join(names)}", value)
 
     def _check_logits(self) -> None:
-        """Check how scores are calibrated, and take vLLM's older names for its newer ones."""
+        """Check the calibration of scores, and convert vLLM's older names to its newer ones."""
         for name in ("logit_mean", "logit_sigma", "logit_bias", "logit_scale"):
             value = getattr(self, name)
             if value is not None:

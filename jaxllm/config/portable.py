@@ -1,4 +1,4 @@
-"""Engine arguments go to another process in JSON's types: functions and classes by name, live objects not at all."""
+"""Convert engine arguments to JSON's types for another process; functions and classes become names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_PROCESS = "or run the engine in this process, as LLM does"
 def portable(name: str, kind: Kind, value: Any) -> Any:
     """Return the argument `name` in JSON's types; functions and classes become "module:name".
 
-    Raises VLLMValidationError for what no name stands for in another process.
+    Raises VLLMValidationError for a value that has no name in another process.
     """
     match kind:
         case DeviceMesh() if value is not None:

@@ -1,4 +1,4 @@
-"""`ProfilerConfig`: what `LLM.start_profile` records, and where to. vLLM's fields; JAX's profiler does the work."""
+"""`ProfilerConfig`: what `LLM.start_profile` records, and where. The fields are vLLM's; JAX's profiler records."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ProfilerConfig:
     """Settings of the profiler; without `profiler="torch"` there is none."""
 
     profiler: str | None = None
-    """The name "torch" means JAX's profiler here; its traces are for XProf, TensorBoard and Perfetto."""
+    """The name "torch" means JAX's profiler; its traces are for XProf, TensorBoard and Perfetto."""
     torch_profiler_dir: str = ""
     """The folder that traces go to; it is made."""
     torch_profiler_with_stack: bool = True
     """True records the Python functions that are called, too."""
     ignore_frontend: bool = False
-    """This changes nothing: front end and core are one process."""
+    """It has no effect: front end and core are one process."""
     delay_iterations: int = 0
-    """The number of steps that go by before recording begins."""
+    """The number of steps before recording begins."""
     max_iterations: int = 0
-    """Recording ends after so many steps; 0 means when stop_profile is called."""
+    """The number of steps to record; 0 records until stop_profile is called."""
     torch_profiler_activities: None = refused(None, _TORCH)
     torch_profiler_with_flops: bool = refused(False, _TORCH)
     torch_profiler_use_gzip: bool = refused(True, "JAX chooses the form of its files")
@@ -83,7 +83,7 @@ class ProfilerConfig:
 
 
 def check_profile_prefix(prefix: Any) -> str | None:
-    """Return the name that a trace's folder is to begin with, or None. Raises VLLMValidationError."""
+    """Return the prefix of a trace folder's name, or None. Raises VLLMValidationError."""
     if prefix is None or (isinstance(prefix, str) and _PREFIX.fullmatch(prefix)):
         return prefix
     message = (

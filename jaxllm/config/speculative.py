@@ -1,4 +1,4 @@
-"""`SpeculativeConfig`: how tokens are guessed ahead. vLLM's fields."""
+"""`SpeculativeConfig`: how tokens are guessed ahead. The fields are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxllm.speculation.drafter import SpeculationSettings
 GROUP = "speculative_config"
 METHODS = ("ngram", "suffix", "draft_model", "mtp", "eagle3")
 HEADS = ("mtp", "eagle3")
-"""The methods of draft heads, which read what the model has made of its tokens."""
+"""The methods of draft heads, which read the model's features of its tokens."""
 MAX_DRAFTS = 64
-"""More drafts of a request than this never pay."""
+"""The most drafts of a request that can ever pay."""
 MAX_NGRAM = 64
 MAX_DEPTH = 256
 MAX_CACHED_REQUESTS = 1_000_000
@@ -23,7 +23,7 @@ _NAMES = ("revision", "quantization", "kv_cache_dtype")
 _SIZES = ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size")
 """The fields of a draft model: names, and numbers from 1 on."""
 _OF_CHECKPOINT = ("revision", "quantization")
-"""The fields that say what a checkpoint is, which is the model's own with "mtp"."""
+"""The fields that describe a checkpoint, which is the model's own with "mtp"."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
 _NO_MODEL = "no draft model takes part"
 _OWN_LAYER = "a layer of the model itself guesses"
@@ -36,40 +36,40 @@ NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8, "mtp": 3, "eagle3": 6
 
 @dataclasses.dataclass(frozen=True)
 class SpeculativeConfig:
-    """Settings of speculation, which changes no token: each draft is compared with what is sampled."""
+    """The settings of speculation, which changes no token: each draft is compared with the sampled token."""
 
     method: str | None = None
     """The drafter: "ngram" finds what followed the last tokens before in the same request, "suffix" what followed most
-    often, in past answers too, and "draft_model" asks another model, smaller and with the same tokens. "mtp" asks the
-    layer that some checkpoints have after the last one for that, and "eagle3" a head that was trained to guess this
+    often, in past answers too, and "draft_model" asks a smaller model with the same tokens. "mtp" asks the
+    prediction layer that some checkpoints have after the last layer, and "eagle3" a head that was trained to guess this
     model's tokens."""
     num_speculative_tokens: int | None = None
-    """The most drafts of a request in a step; fewer are made where fewer come true."""
+    """The most drafts of a request in a step; fewer are made if fewer are accepted."""
     model: str | None = None
-    """The draft model, or the EAGLE-3 head: a folder, file or hub id. The name "ngram" here means the method of that
+    """The draft model, or the EAGLE-3 head: a folder, file or hub id. The name "ngram" means the method of that
     name."""
     revision: str | None = None
     """The draft model's revision on the hub."""
     quantization: str | None = None
-    """How the draft model's weights are rounded, as the engine argument of that name."""
+    """The way in which the draft model's weights are rounded, as in the engine argument `quantization`."""
     kv_cache_dtype: str | None = None
     """The dtype of the draft model's keys and values; None is that of its weights."""
     max_model_len: int | None = None
-    """Requests longer than this get no drafts of the draft model; by default as many tokens as both models read."""
+    """The longest request that the draft model guesses for; by default the shorter of both models' contexts."""
     draft_tensor_parallel_size: int | None = None
     tensor_parallel_size: int | None = None
-    """The devices of the draft model, which must be as many as the other model's."""
+    """The number of devices of the draft model, which must be the model's."""
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
-    """The most and the fewest last tokens that "ngram" looks for; 4 and 2 if neither is given."""
+    """The most and the fewest last tokens that "ngram" looks for; 4 and 2 if neither is set."""
     suffix_decoding_max_tree_depth: int = 24
     """The most last tokens that "suffix" looks for."""
     suffix_decoding_max_cached_requests: int = 10_000
     """The answers that "suffix" keeps, the latest ones; 0 keeps none."""
     suffix_decoding_max_spec_factor: float = 1.0
-    """The drafts of "suffix" are at most so many times as many as the tokens that it found."""
+    """The most drafts of "suffix", as a multiple of the matching tokens."""
     suffix_decoding_min_token_prob: float = 0.1
-    """Each draft of "suffix" followed in at least this part of the places."""
+    """The least share of the matches that a draft of "suffix" must have followed in."""
     enforce_eager: None = refused(None, "programs of steps with drafts are those of all steps")
     moe_backend: None = refused(None, _KERNELS)
     attention_backend: None = refused(None, _KERNELS)
@@ -107,7 +107,7 @@ class SpeculativeConfig:
 
     @property
     def lookup(self) -> tuple[int, int]:
-        """Return the fewest and the most last tokens that "ngram" looks for; one that is not given is as the other."""
+        """Return the fewest and the most last tokens that "ngram" looks for; one that is not set equals the other."""
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         if least is None and most is None:
             return 2, 4
@@ -115,13 +115,13 @@ class SpeculativeConfig:
 
     @property
     def drafter(self) -> str:
-        """Return the method that is meant: without one, that of the model that is named."""
+        """Return the method, by default that of the named model."""
         if self.method is not None:
             return self.method
         return "ngram" if self.model is None or self.model in _NGRAM_MODELS else "draft_model"
 
     def settings(self, num_free_rows: float) -> SpeculationSettings:
-        """Return the settings for a device on which a step of so many rows takes twice as long as one of one row."""
+        """Return the settings for a device where a step of `num_free_rows` rows takes twice as long as one of 1 row."""
         method = self.drafter
         least, most = self.lookup
         return SpeculationSettings(

@@ -1,4 +1,4 @@
-"""What it takes to send traces to a collector is checked before an engine starts."""
+"""Check before an engine starts that traces can be sent to a collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPORTERS = {
 
 
 def check_traces_endpoint(endpoint: str | None) -> None:
-    """Raise VLLMValidationError unless traces can be sent to an endpoint, as far as can be said without asking it."""
+    """Raise VLLMValidationError unless traces can be sent to an endpoint, as far as this is known without contact."""
     if endpoint is None:
         return
     protocol = traces_protocol()
@@ -33,5 +33,5 @@ def check_traces_endpoint(endpoint: str | None) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # of a package around it
+    except ImportError:  # a parent package is missing
         return False

@@ -177,7 +177,7 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
 
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
-    """Return a layer with each kv head repeated `count` times; latents are the same on all devices."""
+    """Return a layer with each kv head repeated `times` times; latents are the same on all devices."""
     if layer.latent is not None or layer.state is not None:
         return layer
     return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)

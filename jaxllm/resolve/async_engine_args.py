@@ -1,4 +1,4 @@
-"""`AsyncEngineArgs` are the engine arguments and those of the asynchronous engine in front of it."""
+"""`AsyncEngineArgs`: the engine arguments, and the arguments of the asynchronous engine."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(kw_only=True)
 class AsyncEngineArgs(EngineArgs):
-    """Each of these arguments is one of vLLM's too; the synchronous engine, which has no use for them, refuses them."""
+    """Engine arguments with those of the asynchronous engine, all vLLM's; the synchronous engine refuses the latter."""
 
     enable_log_requests: bool = argument(
         False, Switch(), _GROUP, "log each request's id and parameters; at level DEBUG its prompt too"
@@ -68,7 +68,7 @@ class AsyncEngineArgs(EngineArgs):
         self.enable_log_requests, self.disable_log_requests = not self.disable_log_requests, None
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError for what is not an argument; programs look for the parts of a configuration here."""
+        """Raise AttributeError for a name that is no argument, with a hint for parts of a configuration."""
         message = f"{type(self).__name__} has no {name!r}."
         if name.endswith("_config"):
             message += " An engine settles its configuration when it starts: see AsyncLLM.vllm_config."
@@ -76,14 +76,14 @@ class AsyncEngineArgs(EngineArgs):
 
     @classmethod
     def of(cls, engine_args: EngineArgs) -> Self:
-        """Return engine arguments as asynchronous ones, which have some more."""
+        """Return engine arguments as asynchronous ones."""
         if isinstance(engine_args, cls):
             return engine_args
         return cls(**{field.name: getattr(engine_args, field.name) for field in dataclasses.fields(engine_args)})
 
     @classmethod
     def of_config(cls, vllm_config: Any, **changes: Any) -> Self:
-        """Return what `create_engine_config` has returned, with the changes that are not None.
+        """Return a result of `create_engine_config` with the changes that are not None.
 
         Raises VLLMValidationError for another configuration.
         """
@@ -97,7 +97,7 @@ class AsyncEngineArgs(EngineArgs):
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
-        """Add a flag per argument; if `async_args_only`, those that `EngineArgs` refuses or lacks, and no others."""
+        """Add a flag per argument; with `async_args_only`, only for arguments that `EngineArgs` refuses or lacks."""
         names = cls.__annotations__ if async_args_only else None
         add_flags(parser, tuple(field for field in dataclasses.fields(cls) if names is None or field.name in names))
         return parser
@@ -105,7 +105,7 @@ class AsyncEngineArgs(EngineArgs):
     def create_engine_config(  # type: ignore[override]
         self, usage_context: Any = None, headless: bool = False
     ) -> AsyncEngineArgs:
-        """Return the arguments as they are, for `AsyncLLM.from_vllm_config`: the engine's core resolves them.
+        """Return the arguments unchanged, for `AsyncLLM.from_vllm_config`: the engine's core resolves them.
 
         The settled configuration is `AsyncLLM.vllm_config`. `usage_context` has no effect; `headless` is refused.
         """

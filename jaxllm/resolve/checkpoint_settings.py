@@ -1,4 +1,4 @@
-"""A checkpoint's own files become settings: overrides, architecture, context length, default sampling."""
+"""Read settings from a checkpoint's files: overrides, architecture, context length, default sampling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, Any]) -> ModelConfig:
-    """Find the model's family and let it read the HF config; what cannot run here is refused by name."""
+    """Find the model's family and let it read the HF config; a model that cannot run is refused by name."""
     architecture, family = find_family(model, config)
     try:
         stated = family.read_config(config)
@@ -61,7 +61,7 @@ def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, A
             "the embedding is the head too.",
             checkpoint.source,
         )
-    # A registered family may read its config with a built-in one's function, and would be taken for that one later.
+    # A registered family may read its config with a built-in family's function, and would be mistaken for it later.
     return dataclasses.replace(model_config, architecture=architecture)
 
 
@@ -105,9 +105,9 @@ def _architectures(model: str, config: Mapping[str, Any]) -> list[str]:
 
 
 def resolve_quantization(name: str | None, checkpoint: Checkpoint) -> str | None:
-    """Return how weights are rounded when they are loaded, by our name; None if they stay what the checkpoint has.
+    """Return how weights are rounded when they are loaded, by jaxllm's name; None if they are not.
 
-    Raises VLLMValidationError if the checkpoint is quantized with something else than `name` says.
+    Raises VLLMValidationError if the checkpoint is quantized by another method than `name`.
     """
     stored = checkpoint_quantization(checkpoint)
     if name is None or _method(name) == stored:
@@ -129,7 +129,7 @@ def resolve_quantization(name: str | None, checkpoint: Checkpoint) -> str | None
 
 
 def checkpoint_quantization(checkpoint: Checkpoint) -> str | None:
-    """Return what a checkpoint's weights are quantized with, by vLLM's name; None for plain ones."""
+    """Return the method that a checkpoint's weights are quantized by, by vLLM's name; None for plain weights."""
     if checkpoint.is_gguf:
         return "gguf"
     quantization = checkpoint.config.get("quantization_config")
@@ -138,16 +138,16 @@ def checkpoint_quantization(checkpoint: Checkpoint) -> str | None:
 
 
 def _method(name: str) -> str:
-    """Return the method that is meant by the name of one of its variants."""
+    """Return the quantization method of a name, which may be that of a variant."""
     from jaxllm.loading.quantized.methods import ALIASES
 
     return "fp8" if name == "fbgemm_fp8" else ALIASES.get(name, name)
 
 
 def context_length(config: ModelConfig) -> int:
-    """Return the longest sequence the model is made for, RoPE scaling counted where it extends the config's length.
+    """Return the longest sequence that the model is made for, with RoPE scaling where it extends the config's length.
 
-    Linear, dynamic and yarn scaling do when all layers share one table (as vLLM counts); Gemma 3's length has it in.
+    Linear, dynamic and yarn scaling extend it if all layers share one table, as in vLLM; Gemma 3's length includes it.
     """
     length = config.max_position_embeddings
     if len(config.ropes) != 1:
@@ -165,8 +165,8 @@ def resolve_max_model_len(
 ) -> tuple[int, bool]:
     """Return (length, whether the engine may lower it to what its KV cache holds).
 
-    A request of None or -1 means `default`, or the context if that is shorter. `is_learned` says that positions are
-    learned: there are no more of them than the context has.
+    A request of None or -1 means `default`, or the context if that is shorter. `is_learned` means that positions are
+    learned, and cannot exceed the context.
     """
     if context < 1:
         raise VLLMValidationError(
@@ -207,7 +207,7 @@ def _read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, An
         path = path.expanduser()
         path = path / "generation_config.json" if path.is_dir() else path
         config = json.loads(read_text(path))
-    except (OSError, ValueError, RuntimeError) as error:  # also a nesting too deep, an unknown user's home folder
+    except (OSError, ValueError, RuntimeError) as error:  # also for nesting too deep, and an unknown user's home folder
         raise VLLMValidationError(
             f"generation_config={choice!r} is neither 'auto', 'vllm' nor a folder with a readable "
             f"generation_config.json ({error}).",
@@ -243,7 +243,7 @@ def default_sampling_params(
 def max_output_tokens(choice: str, generation_config: Mapping[str, Any], override: Mapping[str, Any]) -> int | None:
     """Return the most tokens that a server lets a request ask for, as in vLLM: the user's max_new_tokens.
 
-    A checkpoint's own is but what requests get that do not ask. None sets no limit.
+    A checkpoint's own value is only the default of requests. None sets no limit.
     """
     fields = override if choice in ("auto", "vllm") else {**generation_config, **override}
     return fields.get("max_new_tokens")
@@ -274,8 +274,8 @@ def resolve_batch_invariant(
 ) -> bool:
     """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
 
-    Left open, it is so where it costs nothing: `is_free` says whether it does in float32. `is_assured` says whether
-    attention and recurrent states keep it.
+    By default it is on where it costs nothing; `is_free` is True if it costs nothing in float32. `is_assured` is True
+    if attention and recurrent states guarantee it.
     """
     if requested is None:
         return (
@@ -297,7 +297,7 @@ def resolve_batch_invariant(
 
 
 def read_chat_template(template: str | None) -> str | None:
-    """Return the template's text: `template` itself if it is one, else the file that it names."""
+    """Return the template's text: `template` itself, or the content of the file that it names."""
     if template is None or "{" in template or "\n" in template:
         return template
     try:

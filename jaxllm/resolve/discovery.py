@@ -1,4 +1,4 @@
-"""`nnodes="auto"` becomes the number of hosts around this process, with its own rank and the first one's address."""
+"""Resolve `nnodes="auto"` to the number of hosts of this job, with this host's rank and the first host's address."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
 
 FIND_SECONDS = 300
-"""The first host's name may take so long to be known: its pod may start after the others'."""
+"""The seconds that the first host's name may take to resolve: its pod may start after the others'."""
 
 
 def on_this_host[Args: EngineArguments](args: Args) -> Args:
-    """Return engine arguments with numbers for nnodes="auto", and any others as they are.
+    """Return engine arguments with numbers for nnodes="auto"; other arguments stay unchanged.
 
-    Call it once, before the numbers are read: with Open MPI 5 it takes all hosts at the same time. Raises
-    VLLMValidationError if there are none to be found, or this host's place among them is given as well.
+    Call it once, before the numbers are read: with Open MPI 5 all hosts must call it at the same time. Raises
+    VLLMValidationError if no hosts are found, or if this host's rank is set as well.
     """
     if args.nnodes > 0:
         return args
@@ -47,7 +47,7 @@ def _find() -> tuple[int, int, str]:
             cluster_detection_method=None,
             initialization_timeout=FIND_SECONDS,
         )
-    except Exception as error:  # whatever the clients of Kubernetes, MPI and metadata servers raise
+    except Exception as error:  # the clients of Kubernetes, MPI and metadata servers may raise anything
         raise _refusal(f"JAX has failed to find the hosts ({type(error).__name__}: {error})") from error
     if address is None or count is None or rank is None:
         known = "a TPU pod, of a step of Slurm (srun), of Open MPI (mpirun), or of a Kubernetes job (with jax[k8s])"

@@ -1,4 +1,4 @@
-"""`EngineArgs` are vLLM's engine arguments, made from keywords or a command line; they become an `EngineConfig`."""
+"""`EngineArgs`: vLLM's engine arguments, from keywords or a command line, which become an `EngineConfig`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EngineArgs(EngineArguments):
         """Open the checkpoint (headers and config only) and this process's devices, and settle everything.
 
         `usage_context` has no effect: nothing is reported to anybody. `headless` engines, whose front end is on
-        another machine, are refused. `devices` stand in for those that JAX sees; they may be a topology's.
+        another machine, are refused. `devices` replace the devices that JAX sees; they may be a topology's.
         `checkpoint` is one that is open already.
         Raises VLLMValidationError.
         """

@@ -1,6 +1,6 @@
-"""This table has the memory, bandwidth and arithmetic of accelerators, per device as JAX counts them.
+"""The memory, bandwidth and arithmetic of accelerators, per device as JAX counts them.
 
-An engine sizes its KV pool by the same table where it knows the device, so that every start gives the same number.
+An engine sizes its KV pool by this table if it has the device, so that every start gives the same number of blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hardware:
     device_kind: str
     """The device's name in JAX."""
     memory_bytes: int
-    """The memory that gpu_memory_utilization is a part of."""
+    """The memory that gpu_memory_utilization is a share of."""
     usable_bytes: int
     """The most bytes that the runtime gives out."""
     bytes_per_second: float
@@ -40,13 +40,13 @@ class Hardware:
     layouts: tuple[str, ...]
     """Topologies that can be rented; for GPUs, numbers of them."""
     devices_per_joined_host: int | None = None
-    """The devices of each host of several, where they are fewer than a host by itself may have."""
+    """The devices of each of several hosts, if fewer than those of a single host."""
     devices_per_chip: int = 1
     chip_config: str | None = None
-    """How libtpu makes devices of a chip's cores, where runtimes do it otherwise than libtpu by default."""
+    """The way in which libtpu makes devices of a chip's cores, if it is not libtpu's default."""
 
     def topologies(self) -> Mapping[str, int]:
-        """Return the number of devices by the topology's name, ascending."""
+        """Return the number of devices of each topology, by name, ascending."""
         if self.platform == "gpu":
             return {self.name if count == "1" else f"{self.name}:{count}": int(count) for count in self.layouts}
         return {
@@ -55,7 +55,7 @@ class Hardware:
         }
 
     def num_hosts(self, num_devices: int) -> int:
-        """Return how many hosts drive so many devices."""
+        """Return the number of hosts that drive `num_devices` devices."""
         if num_devices <= self.devices_per_host:
             return 1
         return -(-num_devices // (self.devices_per_joined_host or self.devices_per_host))
@@ -79,7 +79,7 @@ def _gpu(
     *,
     is_joined: bool = False,
 ) -> Hardware:
-    """Return a kind of GPU, of which one host has so many, and where it `is_joined` up to four hosts."""
+    """Return a kind of GPU with its number per host; `is_joined` means that up to four hosts can be joined."""
     counts = [2**power for power in range(6) if 2**power <= devices_per_host * (4 if is_joined else 1)]
     return Hardware(
         name=name,
@@ -99,7 +99,7 @@ def _gpu(
 # bytes_limit a few MiB more: 16,909,332,480 on a v5e, 33,550,237,696 on a v6e (vllm-project/vllm#16211).
 # Bandwidth and arithmetic: docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x, where they are per chip; a
 # chip of tpu7x is two devices, a chip of v4 or v5p one device of two cores.
-# GPUs: memory and bandwidth are those of the descriptions in pallas_kernels/targets, which say where they are from.
+# GPUs: memory and bandwidth are those of the descriptions in pallas_kernels/targets, which name their sources.
 # Arithmetic is NVIDIA's figure for bfloat16 with sums in float32, without sparsity, or half of that with sparsity: of
 # the data sheets of A100, H100, H200, L4, L40S, HGX B200 and GB300 NVL72, and of the white papers on the architectures
 # Ada (RTX 4090) and RTX Blackwell (RTX 5090).
@@ -189,7 +189,7 @@ def find_topology(name: str) -> tuple[Hardware, int]:
 
 
 def _near_topology(name: str) -> str:
-    """Return a question for a name that is nearly a topology's: in capitals, or without the number of devices."""
+    """Return a hint for a name that is nearly a topology's: in capitals, or without the number of devices."""
     topologies = [each for hardware in HARDWARE.values() for each in hardware.topologies()]
     wanted = name.strip().lower()
     near = [each for each in topologies if each == wanted]
@@ -199,9 +199,9 @@ def _near_topology(name: str) -> str:
 
 
 def real_memory_limit(device_kind: str, reported: int | None, utilization: float) -> int:
-    """Return the bytes of a real device that an engine may use; `reported` is what its runtime says that it gives.
+    """Return the bytes of a real device that an engine may use; `reported` is the limit that its runtime reports.
 
-    What is known of the kind decides, so that `jaxllm check` says the same. Raises VLLMValidationError where it is
+    The table decides if it has the kind, so that `jaxllm check` agrees. Raises VLLMValidationError if the kind is
     unknown and nothing is reported.
     """
     known = next((each for each in HARDWARE.values() if each.device_kind == device_kind), None)

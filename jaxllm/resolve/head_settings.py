@@ -1,4 +1,4 @@
-"""What config.json says of a head's outputs: the names of classes, what makes scores of them, and where to cut."""
+"""Read the settings of a head's outputs from config.json: class names, activation and dimensions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def class_activation(model: str, hf_config: Mapping[str, Any], name: Any, num_labels: int) -> str:
-    """Return what makes scores of the classes' numbers: as config.json names the problem, or the activation.
+    """Return the activation of the classes' scores: by the problem type in config.json, or by name.
 
-    `name` is the activation as files beside config.json say it; older versions had it in config.json.
+    `name` is the activation from the files beside config.json; older versions had it in config.json.
     """
     by_classes = "softmax" if num_labels > 1 else "sigmoid"
     match hf_config.get("problem_type"):
@@ -40,7 +40,7 @@ def class_activation(model: str, hf_config: Mapping[str, Any], name: Any, num_la
 
 
 def class_names(model: str, hf_config: Mapping[str, Any], num_labels: int) -> dict[str, str]:
-    """Return the names of the classes; those without one are named as HF names them."""
+    """Return the names of the classes; classes without a name get HF's default one."""
     labels = hf_config.get("id2label") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(name, str | int) for name in labels.values()):
         message = f"model={model!r}: config.json: id2label is {shown(labels)}, expected the names of classes."
@@ -60,7 +60,7 @@ def read_matryoshka(model: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_token_ids(hf_config: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the HF config with `classifier_from_token`, which may name tokens, as ids of them."""
+    """Return the HF config with the tokens of `classifier_from_token` as ids."""
     tokens = hf_config.get("classifier_from_token")
     if tokens is None:
         return hf_config

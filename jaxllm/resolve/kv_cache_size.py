@@ -1,7 +1,7 @@
-"""Each device's memory is divided into parameters, the largest step's scratch, and a KV cache in what is left.
+"""Divide each device's memory into parameters, the largest step's scratch, and a KV cache in the rest.
 
-The KV cache is KV blocks and recurrent states. Real devices and those of a topology are treated alike, so that
-`jaxllm check` names what an engine will have.
+The KV cache has KV blocks and recurrent states. Real devices and a topology's are treated alike, so that `jaxllm check`
+reports what an engine will have.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from jaxllm.resolve.engine_config import EngineConfig
 
 LEAST_SEQS = 8
-"""The fewest sequences that `max_num_seqs` is lowered to unasked."""
+"""The least value that `max_num_seqs` is lowered to."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """An engine as it fits on its devices, or the reason why it does not."""
+    """An engine's size on its devices, or the reason why it does not fit."""
 
     config: EngineConfig
     """The settings, with `max_num_seqs` and `max_model_len` lowered to what fits, the draft model's too."""
@@ -51,7 +51,7 @@ class EngineSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The memory of one device by what takes it, in bytes; all devices hold as much."""
+    """The use of one device's memory, in bytes; it is the same on all devices."""
 
     limit: int | None
     """The bytes that the engine may use; None for a CPU, whose pool has its own rule."""
@@ -67,18 +67,18 @@ class DeviceMemory:
 
 
 def memory_limit(config: EngineConfig) -> int | None:
-    """Return the bytes of one device that an engine may use, None on a CPU; VLLMValidationError if nobody knows."""
+    """Return the bytes of one device that an engine may use, None on a CPU; VLLMValidationError if unknown."""
     if config.platform == "cpu":
         return None
     devices = config.mesh.devices.flat
-    # Another host's device does not say how much it has.
+    # Another host's device does not report its memory.
     device = next((each for each in devices if each.process_index == jax.process_index()), devices[0])
     reported = (device.memory_stats() or {}).get("bytes_limit")
     return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
 
 
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
-    """Return what fixes the shapes of steps; `host` runs the logits processors that are classes."""
+    """Return the part of the configuration that fixes steps' shapes; `host` runs logits processors that are classes."""
     tasks = config.pooling.tasks if config.pooling else ()
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
@@ -132,7 +132,7 @@ def size_engine(
 
 
 def _shortened(config: EngineConfig, max_model_len: int) -> EngineConfig:
-    """Return settings with a context length, which the draft model's is lowered to."""
+    """Return settings with a context length; the draft model's is lowered to it."""
     draft = config.draft
     if draft is not None:
         draft = replace(draft, max_model_len=min(draft.max_model_len, max_model_len))
@@ -140,10 +140,10 @@ def _shortened(config: EngineConfig, max_model_len: int) -> EngineConfig:
 
 
 def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EngineConfig:
-    """Return settings whose recurrent states take no more than half of the KV cache's memory, if that can be had.
+    """Return settings with recurrent states in at most half of the KV cache's memory, if possible.
 
-    `max_num_seqs` is halved for that, down to `LEAST_SEQS`, unless the user has set it; `size_pool` raises if states do
-    not fit even so. The memory is what parameters leave of `limit`, the bytes of a device that the engine may
+    `max_num_seqs` is halved for that, down to `LEAST_SEQS`, unless the user has set it; `size_pool` raises if states
+    still do not fit. The memory is what parameters leave of `limit`, the bytes of a device that the engine may
     use, or `kv_cache_memory_bytes` if that is less; where there is no limit, on a CPU, states may take a quarter of the
     host's memory.
     """
@@ -168,30 +168,30 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
 def measure_memory(
     steps: StepConfig, mesh: Mesh, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
 ) -> DeviceMemory:
-    """Compile the largest step and see what it takes; nothing is compiled where that decides nothing."""
+    """Return the memory that the model takes; the largest step is compiled if its scratch matters."""
     params, scratch = param_bytes(mesh, specs), 0
     if limit is not None and params <= limit:
         compiler = StepCompiler(steps, model, mesh)
-        # A draft head's program takes the tables too that are the model's.
+        # A draft head's program also takes the tables that belong to the model.
         scratch = compiler.used_bytes() - params - param_bytes(mesh, model.specs.lent)
     return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 
 
 def beside_draft(memory: DeviceMemory, draft: DeviceMemory) -> DeviceMemory:
-    """Return what a model takes together with its draft model, whose steps run between its own."""
+    """Return the memory of a model together with its draft model; their steps alternate."""
     return replace(memory, params=memory.params + draft.params, scratch=max(memory.scratch, draft.scratch))
 
 
 def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
     """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
 
-    Both follow from the configuration and one device's total memory alone, so every start gives the same. Raises
-    VLLMValidationError when the parameters alone are too many, or the pool would not hold one request.
+    Both depend on the configuration and one device's total memory alone, so every start gives the same. Raises
+    VLLMValidationError if the parameters alone are too large, or the pool would not hold one request.
     """
     if memory.limit is not None and memory.params > memory.limit:
         hint = " or set quantization='int8'" if config.quantization is None else ""
         raise VLLMValidationError(
-            f"The parameters alone take {memory.params / 2**30:.1f} GiB of each device, of which the engine may use "
+            f"The parameters alone take {memory.params / 2**30:.1f} GiB of each device, and the engine may use "
             f"{memory.limit / 2**30:.1f} GiB: raise tensor_parallel_size{hint}.",
             parameter="tensor_parallel_size",
             value=config.mesh.size,

@@ -1,4 +1,4 @@
-"""The limits of a step: how many tokens and requests, in blocks of which size, and what prompts may be cut into."""
+"""Resolve the limits of a step: tokens, requests, block size, and the chunks of prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
 ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
-"""The sizes where nothing is kept from step to step. A CPU's kernel goes through whole blocks, and texts are short."""
+"""Block sizes of models that keep no keys between steps. A CPU's kernel reads whole blocks, and texts are short."""
 DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 DEFAULT_NUM_SEQS = 256
 
@@ -57,7 +57,7 @@ def _default_block_size(platform: str, model_config: ModelConfig) -> int:
 def _resolve_step(
     args: EngineArguments, platform: str, max_model_len: int, *, chunked: bool, pooling: PoolingSettings | None
 ) -> int:
-    """Return the most tokens of a step: the longest prompt's at least, if some have to go through in one."""
+    """Return the most tokens of a step, at least the longest prompt's if some prompts need a single step."""
     tokens = args.max_num_batched_tokens
     if tokens is None:
         longest = max_model_len if not chunked or (pooling is not None and pooling.runs_whole_tasks) else 0
@@ -75,9 +75,7 @@ def _resolve_step(
 
 
 def check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any]) -> None:
-    """Refuse settings under which requests could not go from one of the chunks that layers attend within to the next:
-    it begins with a block, and with a step.
-    """
+    """Refuse settings with attention chunks that do not begin with a block and with a step."""
     for size in sorted({layer.attention_chunk for layer in model_config.layers if layer.attention_chunk is not None}):
         block_size = limits["block_size"]
         if size % block_size:
@@ -90,7 +88,7 @@ def check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any])
         if not limits["enable_chunked_prefill"]:
             raise VLLMValidationError(
                 f"enable_chunked_prefill=False takes prompts whole, but layers attend within chunks of {size} tokens, "
-                f"of which a step takes one: leave it out, or set max_model_len to {size} or less.",
+                f"and a step takes one: leave it out, or set max_model_len to {size} or less.",
                 parameter="enable_chunked_prefill",
                 value=False,
             )

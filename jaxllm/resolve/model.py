@@ -1,4 +1,4 @@
-"""The model that an engine runs: how its weights are held, and the ops that multiply by them."""
+"""Make an engine's model: the form of its weights, and the ops that multiply by them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_model(config: EngineConfig) -> Model:
 
 
 def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
-    """Return the model of an engine and the specs of its parameters, whose tensors the checkpoint has.
+    """Return the model of an engine and the specs of its parameters, checked against the checkpoint's tensors.
 
     Raises VLLMValidationError for a checkpoint that does not fit its architecture.
     """
@@ -72,14 +72,14 @@ def checked_draft(
 def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays that a draft model shares with the other model, as a nested dict."""
     owners = [path.partition(".")[0] for path in model.specs.lent]
-    # One table may be both.
+    # One table may serve as both.
     return {owner: params[owner if owner in params else "embed"] for owner in owners}
 
 
 def _lent_to(
     head: ModelSpecs, config: EngineConfig, draft: EngineConfig, specs: Mapping[str, ParamSpec]
 ) -> Mapping[str, ParamSpec]:
-    """Return the specs of the model's tables that a draft head uses because it has none itself."""
+    """Return the specs of the model's tables that a draft head borrows."""
     if draft.model_config.draft_head is None:
         return {}
     tensors, lent = draft.checkpoint.tensors, {}
@@ -115,7 +115,7 @@ def _with_ops(config: EngineConfig, specs: ModelSpecs, *, may_round_nothing: boo
 
 
 def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:
-    """Return the specs of a model's own parameters, once they are compared with the checkpoint's tensors."""
+    """Return the specs of a model's own parameters, checked against the checkpoint's tensors."""
     params = specs.param_specs(config.checkpoint.tensors)
     params = {path: spec for path, spec in params.items() if path not in specs.lent}
     if config.load_format != "dummy":
@@ -137,8 +137,8 @@ def _warn_of_widened(model: ModelSpecs) -> None:
 def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
     """Return the format of each checkpoint tensor that is held unchanged, by HF name.
 
-    These are quantized tensors, and matrices of 16 bits where a CPU's own kernels compute in float32: half as many
-    bytes are read, and the results are the same.
+    Quantized tensors are, and 16-bit matrices where a CPU's own kernels compute in float32: half the bytes are read,
+    with the same results.
     """
     checkpoint: Checkpoint = config.checkpoint
     keeps_halves = loop is LayerLoop.IN_PLACE and jnp.dtype(config.dtype) == jnp.float32
@@ -146,7 +146,7 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
     if checkpoint.tensors:
         formats = {name: format_of(name) for name in checkpoint.tensors}
     elif keeps_halves or checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
-        # Its tensors are those that the model wants.
+        # Its tensors are in the model's form already.
         specs = ModelSpecs(config.model_config, config.dtype).param_specs().values()
         formats = {
             source: format_of(source, spec.hf_shape[-1]) for spec in specs if spec.num_inputs for source in spec.sources
@@ -159,7 +159,7 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
 def choose_ops(
     specs: ModelSpecs, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
 ) -> Ops:
-    """Return the ops of a model on the devices of a mesh. The log names what is left to plain XLA.
+    """Return the ops of a model on the devices of a mesh. The log names ops that run in plain XLA.
 
     Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, unless
     `may_round_nothing`.
@@ -179,7 +179,7 @@ def choose_ops(
 
 
 def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:
-    """Return the CPU's own kernel if it can read the matrices of all heads in place; XLA would copy them each time."""
+    """Return the CPU's own kernel if it can read the matrices of all heads in place; XLA copies them in each step."""
     shapes = head_shapes(specs)
     if specs.loop is not LayerLoop.IN_PLACE or not shapes:
         return GroupedMatmul()
@@ -192,7 +192,7 @@ def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:
 def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -> Linear:
     """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
 
-    A warning names the quantized matmuls that are exact nevertheless.
+    A warning names the quantized matmuls that stay exact.
     """
     quantized = [shape for shape in linear_shapes(specs) if shape.format is not None and not shape.format.is_half]
     refusals = [rounding_refusal(shape) for shape in quantized]

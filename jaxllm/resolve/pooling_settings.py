@@ -1,4 +1,4 @@
-"""`PoolingSettings`: all that front end and core of an engine need to know of pooling."""
+"""`PoolingSettings`: the settings of pooling that both front end and core need."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ STEP_FIELDS = ("step_tag_id", "returned_token_ids")
 
 
 class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model pools, settled; plain data, which crosses to another process."""
+    """The settled settings of pooling: plain data, which can be sent to another process."""
 
     model: str
-    """The first of the names that users call the model by, as errors show it."""
+    """The first of the model's served names, for error messages."""
     tasks: tuple[str, ...]
     """The tasks that requests may have."""
     activation: str
     """What `use_activation` does to outputs: "normalize", "sigmoid", "softmax" or "none"."""
     use_activation: bool
-    """The default of requests, as the following ones are."""
+    """The default of requests; so are the next fields."""
     dimensions: int | None
     step_tag_id: int | None
     returned_token_ids: list[int] | None
     is_step: bool
-    """Tasks of tokens give the outputs of some: requests may have `step_tag_id` and `returned_token_ids`."""
+    """True if token tasks may return some outputs only: requests may have `step_tag_id` and `returned_token_ids`."""
     logit_mean: float
     logit_sigma: float
     """Scores of classes become (score - logit_mean) / logit_sigma before their activation."""
     has_linear_head: bool
-    """Nothing but matmuls comes after the model's hidden states, so the mean may be taken before them or after."""
+    """True if only matmuls follow the model's hidden states, so that the mean may come before or after them."""
     output_size: int
-    """The numbers of one output, before `dimensions` cut it."""
+    """The size of one output, before `dimensions` cuts it."""
     num_labels: int | None
     """The number of classes; None for embeddings."""
     id2label: dict[str, str]
     """The classes by name; empty for embeddings."""
     is_matryoshka: bool
-    """Requests may cut embeddings to fewer dimensions."""
+    """True if requests may cut embeddings to fewer dimensions."""
     matryoshka_dimensions: list[int] | None
-    """The only numbers of dimensions that they may be cut to; None for all."""
+    """The allowed numbers of dimensions; None for all."""
     prompts: dict[str, str]
-    """What is put before a text, by the name of what the text is."""
+    """The prompts that are put before a text, by name."""
     default_prompt_name: str | None
     similarity: str
-    """How embeddings are compared: "cosine", "dot", "euclidean" or "manhattan"."""
+    """The similarity of embeddings: "cosine", "dot", "euclidean" or "manhattan"."""
     score_type: str | None
-    """How pairs of texts get a score: "cross-encoder", "bi-encoder" or "late-interaction"; None if not at all."""
+    """How pairs of texts are scored: "cross-encoder", "bi-encoder" or "late-interaction"; None if not at all."""
     has_token_types: bool
-    """Tokens have a type: 0 in a text, 1 in what a pair has second."""
+    """True if tokens have a type: 1 in the second text of a pair, else 0."""
     runs_whole_tasks: tuple[str, ...]
-    """The tasks whose prompts go through the model in one step."""
+    """The tasks that run each prompt in one step."""
     lowercases: bool
-    """Texts are lowercased before they are tokenized."""
+    """True if texts are lowercased before they are tokenized."""
 
     def prompt(self, name: str | None = None) -> str:
-        """Return what is put before a text: the prompt of a name, or the default one, which may be none.
+        """Return the prompt that is put before a text: the named one, or the default, which may be empty.
 
         Raises VLLMValidationError for a name that the checkpoint does not have.
         """
@@ -70,7 +70,7 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs_whole(self) -> bool:
-        """Say whether all prompts go through the model in one step."""
+        """Return whether all prompts run in one step."""
         return set(self.tasks) <= set(self.runs_whole_tasks)
 
 
@@ -89,7 +89,7 @@ def check_dimensions(dimensions: int, settings: PoolingSettings, parameter: str)
 
 
 def check_returned(returned: list[int] | None, settings: PoolingSettings, parameter: str) -> None:
-    """Refuse places that an output does not have."""
+    """Refuse indices that an output does not have."""
     if returned and max(returned) >= settings.output_size:
         message = f"returned_token_ids has {max(returned)}, and an output has {settings.output_size} numbers."
         raise VLLMValidationError(message, parameter=parameter, value=returned)

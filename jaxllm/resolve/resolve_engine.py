@@ -1,4 +1,4 @@
-"""`EngineArgs` become the `EngineConfig` that an engine runs by: checkpoint, devices, and what follows from both."""
+"""Resolve `EngineArgs` to the `EngineConfig` of an engine, by its checkpoint and devices."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def resolve(
 ) -> EngineConfig:
     """Load the plugins, open the checkpoint (headers and config only) and settle everything.
 
-    `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
-    Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
+    `devices` replace the devices that JAX sees; they may be a topology's. `checkpoint` is one that is open already. The
+    order of checks: argument values, checkpoint, architecture, length, devices, then settings that depend on them.
     """
     config = _settle(args, devices, checkpoint)
     refuse_head(config)
@@ -115,7 +115,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
 
     try:
         checkpoint = config.checkpoint if (args.model, args.revision) == (config.model, config.revision) else None
-        if checkpoint is None and not config.checkpoint.tensors:  # the weights of neither are looked at
+        if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
         return _settle(args, list(config.mesh.devices.flat), checkpoint)
@@ -124,7 +124,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
 
 
 def _open(args: EngineArguments) -> Checkpoint:
-    """Open the checkpoint; one of no supported architecture is refused before its weights are looked at."""
+    """Open the checkpoint; an unsupported architecture is refused before its weights are read."""
     from jaxllm.loading.open import open_checkpoint
 
     return open_checkpoint(
@@ -140,7 +140,7 @@ def _open(args: EngineArguments) -> Checkpoint:
 
 
 def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Resolved:
-    """Settle the model, and what the engine does with it."""
+    """Settle the model and its tasks."""
     hf_config = with_token_ids(hf_config, checkpoint)
     resolved = resolve_pooling(
         args, checkpoint, hf_config, settings.read_model_config(args.model, checkpoint, hf_config)
@@ -155,7 +155,7 @@ def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Map
 def _resolve_length(args: EngineArguments, resolved: Resolved) -> tuple[int, bool]:
     """Return the longest sequence, and whether the engine may lower it to what its KV cache holds."""
     return settings.resolve_max_model_len(
-        cast(int | None, args.max_model_len),  # check() has read strings
+        cast(int | None, args.max_model_len),  # check() has parsed strings
         settings.context_length(resolved.model_config),
         default=resolved.max_length,
         is_learned=not resolved.model_config.ropes,
@@ -163,7 +163,7 @@ def _resolve_length(args: EngineArguments, resolved: Resolved) -> tuple[int, boo
 
 
 def detect_platform(devices: Sequence[Device]) -> str:
-    """Return what devices are: "cpu", "gpu" or "tpu"."""
+    """Return the platform of devices: "cpu", "gpu" or "tpu"."""
     backend = devices[0].platform
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
     if platform not in PLATFORMS:
@@ -184,7 +184,7 @@ def detect_architecture(devices: Sequence[Device]) -> str | None:
 def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
-    """Settle which devices run the model, what they are, and the model as it is spread over them."""
+    """Settle the devices of the model, their platform, and the model as it is spread over them."""
     from jaxllm.execution.mesh import EXPERT_AXIS, deal_experts, resolve_mesh, spread
 
     limit_cpu()
@@ -201,7 +201,7 @@ def _resolve_devices(
 def _resolve_numerics(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
 ) -> dict[str, Any]:
-    """Settle how weights are held, how attention is computed, and whether outputs may depend on the batch."""
+    """Settle the form of weights, the ops of attention, and whether outputs may depend on the batch."""
     import jax
 
     from jaxllm.execution.options import layer_loop, library_is_invariant
@@ -230,7 +230,7 @@ def _resolve_numerics(
 def resolve_groups(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
 ) -> tuple[KVGroup, ...]:
-    """Settle how each device computes attention, and the form of the KV cache."""
+    """Settle the attention op of each device, and the form of the KV cache."""
     import jax.numpy as jnp
 
     from jaxllm.execution.kv_pool import KVGroup
@@ -240,7 +240,7 @@ def resolve_groups(
     plan = LayerPlan(model_config.layers)
     for group in plan.attention_groups:
         attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform)
-        # Where attention is not causal nothing is read after its step, and no blocks are behind a window.
+        # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
         groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
@@ -250,14 +250,14 @@ def resolve_groups(
 def resolve_states(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str
 ) -> tuple[StateGroup, ...]:
-    """Settle how each device computes the recurrent states of layers that have them."""
+    """Settle the ops of recurrent states of each device."""
     from jaxllm.execution.kv_pool import StateGroup
     from jaxllm.models.plan import LayerPlan
     from jaxllm.models.recurrence import pick_state_ops
 
     groups, plan = [], LayerPlan(model_config.layers)
     architecture = detect_architecture(list(mesh.devices.flat))
-    # What is said of attention holds here too: plain XLA where that was asked for.
+    # The attention backend applies too: plain XLA if the user wants it.
     backend = None if args.attention_config is None else args.attention_config.backend
     for group in plan.state_groups:
         assert group.state is not None
@@ -285,7 +285,7 @@ def _shape_of(
 def _resolve_attention(
     args: EngineArguments, shape: AttentionShape | LatentShape, mesh: Mesh, platform: str
 ) -> PoolAttention:
-    """Settle how each device computes the attention of a shape."""
+    """Settle the op of each device for attention of a shape."""
     from pallas_kernels import latent_attention, paged_attention
 
     backend = None if args.attention_config is None else args.attention_config.backend
@@ -306,7 +306,7 @@ def _resolve_attention(
 
 
 def _check_gpu_kernels(platform: str, backend: str | None) -> None:
-    """See whether this machine can run them: by a good assembler, or in an interpreter that does not wait for ever."""
+    """Check that this machine can run the kernels: with a good assembler, or in an interpreter that cannot deadlock."""
     if platform == "gpu":
         from pallas_kernels.paged_attention.gpu.assembler import assembler_doubt
 
@@ -324,14 +324,14 @@ def _check_gpu_kernels(platform: str, backend: str | None) -> None:
 
 def _load_processors(processors: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:
     if not processors:
-        return ()  # and JAX need not be imported yet
+        return ()  # JAX need not be imported yet
     from jaxllm.sampling.processors import load_processors
 
     return load_processors(processors)
 
 
 def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: int, num_devices: int) -> None:
-    """See whether functions can be traced; refuse classes where the logits come from several devices."""
+    """Check that functions can be traced; refuse classes where the logits come from several devices."""
     if not processors:
         return
     from jaxllm.execution.options import tracing

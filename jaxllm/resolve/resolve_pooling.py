@@ -1,4 +1,4 @@
-"""Whether an engine generates or pools is settled, and how hidden states become outputs."""
+"""Settle whether an engine generates or pools, and how hidden states become outputs."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 class Resolved(NamedTuple):
-    """What an engine does, settled."""
+    """The settled tasks of an engine."""
 
     model_config: ModelConfig
     pooling: PoolingSettings | None
-    """It is None for an engine that only generates."""
+    """None for an engine that only generates."""
     runner_type: str
     convert_type: str
     pooler_config: PoolerConfig | None
-    """The arguments' with what was settled in place; None for an engine that only generates."""
+    """The user's config with settled values; None for an engine that only generates."""
     max_length: int | None = None
-    """The longest sequence that the checkpoint's files say is to be pooled; None if they say none."""
+    """The longest sequence to pool by the checkpoint's files; None if they set none."""
 
 
 def resolve_pooling(
     args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any], model_config: ModelConfig
 ) -> Resolved:
-    """Settle what the engine does with the model, which is as its family reads it from `hf_config`.
+    """Settle the tasks of the model, which its family has read from `hf_config`.
 
-    Raises VLLMValidationError, in vLLM's words where it has some, for what the model cannot do.
+    Raises VLLMValidationError, in vLLM's words where possible, for a task that the model does not have.
     """
     from jaxllm.loading.sentence_transformers import SentenceFiles, read_settings
 
@@ -71,7 +71,7 @@ def resolve_pooling(
 
 
 def resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool) -> tuple[str, str]:
-    """Settle runner and convert as vLLM does; `pools` says whether the architecture does so by itself."""
+    """Settle runner and convert as vLLM does; `pools` is True if the architecture is a pooling model."""
     runner, convert = args.runner, args.convert
     if runner == "auto":
         is_sentence_transformer = files.has("Pooling") or files.has("LogitScore")
@@ -99,7 +99,7 @@ def resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool) 
 def _convert(
     model: str, files: SentenceFiles, hf_config: Mapping[str, Any], model_config: ModelConfig, convert: str
 ) -> ModelConfig:
-    """Return the model with the head that `convert` asks for; a model that pools already has to have it."""
+    """Return the model with the head that `convert` asks for; a pooling model must have it already."""
     from jaxllm.loading.sentence_transformers import read_classifier_tokens
     from jaxllm.models.pooling import classification, embedding
 
@@ -129,18 +129,18 @@ def _pooling_of(model_config: ModelConfig) -> Pooling:
 
 
 def _find_embedding(files: SentenceFiles, model_config: ModelConfig) -> Embedding | None:
-    """Return what the modules of sentence-transformers make of hidden states; None if they do not embed."""
+    """Return the embedding that the sentence-transformers modules make of hidden states; None if they make none."""
     from jaxllm.loading.sentence_transformers import read_embedding
 
     embeds = set(_pooling_of(model_config).tasks) & set(EMBED_TASKS)
-    # A list of modules that has no layers after the model says nothing.
+    # A list of modules without layers after the model has no effect.
     return read_embedding(files) if embeds and len(files.modules) > 1 else None
 
 
 def _with_files(
     pooling: Pooling, embedding: Embedding | None, hidden_size: int, user_config: PoolerConfig, source: str
 ) -> Pooling:
-    """Return a family's pooling with what files and arguments say in its place."""
+    """Return a family's pooling, overridden by files and arguments."""
     from jaxllm.models.config import POOLING_TYPES
 
     kind = user_config.seq_pooling_type or (embedding.kind if embedding else pooling.kind)
@@ -172,7 +172,7 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
 
 
 def _check_types(user_config: PoolerConfig, tasks: tuple[str, ...]) -> None:
-    """Refuse a way of pooling that no task of the model takes."""
+    """Refuse a pooling type that no task of the model uses."""
     of_tokens = [task in TOKEN_TASKS for task in tasks]
     for name, has_effect in (("seq_pooling_type", not all(of_tokens)), ("tok_pooling_type", any(of_tokens))):
         if getattr(user_config, name) is not None and not has_effect:
@@ -181,7 +181,7 @@ def _check_types(user_config: PoolerConfig, tasks: tuple[str, ...]) -> None:
 
 
 def _settle(user_config: PoolerConfig, pooling: Pooling, embedding: Embedding | None) -> PoolerConfig:
-    """Return the arguments with what they left open."""
+    """Return the user's config with defaults filled in."""
     use_activation = user_config.use_activation
     if use_activation is None:
         use_activation = embedding.normalizes if embedding else True
@@ -234,7 +234,7 @@ def _make_settings(
 
 
 def _check_pooler(pooler: PoolerConfig, settings: PoolingSettings) -> None:
-    """Refuse settings that would have no effect, or that no request could have."""
+    """Refuse settings that have no effect, or that no request can use."""
     classifies = settings.num_labels is not None
     for name, has_effect in (
         ("dimensions", not classifies),
@@ -263,7 +263,7 @@ def _score_type(tasks: tuple[str, ...], size: int) -> str | None:
 
 
 def _whole_tasks(model_config: ModelConfig) -> tuple[str, ...]:
-    """Return the tasks that need a prompt's tokens in one step: they see one another, or are pooled together."""
+    """Return the tasks that need all tokens of a prompt in one step: tokens attend to later ones, or pool as one."""
     pooling = _pooling_of(model_config)
     if not is_causal(model_config):
         return pooling.tasks
@@ -271,5 +271,5 @@ def _whole_tasks(model_config: ModelConfig) -> tuple[str, ...]:
 
 
 def is_causal(model_config: ModelConfig) -> bool:
-    """Say whether no layer attends to tokens ahead."""
+    """Return whether no layer attends to later tokens."""
     return all(layer.causal for layer in model_config.layers)

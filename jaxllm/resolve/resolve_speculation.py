@@ -1,4 +1,4 @@
-"""How tokens are guessed ahead is settled last: a draft model runs as the model does whose tokens it guesses."""
+"""Settle how tokens are guessed ahead, last of all: a draft model runs like the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from jaxllm.speculation.drafter import SpeculationSettings
 
 FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
-"""A step of so many rows takes about twice as long as one of a single row, in which all weights are read."""
+"""The number of rows with which a step takes about twice as long as with one row, when all weights are read."""
 
 
 def resolve_speculation(
     args: EngineArguments, resolved: Resolved, platform: str, processors: Sequence[LogitsProcessor | type]
 ) -> SpeculationSettings | None:
-    """Settle how tokens are guessed ahead, or refuse it where it cannot be done."""
+    """Settle how tokens are guessed ahead, or refuse it where it is impossible."""
     config = args.speculation()
     if config is None:
         return None
@@ -45,7 +45,7 @@ def resolve_speculation(
 
 
 def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:
-    """Return the arguments of the draft model of an engine that is settled but for it; None if it has none."""
+    """Return the arguments of the draft model of an otherwise settled engine; None if it has none."""
     speculative = args.speculation()
     if speculative is None or speculative.drafter not in ("draft_model", *HEADS):
         return None
@@ -60,7 +60,7 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             raise VLLMValidationError(message, parameter=GROUP, value=size)
     is_own = speculative.drafter == "mtp"
     model = args.model if is_own else speculative.model
-    assert model is not None  # SpeculativeConfig has seen to it
+    assert model is not None  # SpeculativeConfig has checked it
     try:
         return EngineArguments(
             model=model,
@@ -95,7 +95,7 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
 
 
 def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) -> dict[str, Any]:
-    """Return what a draft head's config.json lacks: what it is, and what it must know of the model."""
+    """Return the settings that a draft head's config.json lacks: its kind, and the model's sizes."""
     from jaxllm.models.families.eagle3 import EAGLE3_HEAD
     from jaxllm.models.families.mtp import MTP_HEADS
 
@@ -124,9 +124,9 @@ def refuse_head(config: EngineConfig) -> None:
 
 
 def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
-    """Return the settings of an engine with those of its draft model, or refuse that."""
+    """Return the settings of an engine with its draft model's, or refuse the draft model."""
     _check_draft(config, draft)
-    # It shares block tables that lose no blocks.
+    # It shares block tables that keep all blocks.
     groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
     draft = dataclasses.replace(draft, kv_groups=groups, reads=_features_for(config, draft))
     return dataclasses.replace(config, draft=draft)
@@ -150,7 +150,7 @@ def _features_for(config: EngineConfig, draft: EngineConfig) -> FeatureGroup | N
 
 
 def _check_draft(config: EngineConfig, draft: EngineConfig) -> None:
-    """Refuse a draft model that cannot run beside the other model, or has other tokens."""
+    """Refuse a draft model that cannot run beside the model, or has other tokens."""
     problem = _head_problem(config, draft)
     if any(layer.state is not None for layer in draft.model_config.layers):
         problem = "has recurrent state, which a wrong guess would spoil"
@@ -165,7 +165,7 @@ def _check_draft(config: EngineConfig, draft: EngineConfig) -> None:
 
 
 def _head_problem(config: EngineConfig, draft: EngineConfig) -> str | None:
-    """Say what a draft head reads that the model has not, or that it is one though no head was asked for."""
+    """Return why a draft head does not fit the model, or is not wanted; None if all is well."""
     head, model = draft.model_config.draft_head, config.model_config
     assert config.speculation is not None
     if head is None:
@@ -187,18 +187,18 @@ def shared_group(config: EngineConfig) -> int | None:
 
 
 def refused_draft(model: str, error: VLLMValidationError) -> VLLMValidationError:
-    """Return the error of a draft model whose own arguments are refused."""
+    """Return the error for a draft model with refused arguments."""
     message = f"{GROUP}: the draft model {shown(model)} cannot be used: {error}"
     return VLLMValidationError(message, parameter=GROUP, value=model)
 
 
 def _have_same_tokens(config: EngineConfig, draft: EngineConfig) -> bool:
-    """Say whether two models whose embeddings have not as many rows have the same tokenizer all the same."""
+    """Return whether two models have the same tokenizer although their embeddings differ in rows."""
     from jaxllm.text.tokenizer import load_tokenizer
 
     try:
         tokenizers = [load_tokenizer(each.checkpoint, config.cache_dir) for each in (config, draft)]
-    except VLLMValidationError:  # one has none
+    except VLLMValidationError:  # a checkpoint has no tokenizer
         return False
     first, second = (tokenizer.backend.get_vocab() for tokenizer in tokenizers)
     return first == second

@@ -1,6 +1,6 @@
-"""`llm.llm_engine.vllm_config`: the settings that an engine runs by, under the names that programs read in vLLM.
+"""`llm.llm_engine.vllm_config`: the settings of an engine, under the names that programs read in vLLM.
 
-They are plain data, which msgpack carries from the process of the engine core to that of the front end.
+They are plain data, which msgpack carries from the core's process to the front end's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ModelConfig:
 
     model: str
     served_model_name: str
-    """The first of the names that users call the model by, as metrics show it."""
+    """The first of the model's served names, for metrics."""
     tokenizer: str
     revision: str | None
     tokenizer_revision: str | None
@@ -53,14 +53,14 @@ class ModelConfig:
     runner_type: str = "generate"
     """What the engine is for: "generate" or "pooling"."""
     convert_type: str = "none"
-    """What was made of a model that generates: "none" if nothing, "embed" or "classify"."""
+    """The conversion of a model that generates: "none", "embed" or "classify"."""
     pooler_config: PoolerConfig | None = None
-    """How the model pools, settled; None if it only generates."""
+    """The settled settings of pooling; None if it only generates."""
     is_matryoshka: bool = False
-    """Requests may cut embeddings to fewer dimensions."""
+    """True if requests may cut embeddings to fewer dimensions."""
     matryoshka_dimensions: list[int] | None = None
     embedding_size: int | None = None
-    """The numbers of one output of pooling; None if there is none."""
+    """The size of one pooling output; None if there is none."""
 
     @cached_property
     def hf_config(self) -> PreTrainedConfig:
@@ -110,7 +110,7 @@ class CacheConfig:
     """The dtype of the KV cache by its name."""
     enable_prefix_caching: bool
     num_gpu_blocks: int
-    """The number of KV blocks, block 0 included, which is padding's."""
+    """The number of KV blocks, including block 0, which padding writes to."""
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
 
@@ -172,18 +172,18 @@ class SpeculativeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
-    """The settings of what an engine tells about itself."""
+    """The settings of logs, metrics and traces."""
 
     disable_log_stats: bool
     kv_cache_metrics: bool
     kv_cache_metrics_sample: float
     otlp_traces_endpoint: str | None
-    """Where a span of each request goes; None if there are no traces."""
+    """The address that a span of each request is sent to; None if there are no traces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    """All settings of an engine, in vLLM's groups; changing them is not possible, and would change nothing."""
+    """All settings of an engine, in vLLM's groups; read only."""
 
     model_config: ModelConfig
     cache_config: CacheConfig
@@ -191,7 +191,7 @@ class VllmConfig:
     parallel_config: ParallelConfig
     device_config: DeviceConfig
     attention_config: AttentionConfig
-    """The kernels that compute attention, by the name that was settled on."""
+    """The settled kernels of attention, by name."""
     observability_config: ObservabilityConfig
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
