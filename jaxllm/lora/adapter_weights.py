@@ -32,7 +32,7 @@ class _Target(NamedTuple):
     made: Adapters
     array: ArraySpec
     param: ParamSpec
-    index: int
+    part: int
     """The parameter's place in the weight."""
 
 
@@ -48,10 +48,10 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
         array = arrays[path]
         down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
         made = adapters[path] = Adapters(down, up, specs.parts)
-        for index, param in enumerate(array.params.values()):
+        for part, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
                 layer_factors = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
-                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(layer_factors, array, param, index))
+                targets[_in_layer(source.removesuffix(".weight"))].append(_Target(layer_factors, array, param, part))
     # The layers of another modality's encoder may be called as the model's own are.
     own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
     modules = {_in_layer(module): module for module in own_modules}
@@ -76,7 +76,7 @@ def _in_layer(module: str) -> str:
 
 def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
     """Write one module's matrices, or their part, to where they are taken."""
-    made, array, param, index = target
+    made, array, param, part = target
     outputs = outputs_of(param)
     if outputs is None:
         raise adapter.error(
@@ -90,7 +90,7 @@ def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: st
             f"{module} is for {num_inputs} inputs and {num_outputs} outputs, and in this model it has "
             f"{prod(param.shape[-count:])} and {rows}"
         )
-    first = index * (made.down.shape[0] // len(array.params))
+    first = part * (made.down.shape[0] // len(array.params))
     made.down[first : first + rank] = matrices.down
     ours = " ".join(param.layout.partition("->")[2].split()[:-count])
     factor = replace(param, shape=(*param.shape[:-count], rank), axes=(*param.axes[:-count], None))
