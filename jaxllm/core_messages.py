@@ -1,4 +1,4 @@
-"""What a front end and its engine core say to each other: plain data, which goes through msgpack unchanged."""
+"""The messages between a front end and its engine core: plain data, which goes through msgpack unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED_MASK = 2**64 - 1
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request is a prompt to go on with or to pool, complete: nothing is looked up or defaulted after this point.
+    """A prompt to continue or to pool, complete: nothing is looked up or defaulted after this point.
 
     Its `sampling_params.n` outputs are one sequence each; `split` makes the requests of the single sequences.
     """
@@ -25,7 +25,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The front end's own name of the request, which it never gives to another one."""
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    """They are all defaults in a request that is pooled, of which nothing is sampled."""
+    """All are defaults in a request that is pooled, because nothing is sampled."""
     eos_token_id: int | None
     """The tokenizer's EOS, or None when the request ignores it."""
     max_tokens: int
@@ -35,9 +35,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float
     """The time of arrival in seconds, as of time.time()."""
     arrival: int = 0
-    """The front end's count of requests at its arrival, which is its place in line; steps of a beam search share it."""
+    """The front end's count of requests at its arrival, its position in the queue; steps of a beam search share it."""
     num_seats: int = 1
-    """How many of max_num_seqs it counts as: the first step of a beam search stands for all that follow it at once."""
+    """Its share of max_num_seqs: the first step of a beam search stands for all that follow it at once."""
     priority: int = 0
     cache_salt: str | None = None
     lora: LoRARequest | None = None
@@ -45,7 +45,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: int | None = None
     """The core's own number of that adapter, which it gives once the adapter is loaded."""
     pooling_params: PoolingParams | None = None
-    """They say how the prompt's hidden states become the output; None for a request that generates."""
+    """How the prompt's hidden states become the output; None for a request that generates."""
     pair_start: int | None = None
     """The position of the first token of a pair's second text; None for a single text."""
     fork_of: str | None = None
@@ -95,7 +95,7 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     """A reason why a request has ended without what it asked for."""
 
     kind: Literal["invalid", "internal"]
-    """It is "invalid" where the request asks for what cannot be done, "internal" where the engine has failed it."""
+    """It is "invalid" if the request asks for what cannot be done, "internal" where the engine has failed it."""
     message: str
     parameter: str | None = None
     """The argument that asks for what cannot be done, if one is known."""
@@ -141,7 +141,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     request_id: str
     """The id of the sequence, one of `sequence_ids`."""
     new_token_ids: list[int] = []
-    """It is empty when a chunk of the prompt was scored, and where the output says only that its sequence was admitted,
+    """Empty when a chunk of the prompt was scored, and where the output says only that its sequence was admitted,
     aborted or failed.
     """
     new_logprobs: list[TokenLogprobs] | None = None
@@ -150,7 +150,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     pooled: Pooled | None = None
     """The whole output of a request that was pooled."""
     finish_reason: str | None = None
-    """It is None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
+    """None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
     stop_reason: int | str | None = None
     """The stop token id that ended the request (None for EOS), or "repetition_detected"."""
     error: RequestError | None = None
@@ -158,9 +158,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     is_admitted: bool = False
     """True once for each sequence of a request with structured outputs: its grammar has compiled."""
     num_cached_tokens: int = 0
-    """So many prompt tokens were taken from the prefix cache when the request was first scheduled."""
+    """The number of prompt tokens from the prefix cache when the request was first scheduled."""
     num_preemptions: int = 0
-    """The request's blocks have been taken away so often so far."""
+    """How often the request has been preempted so far."""
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
@@ -173,7 +173,7 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     """Chunks that had drafts."""
     num_draft_tokens: int
     num_accepted_tokens: int
-    """Drafts that were what was sampled."""
+    """Drafts that equal the sampled token."""
     num_accepted_tokens_per_pos: list[int]
     """Such drafts that were the first ones of their chunks, the second ones, and so on."""
 
@@ -231,4 +231,4 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""
     engine_index: int = 0
-    """The number of the replica whose step it was; the core itself does not know it."""
+    """The number of the replica whose step it was; the front end sets it."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LLM(RefusesMethods, refused=LLM_REFUSES):
-    """An LLM is a model with its tokenizer and its KV cache; `with LLM(...) as llm:` releases them at the end.
+    """A model with its tokenizer and its KV cache; `with LLM(...) as llm:` releases them at the end.
 
     `model` is a hub id, a folder, or a .gguf file; every other argument is one of `EngineArgs`. Threads may share an
     LLM: their calls happen in turn.
@@ -261,7 +261,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
         """
         self._check(use_tqdm)
-        from jaxllm.engine.front.scoring import Scorer  # which loads numpy
+        from jaxllm.engine.front.scoring import Scorer  # imports numpy
 
         front = self.llm_engine.front
         plan = Scorer(front).plan(data_1, data_2, chat_template=chat_template)
@@ -281,7 +281,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue prompts for `wait_for_completion` and return their request ids; it is too quick to show a bar."""
+        """Queue prompts for `wait_for_completion` and return their request ids; no bar is shown."""
         self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
         return self._runner.enqueue(
             self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
@@ -349,7 +349,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""
         self.llm_engine.start_profile(profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
 
     def stop_profile(self) -> None:
@@ -362,7 +362,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         return self.llm_engine.model_config
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return how many devices run the model."""
+        """Return the number of devices that run the model."""
         del include_dp  # replicas are no part of a mesh
         return self.llm_engine.vllm_config.parallel_config.world_size
 

@@ -1,4 +1,4 @@
-"""`EngineClient` is what servers and programs need of an asynchronous engine, with vLLM's names."""
+"""`EngineClient`: the methods of an asynchronous engine that servers and programs use, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ type PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineClient(ABC):
-    """The base class of asynchronous engines; programs should ask for it where any of them will do."""
+    """The base class of asynchronous engines; programs should accept it where any of them will do."""
 
     vllm_config: VllmConfig
     model_config: ModelConfig
@@ -28,17 +28,17 @@ class EngineClient(ABC):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Say whether requests are taken."""
+        """Return whether requests are taken."""
 
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Say whether the engine has ended, by `shutdown` or an error."""
+        """Return whether the engine has ended, by `shutdown` or an error."""
 
     @property
     @abstractmethod
     def errored(self) -> bool:
-        """Say whether an error has ended the engine."""
+        """Return whether an error has ended the engine."""
 
     @property
     @abstractmethod
@@ -93,7 +93,7 @@ class EngineClient(ABC):
         """Return the tokenizer as an object of transformers, which may be awaited too."""
 
     async def is_tracing_enabled(self) -> bool:
-        """Say whether requests are traced, so that `trace_headers` may be given."""
+        """Return whether requests are traced, so that `trace_headers` may be given."""
         return self.vllm_config.observability_config.otlp_traces_endpoint is not None
 
     @abstractmethod
@@ -134,7 +134,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def is_sleeping(self) -> bool:
-        """Say whether the engine sleeps."""
+        """Return whether the engine sleeps."""
 
     @abstractmethod
     async def add_lora(self, lora_request: Any) -> bool:
@@ -152,7 +152,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def is_paused(self) -> bool:
-        """Say whether new requests wait."""
+        """Return whether new requests wait."""
 
     async def get_vllm_config(self) -> VllmConfig:
         """Return the engine's settings under vLLM's names."""
@@ -164,14 +164,14 @@ class EngineClient(ABC):
 
 
 class TextClient(EngineClient):
-    """The base class of engines whose models make text of text: to the rest they have one answer."""
+    """The base class of engines for text models: methods for other inputs do nothing."""
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be used for."""
+        """Return the tasks that the model supports."""
         return ("generate",)
 
     async def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of multimodal inputs."""
 
     async def reset_encoder_cache(self) -> None:
-        """Do nothing: no model here has an encoder."""
+        """Do nothing: no model has an encoder."""

@@ -1,4 +1,4 @@
-"""An engine's two halves are started together: the core where it is asked for, the front end here."""
+"""Start the two halves of an engine: the core in this thread, another thread or processes, and its front end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
     """Start a core that does its steps when it is called; the front end shares its tokenizer."""
-    from jaxllm.engine.core.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # imports JAX
 
     _follow_if_not_first(engine_args)
     tokenizers: list[Tokenizer | None] = []
@@ -51,7 +51,7 @@ def start_in_process(
 
     def start(replica: int | None = None) -> RemoteCore:
         if uses_ray(engine_args):
-            from jaxllm.engine.client.core_actor import CoreActor  # which loads Ray
+            from jaxllm.engine.client.core_actor import CoreActor  # imports Ray
 
             return RemoteCore(CoreActor(engine_args, replica), zmq.Context())
         return RemoteCore.in_process(engine_args, command, replica=replica)
@@ -62,7 +62,7 @@ def start_in_process(
 
 
 def uses_ray(engine_args: EngineArgs) -> bool:
-    """Say whether cores are to be actors of a Ray cluster. Raises VLLMValidationError if Ray is not there, or the model
+    """Return whether cores are actors of a Ray cluster. Raises VLLMValidationError if Ray is missing, or the model
     is over several hosts.
     """
     names = ("distributed_executor_backend", "data_parallel_backend")
@@ -88,7 +88,7 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
         message = "replicas run in processes of their own: leave disable_frontend_multiprocessing off."
         raise VLLMValidationError(message, parameter="data_parallel_size", value=engine_args.data_parallel_size)
     from jaxllm.engine.client.remote_core import RemoteCore
-    from jaxllm.engine.core.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # imports JAX
 
     _follow_if_not_first(engine_args)
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
@@ -96,7 +96,7 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
 
 
 def _follow_if_not_first(engine_args: EngineArgs) -> None:
-    """On all hosts of a model but the first: do what that one says until it ends, and end this process."""
+    """Follow the first host of a model until it ends, on any other host, and end this process."""
     if engine_args.node_rank > 0:
         from jaxllm.engine.core.follower import follow
 

@@ -1,1 +1,1 @@
-"""LoRA adapters: requests for them, their files and weights, and the ones that an engine holds."""
+"""LoRA adapters: requests for them, their files and weights, and the store of an engine."""

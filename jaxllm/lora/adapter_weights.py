@@ -1,4 +1,4 @@
-"""A LoRA adapter's tensors become the arrays of one slot, in the order and with the repeats of the weights beside."""
+"""Turn a LoRA adapter's tensors into the arrays of one slot, in the order and with the repeats of the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
 """The last group of a module's name is what is left from the list of layers on: what comes before differs between
 versions of HF."""
 MOST_NAMED = 3
-"""How many modules an error names."""
+"""The number of modules that an error names."""
 
 
 class _Target(NamedTuple):
@@ -33,7 +33,7 @@ class _Target(NamedTuple):
     array: ArraySpec
     param: ParamSpec
     part: int
-    """The parameter's place in the weight."""
+    """The parameter's index in the weight."""
 
 
 def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:

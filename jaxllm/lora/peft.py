@@ -30,12 +30,12 @@ REFUSED: Mapping[str, str] = {
     "trainable_token_indices": "trained rows of the embedding",
     "alora_invocation_tokens": "activation by tokens (aLoRA)",
 }
-"""What an adapter may have that is not applied, by its key in the config."""
+"""The parts of an adapter that are not applied, by their keys in the config."""
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """What an adapter adds to one module's weight, the float32 product `up` [out, rank] times `down` [rank, in]."""
+    """An adapter's addition to one module's weight, the float32 product `up` [out, rank] times `down` [rank, in]."""
 
     down: np.ndarray
     up: np.ndarray

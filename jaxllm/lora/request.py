@@ -1,4 +1,4 @@
-"""A request names the LoRA adapter that it is to be computed with."""
+"""Name the LoRA adapter that a request is computed with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxllm.exceptions import VLLMValidationError
 
 
 class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
-    """The name, number and place of an adapter.
+    """The name, number and path of an adapter.
 
     Two are equal if their names are. The number is the adapter's own: requests with the same number share what was
     loaded for the first of them, unless `load_inplace` asks for it to be read again.
@@ -20,7 +20,7 @@ class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
     lora_path: str = ""
     """A folder that PEFT saved, or a repository of the hub with the same files."""
     base_model_name: str | None = None
-    """It is for listings alone, and not compared with the engine's model."""
+    """Shown in listings alone, and not compared with the engine's model."""
     tensorizer_config_dict: dict | None = None
     load_inplace: bool = False
     is_3d_lora_weight: bool = False

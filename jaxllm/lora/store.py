@@ -43,12 +43,12 @@ class AdapterStore:
             self._needed[sequence_id] = self._find(request)
 
     def is_ready(self, sequence_id: str) -> bool:
-        """Say whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
+        """Return whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
         number = self._needed.get(sequence_id)
         return number is None or self._loads[number].done()
 
     def error(self, sequence_id: str) -> RequestError | None:
-        """Return what is wrong with the adapter of a sequence that is ready."""
+        """Return the error of a ready sequence's adapter, or None."""
         number = self._needed.get(sequence_id)
         error = None if number is None else self._loads[number].exception()
         return None if error is None else RequestError.of(error)
@@ -62,7 +62,7 @@ class AdapterStore:
         return self._loads[number].result()
 
     def wait(self, seconds: float) -> None:
-        """Wait for an adapter to be loaded, at most so long."""
+        """Wait for an adapter to be loaded, for `seconds` at most."""
         self._done.wait(seconds)
         self._done.clear()
 
@@ -107,7 +107,7 @@ class AdapterStore:
             return {each for each, number in self._numbers.items() if number in self._loads}
 
     def close(self) -> None:
-        """Load nothing further."""
+        """Stop loading."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _find(self, request: LoRARequest) -> int:
@@ -122,7 +122,7 @@ class AdapterStore:
         return number
 
     def _make_room(self) -> None:
-        """Let go of what nobody needs: bad adapters, those that have no id any more, and those beyond the limit."""
+        """Drop unneeded adapters: bad ones, those that have no id any more, and those beyond the limit."""
         named, needed = set(self._numbers.values()), set(self._needed.values())
         self._pinned &= named
         for number in [each for each in self._loads if each not in needed]:
@@ -134,7 +134,7 @@ class AdapterStore:
 
 
 class HoldsAdapters:
-    """A base of cores, which answers what front ends ask of their adapters."""
+    """The base of cores, with the calls about adapters."""
 
     _adapters: AdapterStore | None
     """None if there are none."""

@@ -1,4 +1,4 @@
-"""Decide by vLLM's rules which beams a search goes on with and which it returns; no engine is needed."""
+"""Choose the beams that a search goes on with and those that it returns, by vLLM's rules, without an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.logprobs import Logprob
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence in the making."""
+    """A sequence that grows during a search."""
 
     token_ids: list[int]
     """The generated tokens, without the prompt's."""
@@ -26,7 +26,7 @@ class Beam:
 
 
 class Step(NamedTuple):
-    """What one live beam was given to go on with."""
+    """The log-probabilities of the tokens that may follow one live beam."""
 
     logprobs: Mapping[int, Logprob]
     token_ids: Collection[int]
@@ -116,7 +116,7 @@ class BeamSearch:
         return cum_logprob / max(length, 1) ** self._length_penalty
 
     def _can_improve(self) -> bool:
-        """Say whether a live beam can still be among the best: log-probabilities only add up to less."""
+        """Return whether a live beam can still be among the best: log-probabilities only add up to less."""
         if len(self.complete) < self._width or not self.live:
             return True
         lengths = self._num_tokens, self._max_tokens

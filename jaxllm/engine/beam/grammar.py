@@ -1,4 +1,4 @@
-"""A grammar says which tokens may follow each beam of a search."""
+"""Find the tokens that may follow each beam of a search by its grammar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 type Mask = np.ndarray
 """One bit per token, packed into int32 words."""
 type Masks = Sequence[Mask | None]
-"""What may follow each beam: a mask, or None where nothing may."""
+"""The tokens that may follow each beam: a mask, or None where none may."""
 
 
 class BeamGrammar:
@@ -44,7 +44,7 @@ class BeamGrammar:
         The future fails with VLLMValidationError if the grammar does not compile.
         """
         first: Future[Masks] = Future()
-        first.set_running_or_notify_cancel()  # what has begun cannot be cancelled
+        first.set_running_or_notify_cancel()  # a compilation that has begun cannot be cancelled
         self._compiled.add_done_callback(partial(self._when_compiled, first))
         return first
 
@@ -86,7 +86,7 @@ class BeamGrammar:
 
 
 def _pass_on(target: Future[Masks], source: Future[Masks]) -> None:
-    """Let one future end as the other did."""
+    """Give one future the result or the error of the other."""
     error = source.exception()
     if error is not None:
         target.set_exception(error)

@@ -45,14 +45,14 @@ class _Running:
     parent_ids: list[str | None] = field(default_factory=list)
     """The requests of the step before, while they are needed."""
     masks: Masks = ()
-    """What the grammar lets follow each live beam; empty without a grammar."""
+    """The masks of the tokens that may follow each live beam; empty without a grammar."""
     tops: dict[str, Mapping[int, Logprob]] = field(default_factory=dict)
-    """What the requests have given so far."""
+    """The outputs of the requests so far."""
     is_aborted: bool = False
 
     @property
     def is_step_complete(self) -> bool:
-        """Say whether all requests of the step have ended."""
+        """Return whether all requests of the step have ended."""
         return len(self.tops) == len(_known(self.request_ids))
 
     def advance(self) -> None:
@@ -73,7 +73,7 @@ class _Running:
 
 
 class BeamEngine(Protocol):
-    """What a search needs of an engine; none of it waits."""
+    """The calls that a search makes of an engine; none of them waits."""
 
     def enqueue(self, request: ProcessedRequest) -> None:
         """Queue a request that is complete."""
@@ -129,12 +129,12 @@ class BeamSearcher:
 
     @property
     def is_done(self) -> bool:
-        """Say whether every search has ended."""
+        """Return whether every search has ended."""
         return not self._active
 
     @property
     def masks(self) -> list[Future[Masks]]:
-        """Return what searches wait for before their next step."""
+        """Return the masks that searches wait for before their next step."""
         return list(self._masks)
 
     def start(self, requests: Sequence[ProcessedRequest], on_end: Callable[[int, int], None] | None = None) -> None:
@@ -202,7 +202,7 @@ class BeamSearcher:
             self._engine.release(_known(running.parent_ids + running.request_ids))
 
     def outputs(self) -> list[BeamSearchOutput]:
-        """Return what was found, in the prompts' order; text only with a tokenizer."""
+        """Return the sequences found, in the prompts' order; text only with a tokenizer."""
         return [
             BeamSearchOutput([self._sequence(running, beam, self._front.tokenizer) for beam in running.search.complete])
             for running in self._searches
@@ -345,13 +345,13 @@ def _with_strings(top: Mapping[int, Logprob], before: Sequence[int], tokenizer: 
 
 
 def _check_params(front: FrontEnd, params: Any) -> int:
-    """Refuse what cannot be searched; return how many of the most likely tokens each step asks for."""
+    """Refuse what cannot be searched; return the number of likely tokens that each step asks for."""
     if not isinstance(params, BeamSearchParams):
         message = f"params must be BeamSearchParams, got {shown(params)} ({type(params).__name__})."
         raise VLLMValidationError(message, parameter="params", value=params)
     _check_mode(front)
     model_config = front.ready.vllm_config.model_config
-    # So many that the width is left if each beam's likeliest token is the end of sequence.
+    # Enough that the width is left if each beam's likeliest token is the end of sequence.
     wanted = min(2 * params.beam_width, front.ready.vocab_size)
     if params.allowed_token_ids is None and wanted > model_config.max_logprobs:
         message = (

@@ -1,4 +1,4 @@
-"""An engine core runs as an actor of a Ray cluster, on any of its machines; Ray gives it its devices."""
+"""Run an engine core as an actor of a Ray cluster, on any of its machines; Ray gives it its devices."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class CoreActor:
         return pid if node == ray.get_runtime_context().get_node_id() else None
 
     def end_reason(self) -> str | None:
-        """Say how the actor has ended; None while it runs."""
+        """Return how the actor has ended; None while it runs."""
         if self._reason is None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.poll_seconds  # each look asks Ray
             self._look(0)
         return self._reason
 
     def wait(self, seconds: float) -> None:
-        """Wait until the actor has ended; it is killed after so many seconds."""
+        """Wait until the actor has ended; it is killed after `seconds`."""
         self._look(seconds)
         if self._reason is None:
             self.kill()
@@ -112,7 +112,7 @@ class CoreActor:
 
 
 def _resources(num_devices: int) -> dict[str, Any]:
-    """Return what of a cluster's resources a core needs: accelerators if there are any, else a CPU."""
+    """Return the resources that a core needs of a cluster: accelerators if it has any, else a CPU."""
     resources = ray.cluster_resources()
     if "GPU" in resources:
         return {"num_gpus": num_devices}

@@ -1,4 +1,4 @@
-"""An engine core gets a process, or a thread, of its own to run in, which is watched from the front end."""
+"""Start an engine core in a process or a thread, watch it, and end it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.utils.child_process import python_command
 
 KILLED_SECONDS = 5.0
-"""A process that was killed is waited for so long; one that waits for a device's driver may stay longer."""
+"""The longest wait for a killed process to end; one that waits for a device's driver may stay longer."""
 
 
 class CoreHandle(Protocol):
@@ -29,7 +29,7 @@ class CoreHandle(Protocol):
 
     meeting: Meeting
     name: str
-    """How messages call it."""
+    """Its name in messages."""
 
     @property
     def pid(self) -> int | None:
@@ -42,20 +42,20 @@ class CoreHandle(Protocol):
         ...
 
     def end_reason(self) -> str | None:
-        """Say how it has ended; None while it runs."""
+        """Return how it has ended; None while it runs."""
         ...
 
     @property
     def poll_seconds(self) -> float:
-        """Return how long to wait at most before asking again whether it has ended."""
+        """Return the longest time to wait before asking again whether it has ended."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended; it is killed after so many seconds, where that can be done."""
+        """Wait until it has ended; it is killed after `seconds`, where that can be done."""
         ...
 
     def stop(self, seconds: float) -> None:
-        """Do as `wait` does, and release what this has of the system. May be called twice."""
+        """Do as `wait` does, and release files and descriptors. May be called twice."""
         ...
 
     def kill(self) -> None:
@@ -66,7 +66,7 @@ class CoreHandle(Protocol):
 class CoreProcess:
     """A core in a process of its own."""
 
-    poll_seconds = 0.5  # a descriptor tells of its end
+    poll_seconds = 0.5  # a descriptor becomes readable at its end
 
     def __init__(self, engine_args: EngineArgs, command: Sequence[str] = (), replica: int | None = None) -> None:
         """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
@@ -98,7 +98,7 @@ class CoreProcess:
             raise
 
     def _hand_over(self, order: bytes) -> None:
-        with contextlib.suppress(OSError):  # not every system has such descriptors; then it is looked for its end
+        with contextlib.suppress(OSError):  # not every system has such descriptors; then its status is polled
             self._pidfd = os.pidfd_open(self._process.pid)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # its end will be seen
@@ -115,7 +115,7 @@ class CoreProcess:
         return [self._pidfd] if self._pidfd >= 0 else []
 
     def end_reason(self) -> str | None:
-        """Say how the process has ended; None while it runs."""
+        """Return how the process has ended; None while it runs."""
         status = self._process.poll()
         if status is None:
             return None
@@ -126,7 +126,7 @@ class CoreProcess:
         return f"it was ended by {name}{hint}"
 
     def wait(self, seconds: float) -> None:
-        """Wait until the process has ended; it is killed after so many seconds.
+        """Wait until the process has ended; it is killed after `seconds`.
 
         Then too it may go on for as long as a device's driver does not answer it.
         """
@@ -138,7 +138,7 @@ class CoreProcess:
                 self._process.wait(KILLED_SECONDS)
 
     def stop(self, seconds: float) -> None:
-        """Do as `wait` does, and close what there is to close. May be called twice."""
+        """Do as `wait` does, and close files and descriptors. May be called twice."""
         self.wait(seconds)
         self.meeting.close()
         if self._process.stdin is not None:
@@ -148,7 +148,7 @@ class CoreProcess:
             self._pidfd = -1
 
     def kill(self) -> None:
-        """Kill the process and do not wait: it may take long to end, and whoever waits for outputs is to know."""
+        """Kill the process and do not wait: it may take long to end, and callers wait for outputs."""
         self._process.kill()
 
 
@@ -165,7 +165,7 @@ def _order(engine_args: dict[str, Any], meeting: Meeting, replica: int) -> Start
 
 
 def _is_text(entry: Any) -> bool:
-    """Say whether an entry of sys.path can be sent: Python skips what is no string, and a path may be no UTF-8."""
+    """Return whether an entry of sys.path can be sent: Python skips other objects, and a path may not be UTF-8."""
     if not isinstance(entry, str):
         return False
     try:
@@ -178,7 +178,7 @@ def _is_text(entry: Any) -> bool:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # those of real time have no names
+    except ValueError:  # real-time signals have no names
         return f"signal {number}"
 
 
@@ -199,11 +199,11 @@ class CoreThread:
         self._thread.start()
 
     def end_reason(self) -> str | None:
-        """Say that the thread has ended; None while it runs."""
+        """Return how the thread has ended; None while it runs."""
         return None if self._thread.is_alive() else "its thread ended"
 
     def wait(self, seconds: float) -> None:
-        """Wait until the thread has ended, or for so many seconds: a thread cannot be killed."""
+        """Wait until the thread has ended, or for `seconds`: a thread cannot be killed."""
         self._thread.join(seconds)
 
     def stop(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A core that runs by itself is judged by its heartbeats."""
+"""Detect a hanging core by its heartbeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxllm.engine.transport.wire import Heartbeat
 
 
 class CoreWatch:
-    """This judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped.
+    """Judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped.
 
     It does not judge before the first heartbeat: a process that imports from a cold disk may take minutes to send it.
     """
@@ -18,7 +18,7 @@ class CoreWatch:
     def __init__(
         self, step_seconds: float, silence_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Allow a step or a call, compiling not counted, and a silence so many seconds."""
+        """Set the longest step or call, compiling not counted, and the longest silence, in seconds."""
         self._step_seconds, self._silence_seconds, self._clock = step_seconds, silence_seconds, clock
         self._looked = clock()
         self._heard: float | None = None
@@ -26,7 +26,7 @@ class CoreWatch:
 
     @property
     def has_heard(self) -> bool:
-        """Say whether there has been a heartbeat."""
+        """Return whether there has been a heartbeat."""
         return self._heard is not None
 
     @property
@@ -40,12 +40,12 @@ class CoreWatch:
         self._heard, self._last = self._clock(), beat
 
     def complaint(self) -> str | None:
-        """Say what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
+        """Return what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
         now = self._clock()
         if self._heard is None:
             return None
         if now - self._looked > self._silence_seconds / 2:
-            self._heard = now  # it was this process that was stopped
+            self._heard = now  # this process itself was stopped
         self._looked = now
         if now - self._heard > self._silence_seconds:
             return f"it has given no sign of life for {now - self._heard:.0f} s (JAXLLM_SILENCE_TIMEOUT)"

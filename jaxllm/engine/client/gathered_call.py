@@ -1,4 +1,4 @@
-"""A call of a method of all replicas has one answer, which is gathered from theirs."""
+"""Gather the answers of all replicas to a call into one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxllm.engine.transport.wire import Reply
 
 
 class GatheredCall:
-    """What replicas have answered so far. One that has ended is not waited for."""
+    """The answers of replicas so far. A replica that has ended is not waited for."""
 
     def __init__(self, method: str) -> None:
         self.rule = CALLS[method]
@@ -38,6 +38,6 @@ class GatheredCall:
         return Reply(call_id, None if error else self.rule.gather([reply.value for reply in self._replies]), error)
 
     def drop(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for answers."""
         for core, call_id in self._waiting:
             core.drop_reply(call_id)

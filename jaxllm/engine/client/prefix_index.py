@@ -1,4 +1,4 @@
-"""What a front end knows of a replica's prefix cache: hashes of how the prompts begin that it was given."""
+"""Estimate what a replica's prefix cache holds, by hashes of the beginnings of its prompts."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class PrefixIndex:
     """The prefixes that a replica is likely to have in its cache: those used last, as far as there is room."""
 
     def __init__(self, num_tokens: int) -> None:
-        """Make room for so many tokens, as many as the replica's KV cache has."""
+        """Make room for the number of tokens that the replica's KV cache has."""
         self._room = num_tokens
         self._lengths: OrderedDict[Hashable, int] = OrderedDict()
         """The tokens that each prefix adds to the next shorter one, by its key; those used last at the end."""
         self._num_tokens = 0
 
     def num_cached(self, prompt: Sequence[Prefix]) -> int:
-        """Return how many of a prompt's tokens are likely to be cached."""
+        """Return the number of a prompt's tokens that are likely to be cached."""
         longest = 0
         for prefix in prompt:
             if prefix.key not in self._lengths:
@@ -68,6 +68,6 @@ class PrefixIndex:
             self._num_tokens -= self._lengths.popitem(last=False)[1]
 
     def clear(self) -> None:
-        """Forget all: the cache was emptied."""
+        """Forget all prefixes: the cache was emptied."""
         self._lengths.clear()
         self._num_tokens = 0

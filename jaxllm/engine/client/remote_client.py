@@ -1,4 +1,4 @@
-"""What an event loop, or a start, needs of cores that run by themselves: one, or several that are replicas."""
+"""The base of the clients of cores in other processes or threads: one core, or several replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxllm.text.tokenizer_parts import TokenizerParts
 
 
 class RemoteClient(CoreClient):
-    """The base of clients whose messages come by themselves: `RemoteCore` and `ReplicatedCore`. For one thread."""
+    """The base of `RemoteCore` and `ReplicatedCore`: messages arrive at any time. For one thread."""
 
     is_closed: bool
     """True once `shutdown` or `begin_shutdown` was called."""
@@ -22,12 +22,12 @@ class RemoteClient(CoreClient):
     @property
     @abstractmethod
     def fds(self) -> list[int]:
-        """Return the file descriptors that tell of messages, once, and of ends."""
+        """Return the file descriptors that become readable, once, when messages come or a core ends."""
 
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Say whether a process or thread has ended that `look` has not seen yet."""
+        """Return whether a process or thread has ended that `look` has not seen yet."""
 
     @property
     @abstractmethod
@@ -37,7 +37,7 @@ class RemoteClient(CoreClient):
     @property
     @abstractmethod
     def dead_error(self) -> EngineDeadError | None:
-        """Return a new error that says what has ended it; None while it runs."""
+        """Return a new error that names what has ended it; None while it runs."""
 
     def raise_if_dead(self) -> None:
         """Raise EngineDeadError if it has ended."""
@@ -80,7 +80,7 @@ class RemoteClient(CoreClient):
 
     @abstractmethod
     def drop_reply(self, call_id: int) -> None:
-        """Wait for the answer to a call no more. May be called after it was taken."""
+        """Stop waiting for the answer to a call. May be called after it was taken."""
 
     @abstractmethod
     def begin_shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""The client of an engine core that runs by itself, in another process or thread."""
+"""The client of an engine core that runs in another process or thread."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 KILL_SECONDS = 5.0
-"""A core that was told to end, or has failed, gets so long before it is killed."""
+"""The time that a core has to end, or to finish after a failure, before it is killed."""
 REPORT_SECONDS = 30.0
-"""A start that takes long says so often what it is at."""
+"""The time between log lines of a start that takes long."""
 GONE_SECONDS = 1.0
-"""A core whose socket is not there gets so long until its process is seen to have ended."""
+"""The time in which a core whose socket is gone is expected to end."""
 
 
 class RemoteCore(RemoteClient):
-    """A core that runs by itself, and what has come from it. For one thread.
+    """The client of a core in another process or thread, with the messages that have come. For one thread.
 
     Once it has ended, every call raises EngineDeadError, but for `shutdown`.
     """
@@ -68,12 +68,12 @@ class RemoteCore(RemoteClient):
         except BaseException:
             handle.kill()
             handle.stop(KILL_SECONDS)
-            if handle.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
+            if handle.end_reason() is not None:  # else the context would wait for the sockets of a thread that goes on
                 context.term()
             raise
         self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
         self._replies: dict[int, Reply | None] = {}
-        """The calls that somebody waits for, with what has come for them."""
+        """The calls that are waited for, with their replies; None before one has come."""
         self._call_ids = itertools.count()
         self._next_report = time.monotonic() + REPORT_SECONDS
         self._starting: Starting | None = None
@@ -91,13 +91,13 @@ class RemoteCore(RemoteClient):
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:
         """Start a core in a thread of this process."""
-        core_timeouts()  # raises for what is wrong with them while there is no thread, which could not be ended
+        core_timeouts()  # raises for wrong values before there is a thread, which could not be ended
         context = zmq.Context()
         return cls(CoreThread(start, context), context)
 
     @property
     def handle(self) -> CoreHandle:
-        """Return where the core runs."""
+        """Return the process or thread that the core runs in."""
         return self._handle
 
     @property
@@ -108,24 +108,24 @@ class RemoteCore(RemoteClient):
 
     @property
     def is_ready(self) -> bool:
-        """Say whether `wait_ready` would return at once."""
+        """Return whether `wait_ready` would return at once."""
         return self._ready is not None
 
     @property
     def has_ended(self) -> bool:
-        """Say whether the process or thread has ended, whether or not that was noticed."""
+        """Return whether the process or thread has ended, whether or not that was noticed."""
         return self._handle.end_reason() is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Return a new error that says what has ended the core; None while it runs.
+        """Return a new error that names what has ended the core; None while it runs.
 
-        One that is raised again and again would grow its traceback, and keep alive what that shows.
+        An error that is raised again and again would grow its traceback, and keep its frames alive.
         """
         return None if self._end_message is None else EngineDeadError(self._end_message)
 
     def programs(self) -> list[Programs]:
-        """Return how far the core's programs were compiled half a second ago."""
+        """Return how far the core's programs were compiled at its last heartbeat."""
         return [self._watch.programs]
 
     @property
@@ -170,7 +170,7 @@ class RemoteCore(RemoteClient):
     def begin_call(self, method: str, *arguments: Any) -> int:
         """Call a method of the core without waiting and return the id by which `take_reply` knows the call.
 
-        Who does not wait for the answer to its end calls `drop_reply`.
+        A caller that stops waiting for the answer calls `drop_reply`.
         """
         call_id = next(self._call_ids)
         self._send(Call(call_id, method, [msgspec.to_builtins(each) for each in arguments]))
@@ -185,7 +185,7 @@ class RemoteCore(RemoteClient):
         return reply
 
     def drop_reply(self, call_id: int) -> None:
-        """Wait for the answer to a call no more. May be called after it was taken."""
+        """Stop waiting for the answer to a call. May be called after it was taken."""
         self._replies.pop(call_id, None)
 
     def take_outputs(self) -> EngineCoreOutputs | None:
@@ -213,7 +213,7 @@ class RemoteCore(RemoteClient):
             pass
         reason = self._handle.end_reason()
         if reason is not None:
-            while self.receive():  # what came between
+            while self.receive():  # messages that came between
                 pass
         elif complaint := self._watch.complaint():
             self._handle.kill()
@@ -237,7 +237,7 @@ class RemoteCore(RemoteClient):
         self._handle.stop(0)
         if self.has_ended:
             self._close()
-        else:  # a thread in a long step, which without our sockets would wait for ever to send what the step gives
+        else:  # a thread in a long step: without our sockets it would wait for ever to send its outputs
             threading.Thread(target=self._close_late, name="jaxllm-core-end", daemon=True).start()
 
     def kill(self) -> None:
@@ -260,7 +260,7 @@ class RemoteCore(RemoteClient):
                 self._die("it has closed its socket")
 
     def _wait_end(self, seconds: float) -> None:
-        """Wait until the core has ended; what it sends meanwhile is dropped, lest it wait for room."""
+        """Wait until the core has ended; what it sends meanwhile is dropped, so that it does not wait for room."""
         deadline = time.monotonic() + seconds
         while not self.has_ended and (left := deadline - time.monotonic()) > 0:
             self._sockets.poll(min(left, self._handle.poll_seconds), *self._handle.fds)
@@ -284,7 +284,7 @@ class RemoteCore(RemoteClient):
         self.look()
 
     def _wait_start(self) -> None:
-        """Wait as `_wait` does; say now and then what a start that takes long is at."""
+        """Wait as `_wait` does; log now and then the phase of a start that takes long."""
         self._wait()
         if self._ready is None and time.monotonic() >= self._next_report:
             self._next_report += REPORT_SECONDS
@@ -315,13 +315,13 @@ class RemoteCore(RemoteClient):
                 self._ready = message
             case Failure(error):
                 if error.kind == "invalid" and self._ready is None:
-                    self._end_message = error.message  # whoever has started it shuts it down
+                    self._end_message = error.message  # the caller that started it shuts it down
                     raise VLLMValidationError(error.message, parameter=error.parameter)
                 self._die(error.message)
 
     def _die(self, reason: str) -> NoReturn:
-        """Remember that the core has ended, see to it that it has, and raise it."""
+        """Note that the core has ended, make sure that it has, and raise EngineDeadError."""
         self._end_message = f"{self._handle.name[0].upper()}{self._handle.name[1:]} has failed: {reason}."
-        # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
+        # In a thread: it may have things to finish, and those who wait for outputs should know at once.
         threading.Thread(target=self._handle.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
         raise EngineDeadError(self._end_message)

@@ -1,4 +1,4 @@
-"""A replica is a place for a core: one starts there, serves, ends or drains, and is replaced when it has failed."""
+"""The life of one replica: its core starts, serves, ends or drains, and is replaced when it has failed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxllm.core_messages import EngineCoreRequest, SchedulerStats, sequence_ids
 from jaxllm.engine.client.remote_core import RemoteCore
 
 STEADY_SECONDS = 60.0
-"""A core that has served so long is replaced at once when it fails; otherwise each wait is twice the one before."""
+"""A core that has served this long is replaced at once when it fails; otherwise each wait doubles."""
 LONGEST_REST = 60.0
 """The longest wait before a core is replaced, in seconds."""
 MOST_FAILURES = 6
-"""An engine whose replicas have all failed so often in a row, the last time half a minute after the first, is ended."""
+"""An engine ends when each replica has failed this often in a row, the last time half a minute after the first."""
 
 type StartReplica = Callable[[int], RemoteCore]
 """A function that begins to start the core of the replica with a number."""
@@ -27,32 +27,32 @@ class Replica:
         self.index = index
         self._start = start
         self.core: RemoteCore | None = start(index)
-        """The core that is there; None while a failed one is not replaced."""
+        """The present core; None while a failed one is not replaced."""
         self.backlog: list[EngineCoreRequest] = []
         """The requests that wait for a core that starts."""
         self.stats: SchedulerStats | None = None
-        """What the core has said last of itself; None before that."""
+        """The core's last statistics; None before the first."""
         self.restart_at = 0.0
-        """When a failed core is replaced, in time.monotonic()."""
+        """The time.monotonic() at which a failed core is replaced."""
         self.has_served = False
-        """Whether a core has ever been ready here."""
+        """Whether a core of this replica has ever been ready."""
         self.drain_until: float | None = None
-        """The time.monotonic() at which what is left of requests is ended, in a replica that takes no more of them."""
+        """The time.monotonic() at which a draining replica ends its last requests; None if it does not drain."""
         self._num_failures = 0
         self._ready_at: float | None = None
 
     @property
     def is_running(self) -> bool:
-        """Say whether the core takes requests."""
+        """Return whether the core takes requests."""
         return self._ready_at is not None
 
     @property
     def is_open(self) -> bool:
-        """Say whether requests may be given to it, for now or for when its core has started."""
+        """Return whether requests may be given to it, for now or for when its core has started."""
         return self.drain_until is None
 
     def poll_start(self) -> bool:
-        """Say, once, that a core that was starting is ready."""
+        """Return True, once, when a core that was starting is ready."""
         if self.core is None or self.is_running or not self.core.is_ready:
             return False
         self.core.wait_ready()
@@ -61,11 +61,11 @@ class Replica:
 
     @property
     def is_hopeful(self) -> bool:
-        """Say whether a core runs or starts here, or may soon."""
+        """Return whether a core runs or starts, or may soon."""
         return self.core is not None or self._num_failures < MOST_FAILURES
 
     def take_backlog(self) -> list[EngineCoreRequest]:
-        """Return the requests that wait for a core, which are no longer this replica's."""
+        """Remove and return the requests that wait for a core."""
         backlog, self.backlog = self.backlog, []
         return backlog
 
@@ -96,7 +96,7 @@ class Replica:
         return thread
 
     def rest(self) -> float:
-        """Plan when a failed core is replaced, and return in how many seconds."""
+        """Set the time at which a failed core is replaced, and return the seconds until then."""
         now = time.monotonic()
         if self._ready_at is not None and now - self._ready_at >= STEADY_SECONDS:
             self._num_failures = 0

@@ -1,4 +1,4 @@
-"""A set of replicas: messages are taken in from all of them, failed ones are replaced, others are added or drained."""
+"""Own the replicas of a model: receive from all, replace failed ones, add or drain others."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaSet:
-    """This owns the replicas and says what has come from them. For one thread.
+    """Owns the replicas and collects their outcomes. For one thread.
 
     A core that fails ends its own requests, each with an output that says why, and another is started in its place,
     also where all fail at once. The engine has ended once none runs or starts, and each has failed many times in a row.
     """
 
     def __init__(self, start: StartReplica, count: int) -> None:
-        """Begin to start `count` cores, the first of which has the number 0."""
+        """Begin to start `count` cores, numbered from 0."""
         self._start = start
         self._selector = selectors.DefaultSelector()
         self._replicas: deque[Replica] = deque()
-        """All replicas; the one whose turn it is to be listened to is the first."""
+        """All replicas; the first is the next one to receive from."""
         self._watched: dict[int, list[int]] = {}
         """The file descriptors of each replica's core, which cannot be asked for them once it has closed."""
         self._endings: list[threading.Thread] = []
@@ -224,10 +224,10 @@ class ReplicaSet:
     # -- More or fewer of them ------------------------------------------------------------------------------------
 
     def scale(self, count: int, drain_seconds: float) -> None:
-        """Begin to have `count` replicas: others start, or the last ones drain, for so many seconds at most."""
+        """Begin to have `count` replicas: others start, or the last ones drain, for `drain_seconds` at most."""
         self._scale_error = None
         taken = {each.index for each in self._replicas}
-        staying = sorted(self._replicas, key=lambda kept: (not kept.is_open, kept.index))  # then those that drain
+        staying = sorted(self._replicas, key=lambda kept: (not kept.is_open, kept.index))  # draining ones last
         for rank, replica in enumerate(staying):
             if rank < count:
                 replica.drain_until = None
@@ -240,7 +240,7 @@ class ReplicaSet:
 
     @property
     def is_scaling(self) -> bool:
-        """Say whether replicas start for the first time, or drain."""
+        """Return whether replicas start for the first time, or drain."""
         return any(not each.is_open or not each.has_served for each in self._replicas)
 
     def take_scale_error(self) -> str | None:
@@ -269,7 +269,7 @@ class ReplicaSet:
             core.begin_shutdown()
 
     def finish_shutdown(self, seconds: float) -> None:
-        """Wait until cores that were told to end have ended; kill them after so many seconds."""
+        """Wait until cores that were told to end have ended; kill them after `seconds`."""
         deadline = time.monotonic() + seconds
         for core in self.cores().values():
             core.finish_shutdown(max(0.0, deadline - time.monotonic()))
@@ -301,7 +301,7 @@ class ReplicaSet:
         return [each.index for each in self._replicas if each.is_open]
 
     def _collect(self, replica: Replica, core: RemoteCore) -> None:
-        """Take over what a core has said: its outcomes, or that it is ready."""
+        """Take the outcomes of a core, or note that it is ready."""
         while True:
             try:
                 outputs = core.take_outputs()

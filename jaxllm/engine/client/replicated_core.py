@@ -1,4 +1,4 @@
-"""Several cores of one model look like one remote core to their front end."""
+"""The client of several cores of one model, which look like one to their front end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ReplicatedCore(RemoteClient):
 
     @property
     def has_ended(self) -> bool:
-        """Say whether a core has ended that `look` has not seen yet."""
+        """Return whether a core has ended that `look` has not seen yet."""
         return any(core.has_ended for core in self.replicas.cores().values())
 
     @property
@@ -66,7 +66,7 @@ class ReplicatedCore(RemoteClient):
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Return a new error that says what has ended the last core; None while one runs or starts, or soon will."""
+        """Return a new error that names what has ended the last core; None while one runs or starts, or soon will."""
         if self.is_closed:
             return EngineDeadError("The engine was shut down: make a new one.")
         message = self.replicas.end_message
@@ -90,7 +90,7 @@ class ReplicatedCore(RemoteClient):
             try:
                 replica.add_request(request)
                 return
-            except EngineDeadError as error:  # it has got nothing, so that another may
+            except EngineDeadError as error:  # it has received nothing, so another replica may take the request
                 self.replicas.router.withdraw(request)
                 self.replicas.lose(replica, str(error))
             except BaseException:
@@ -148,7 +148,7 @@ class ReplicatedCore(RemoteClient):
         return call_id
 
     def take_reply(self, call_id: int) -> Reply | None:
-        """Return what the cores have answered, in one, once all have; None before."""
+        """Return the one answer gathered from all cores, once all have answered; None before."""
         call = self._calls.get(call_id)
         reply = None if call is None else call.take(call_id)
         if reply is not None:
@@ -156,7 +156,7 @@ class ReplicatedCore(RemoteClient):
         return reply
 
     def drop_reply(self, call_id: int) -> None:
-        """Wait for the answers to a call no more. May be called after they were taken."""
+        """Stop waiting for the answers to a call. May be called after they were taken."""
         if (call := self._calls.pop(call_id, None)) is not None:
             call.drop()
 
@@ -186,8 +186,9 @@ class ReplicatedCore(RemoteClient):
 
 
 def for_replica(request: EngineCoreRequest, remote: RemoteClient, rank: Any) -> EngineCoreRequest:
-    """Return a request for one replica, if a number is given. Raises VLLMValidationError for a number that none can
-    have.
+    """Return a request with the number of its replica, if `rank` is not None.
+
+    Raises VLLMValidationError for a number that no replica can have.
     """
     if rank is None:
         return request

@@ -1,4 +1,4 @@
-"""A router knows which replica has which sequences, and gives each request to the one where it costs the least."""
+"""Choose the replica where a request costs the least, and track the replica of each sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Sequence:
 
 
 class Router:
-    """This counts the tokens that each replica's sequences cost, and remembers the prompts that it has been given.
+    """Counts the tokens that each replica's sequences cost, and remembers the prompts that it has been given.
 
     A request goes where those and what it would cost itself are the fewest. So a prefix draws requests to where it is
     cached, until that replica's sequences cost as many tokens more than another's as the prefix saves, or until it has
@@ -29,28 +29,28 @@ class Router:
     """
 
     def __init__(self, block_size: int | None, num_seats: int = 1) -> None:
-        """Look for prefixes of whole blocks of so many tokens; None where nothing is cached. A replica can run
+        """Look for prefixes of whole blocks of `block_size` tokens; None where nothing is cached. A replica can run
         `num_seats` sequences at once.
         """
         self._block_size, self._num_seats = block_size, num_seats
         self._indices: dict[int, PrefixIndex] = {}
         self._num_tokens: dict[int, int] = {}
-        """What all sequences of a replica cost, those that wait among them."""
+        """The tokens that all sequences of a replica cost, including those that wait."""
         self._num_sequences: dict[int, int] = {}
         self._turns: dict[int, int] = {}
-        """When each replica was last given a request, so that equal ones take turns."""
+        """The turn in which each replica last got a request, so that equal ones alternate."""
         self._turn = itertools.count(1)
         self._sequences: dict[str, _Sequence] = {}
         self._kept: dict[str, int] = {}
         """The replica of each request whose blocks are kept for forks."""
 
     def add(self, replica: int, num_tokens: int) -> None:
-        """Know a replica whose KV cache has so many tokens, and which has no sequence yet."""
+        """Add a replica with the number of tokens of its KV cache and no sequence yet."""
         self._indices[replica] = PrefixIndex(num_tokens)
         self._num_tokens[replica] = self._num_sequences[replica] = self._turns[replica] = 0
 
     def num_tokens(self, replica: int) -> int:
-        """Return how many tokens a replica's sequences cost."""
+        """Return the number of tokens that a replica's sequences cost."""
         return self._num_tokens[replica]
 
     def owner(self, sequence_id: str) -> int | None:
@@ -59,7 +59,7 @@ class Router:
         return self._kept.get(sequence_id) if sequence is None else sequence.replica
 
     def is_needed(self, replica: int) -> bool:
-        """Say whether a replica has sequences, or blocks that are kept for forks."""
+        """Return whether a replica has sequences, or blocks that are kept for forks."""
         return self._num_sequences[replica] > 0 or replica in self._kept.values()
 
     def sequences(self, replica: int) -> list[str]:
@@ -80,7 +80,7 @@ class Router:
         return replica
 
     def on_output(self, output: EngineCoreOutput) -> None:
-        """Take in what has become of a sequence."""
+        """Take in an output of a sequence."""
         sequence = self._sequences.get(output.request_id)
         if sequence is None:
             return
@@ -105,7 +105,7 @@ class Router:
                 self._end(sequence_id)
 
     def withdraw(self, request: EngineCoreRequest) -> None:
-        """Forget a request that no core has been sent."""
+        """Forget a request that was not sent to any core."""
         names = sequence_ids(request)
         self.end(names)
         self.release(names)
@@ -116,7 +116,7 @@ class Router:
             self._kept.pop(sequence_id, None)
 
     def lose(self, replica: int) -> list[str]:
-        """Forget what a replica had: it has ended. Return the sequences that have not."""
+        """Forget a replica that has ended, and return its unfinished sequences."""
         lost = self.sequences(replica)
         self.end(lost)
         self.release([each for each, owner in self._kept.items() if owner == replica])

@@ -1,1 +1,1 @@
-"""The core's side: what starts and runs an engine core, in whichever process or thread it is."""
+"""Start and run an engine core, in any process or thread."""

@@ -1,4 +1,4 @@
-"""A core that runs by itself: messages come in, steps are done while there is something to do, messages go out."""
+"""Run a core in its own process or thread: read messages, do steps while there is work, send the outcomes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Inbox(Protocol):
 
 
 class Outbox(Protocol):
-    """The way back to the front end, for any thread."""
+    """The sender of messages to the front end, for any thread."""
 
     def send(self, message: FromCore) -> None:
         """Send a message. Raises FrameError for one that is too large."""
@@ -51,7 +51,7 @@ class Outbox(Protocol):
 
 
 class CoreLoop:
-    """This runs a core for one front end: drain the inbox, do a step, post what it did; rest on an empty inbox."""
+    """Runs a core for one front end: drain the inbox, do a step, post its outcome; wait on an empty inbox."""
 
     def __init__(self, core: RunnableCore, inbox: Inbox, outbox: Outbox) -> None:
         self._core, self._inbox, self._outbox = core, inbox, outbox
@@ -61,7 +61,7 @@ class CoreLoop:
         """The time.monotonic() at which something was last seen to be compiled for the present work."""
 
     def run(self) -> None:
-        """Run until the front end says `Shutdown`. What a step raises is raised: the core cannot go on after it."""
+        """Run until the front end sends `Shutdown`. What a step raises is raised: the core cannot go on after it."""
         while self._drain():
             if self._core.has_unfinished_requests():
                 with self._work():
@@ -69,7 +69,7 @@ class CoreLoop:
                 self._post(outputs)
 
     def heartbeat(self) -> Heartbeat:
-        """Return how the loop stands, to any thread."""
+        """Return the state of the loop, to any thread."""
         began, now = self._began, time.monotonic()
         if is_compiling := self._core.is_compiling:
             self._compiled = now
@@ -78,7 +78,7 @@ class CoreLoop:
 
     @contextlib.contextmanager
     def _work(self) -> Iterator[None]:
-        """Let heartbeats tell how long this takes. Sending is not timed: it may wait for the front end."""
+        """Time the block for heartbeats. Sending is not timed: it may wait for the front end."""
         self._began = time.monotonic()
         try:
             yield
@@ -86,7 +86,7 @@ class CoreLoop:
             self._began = None
 
     def _drain(self) -> bool:
-        """Do what the messages say; return False at `Shutdown`."""
+        """Handle the messages that are there; return False at `Shutdown`."""
         for message in self._inbox.receive(wait=not self._core.has_unfinished_requests()):
             match message:
                 case Shutdown():
@@ -143,7 +143,7 @@ class CoreLoop:
                 self._post_alone(output, outputs)
 
     def _post_alone(self, output: EngineCoreOutput, outputs: EngineCoreOutputs) -> None:
-        """Send one output of a step whose outputs are too large together; too large by itself, it ends its request."""
+        """Send one output of a step that is too large to send whole; an output too large alone ends its request."""
         try:
             self._outbox.send(msgspec.structs.replace(outputs, outputs=[output], evictions=[]))
         except FrameError as error:
@@ -166,7 +166,7 @@ class Heart:
         self._loop = loop
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._stopped.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""This process, or thread, runs an engine core for the front end that has started it."""
+"""The main function of the process or thread that runs an engine core for the front end that started it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
     except BaseException as error:
         outbox.send(Failure(RequestError.of(error)))
         if core is None and isinstance(error, VLLMValidationError):
-            return 2  # whoever has given the arguments gets it raised
+            return 2  # the caller that gave the arguments gets it raised
         logger.exception("the engine core has failed")
         return 1
     finally:
@@ -113,13 +113,13 @@ def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, OnTokenizer],
 
 
 def _take_share(replica: int, engine_args: AsyncEngineArgs) -> None:
-    from jaxllm.engine.core.replica_devices import take_share  # which loads JAX
+    from jaxllm.engine.core.replica_devices import take_share  # imports JAX
 
     take_share(replica, engine_args.data_parallel_size, engine_args.tensor_parallel_size)
 
 
 def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> Made:
-    from jaxllm.engine.core.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # imports JAX
 
     return start_core(engine_args, on_tokenizer)
 

@@ -1,4 +1,4 @@
-"""The engine core plans, runs and commits steps: token ids go in, token ids come out; it knows no text."""
+"""The engine core plans, runs and commits steps: token ids go in, token ids come out."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has
 
 
 class EngineCore(HoldsAdapters):
-    """The core runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
+    """Runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
 
-    A request that it cannot take ends with an output that says why; no method raises for what a request asks, but
+    A request that it cannot take ends with an output that says why; no method raises for a bad request, but
     `check`.
     """
 
@@ -61,7 +61,7 @@ class EngineCore(HoldsAdapters):
         """Let `validators`, which raise for params that they refuse, look at each request. `hosts` run the steps."""
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
-        """It is None once the core is shut down."""
+        """None once the core is shut down."""
         self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
         self._overlap = overlap
         self._validators = tuple(validators)
@@ -96,7 +96,7 @@ class EngineCore(HoldsAdapters):
 
     def check(self, params: SamplingParams, seconds: float | None = None) -> None:
         """Raise VLLMValidationError for params that would be refused. A grammar that has not compiled after `seconds`
-        passes, and every one with 0, lest it depend on the time; None waits to its deadline.
+        passes, and every one with 0, so that time does not matter; None waits to its deadline.
         """
         self._validate(params)
         if params.structured_outputs is not None and seconds != 0:
@@ -120,7 +120,7 @@ class EngineCore(HoldsAdapters):
         self._scheduler.release(sequence_ids)
 
     def has_unfinished_requests(self) -> bool:
-        """Say whether `step` has something to do or to report."""
+        """Return whether `step` has something to do or to report."""
         return bool(self._live or self._in_flight is not None or self._reports)
 
     def step(self) -> EngineCoreOutputs:
@@ -167,29 +167,29 @@ class EngineCore(HoldsAdapters):
         )
 
     def stats(self) -> SchedulerStats:
-        """Return how the scheduler stands."""
+        """Return the scheduler's statistics."""
         return self._scheduler.stats()
 
     @property
     def is_compiling(self) -> bool:
-        """Say, to any thread, whether a step waits for its program to be compiled, which may take minutes."""
+        """Return, to any thread, whether a step waits for its program to be compiled, which may take minutes."""
         runner = self._runner
         return runner is not None and runner.is_compiling
 
     @property
     def is_warm(self) -> bool:
-        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
+        """Return, to any thread, whether every program is compiled; before, a step may have to wait for one."""
         runner = self._runner
         return runner is not None and runner.is_warm
 
     @property
     def num_compiled(self) -> int:
-        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
+        """Return, to any thread, the number of programs compiled since the start, without those found on disk."""
         runner = self._runner
         return 0 if runner is None else runner.num_compiled
 
     def num_computed_tokens(self, sequence_id: str) -> int:
-        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
+        """Return the number of a sequence's computed tokens; 0 unless it runs."""
         return self._scheduler.num_computed_tokens(sequence_id)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -210,7 +210,7 @@ class EngineCore(HoldsAdapters):
             raise
 
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""
         self._profiler.start(prefix, delay_iterations, max_iterations)
 
     def stop_profile(self) -> None:
@@ -281,7 +281,7 @@ class EngineCore(HoldsAdapters):
             self._scheduler.take_guesses(plan, sampled, time.monotonic() - started)
 
     def _late_masks(self, before: Running | None) -> set[str]:
-        """Wait for masks and return the sequences whose are late.
+        """Wait for masks and return the sequences with late ones.
 
         The others are not held up for it: the wait ends with the step in flight, or without one after as long as the
         last step took.
@@ -316,7 +316,7 @@ class EngineCore(HoldsAdapters):
         return outputs
 
     def _admit_prepared(self) -> None:
-        """Hand over the sequences whose grammars and adapters are ready; those whose are no good end."""
+        """Schedule the sequences with ready grammars and adapters; end those with bad ones."""
         if not self._preparing:
             return
         failed = self._masks.dead_ends()
@@ -331,7 +331,7 @@ class EngineCore(HoldsAdapters):
                 self._attempt(self._schedule, self._preparing.pop(sequence_id))
 
     def _attempt(self, action: Callable[[EngineCoreRequest], None], sequence: EngineCoreRequest) -> None:
-        """Do something with a sequence; what fails in that ends it alone."""
+        """Call `action` with a sequence; an error ends that sequence alone."""
         try:
             action(sequence)
         except VLLMValidationError as error:
@@ -365,7 +365,7 @@ class EngineCore(HoldsAdapters):
         self._reports += [_ending(each, "error", error) for each in ids]
 
     def _rest(self) -> None:
-        """Wait for a grammar or a mask where nothing could be planned; raise if that cannot be why."""
+        """Wait for a grammar or a mask where nothing could be planned; raise if nothing is waited for."""
         if self._adapters is not None and any(each.lora is not None for each in self._preparing.values()):
             self._adapters.wait(COMPILE_WAIT)
         elif self._preparing or self._late:

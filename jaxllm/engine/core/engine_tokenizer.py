@@ -1,4 +1,4 @@
-"""An engine's arguments say which tokenizer it has."""
+"""Load the tokenizer that an engine's arguments name."""
 
 from __future__ import annotations
 

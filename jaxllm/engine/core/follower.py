@@ -1,4 +1,4 @@
-"""A follower is a host that has no requests: it launches what the first host of its model tells it to."""
+"""Run a follower: a host without requests, which launches the steps that the first host sends."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 def follow(engine_args: EngineArgs) -> NoReturn:
-    """Join the hosts of a model, do what the first one says until it is shut down, and end this process.
+    """Join the hosts of a model, launch what the first one sends until it is shut down, and end this process.
 
-    The exit status is 0 after a shutdown, and 1 if this host or another one has failed. A SIGTERM is not heeded: the
+    The exit status is 0 after a shutdown, and 1 if this host or another one has failed. SIGTERM is ignored: the
     first host may have requests that it lets end first.
     """
     show_log()
@@ -89,7 +89,7 @@ class _Follower:
             launcher.launch(message)
 
     def give_up(self, error: BaseException) -> NoReturn:
-        """End this process after an error; if it came of the loss of another host, that is what is said."""
+        """End this process after an error; report the loss of another host if that caused it."""
         time.sleep(REASON_SECONDS)  # whoever listens may end the process meanwhile
         logger.critical("this host has failed", exc_info=error)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""C's allocator keeps the memory that a step frees, for the next one to use."""
+"""Let the C allocator keep the memory that a step frees, for the next step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from jaxllm.config.environment import tunes_malloc
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""What glibc's `mallopt` is told, from malloc.h."""
+"""The parameters of glibc's `mallopt`, from malloc.h."""
 KEPT_BYTES = 1 << 30
-"""How much free memory at a heap's end is not given back to the system."""
+"""The free memory at a heap's end that is not given back to the system."""
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed, and say whether it does.
+    """Let glibc keep freed memory, and return whether it does.
 
     XLA takes a step's temporary memory anew each time on a CPU, and glibc asks the system for every piece above 32 MiB:
     that of a step with 16 rows of 262,144 logits is such a piece, and the system clears it page by page, for a fifth of

@@ -1,4 +1,4 @@
-"""Record what host and devices do during some steps, with JAX's profiler."""
+"""Record host and device activity during some steps with JAX's profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepProfiler:
         self._end_step: int | None = None
 
     def start(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Begin a session; what is None is as the config says. Raises VLLMValidationError."""
+        """Begin a session; None takes the config's value. Raises VLLMValidationError."""
         config = self._require_profiler()
         if self._is_active:
             message = "A profiling session is already active. Call stop_profile() before starting another session."

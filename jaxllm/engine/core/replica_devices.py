@@ -1,4 +1,4 @@
-"""A replica takes its own part of the host's devices, before JAX opens them."""
+"""Restrict a replica to its part of the host's devices, before JAX opens them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def share_of(cores: list[int], replica: int, num_replicas: int) -> list[int]:
 
 
 def _has_accelerator() -> bool:
-    """Say whether JAX will find a GPU or a TPU, which only it knows for sure."""
+    """Return whether JAX will find a GPU or a TPU, which only it knows for sure."""
     platforms = jax.config.jax_platforms or ""
     return platforms != "cpu" and any(glob.glob(each) for each in _ACCELERATORS)

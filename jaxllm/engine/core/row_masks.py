@@ -1,4 +1,4 @@
-"""What each row of a step may sample, by the rules of its request."""
+"""The masks of the tokens that each row of a step may sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine arguments become a core that is ready for its first step: names checked, weights loaded, pool sized."""
+"""Make a core of engine arguments, ready for its first step: names checked, weights loaded, pool sized."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
-"""Compiled programs depend on environment variables with these prefixes."""
+"""The prefixes of environment variables that compiled programs depend on."""
 
 
 def start_core(
     engine_args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None
 ) -> tuple[EngineCore, EngineReady]:
-    """Resolve engine arguments, load the model and return its core with what a front end must know of it.
+    """Resolve engine arguments, load the model and return its core and what a front end must know of it.
 
     `on_tokenizer` gets the tokenizer as soon as it is there, before the weights are. Raises VLLMValidationError.
     """
@@ -171,7 +171,7 @@ class Prepared:
     """The draft model's part, if there is one."""
 
     def stop(self) -> None:
-        """Compile nothing further: there will be no engine."""
+        """Stop compiling: there will be no engine."""
         self.programs.stop()
         if self.draft is not None:
             self.draft.stop()
@@ -304,7 +304,7 @@ def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:
-    """Return what reads adapters for a model, in the order of its weights."""
+    """Return a reader of adapters for a model, in the order of its weights."""
     config, model = prepared.config, prepared.compiler.model
     arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, config.max_lora_rank))
 
@@ -316,12 +316,12 @@ def _make_store(prepared: Prepared) -> AdapterStore:
 
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
-    """Return what is done last to a pooling model's outputs."""
+    """Return the last transform of a pooling model's outputs."""
     return NO_ACTIVATION if pooling is None else Activation(pooling.activation, pooling.logit_mean, pooling.logit_sigma)
 
 
 def keeps_programs(config: EngineConfig) -> bool:
-    """Say whether programs can be kept by what they come from: no code from outside takes part in them, and they were
+    """Return whether programs can be cached by their sources: no code from outside takes part in them, and they were
     seen to run from disk, as those of a CPU were.
     """
     is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
@@ -343,7 +343,7 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
 
 
 def _warn_of_own_head(config: EngineConfig, params: Mapping[str, Any]) -> None:
-    """Log it where config.json ties the output head to the embedding, and the checkpoint has another head."""
+    """Log a warning if config.json ties the output head to the embedding and the checkpoint has another head."""
     if not {"embed", "lm_head"} <= params.keys() or params["lm_head"]["table"] is params["embed"]["table"]:
         return
     family = get_family(config.model_config.architecture)
@@ -359,7 +359,7 @@ def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSet
     if config.speculation is None or draft is None:
         return config.speculation
     group = shared_group(config)
-    assert group is not None  # `resolve` has seen to it
+    assert group is not None  # `resolve` has checked it
     limits = DraftModelLimits(
         max_num_batched_tokens=draft.config.max_num_batched_tokens,
         max_model_len=draft.config.max_model_len,
@@ -399,5 +399,5 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
 
 
 def _keys_depend_on_the_prompt(config: EngineConfig) -> bool:
-    """Say whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: they cannot be shared."""
+    """Return whether keys depend on the prompt's length, as with dynamic RoPE: blocks cannot be shared."""
     return any(rope.depends_on_length(config.max_model_len) for rope in config.model_config.ropes)

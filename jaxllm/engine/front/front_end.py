@@ -1,4 +1,4 @@
-"""The front half of an engine: text goes in and comes out, and the core's messages stand between."""
+"""The front half of an engine: it turns text into requests, and the core's outputs into text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FrontEnd:
-    """What the synchronous and the asynchronous engine share: everything but the way to the core."""
+    """The parts that the synchronous and the asynchronous engine share: all but the client of the core."""
 
     def __init__(self, ready: EngineReady, tokenizer: Tokenizer | None, check_in_core: CheckInCore | None) -> None:
         """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
@@ -51,7 +51,7 @@ class FrontEnd:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be used for."""
+        """Return the tasks that the model supports."""
         pools = self.ready.pooling.tasks if self.ready.pooling else ()
         return (("generate",) if self.ready.generates else ()) + tuple(pools)
 
@@ -64,12 +64,12 @@ class FrontEnd:
 
     @cached_property
     def chat_renderer(self) -> ChatRenderer:
-        """Return what makes prompts of conversations. Raises VLLMValidationError without a tokenizer."""
+        """Return the renderer of conversations as prompts. Raises VLLMValidationError without a tokenizer."""
         return ChatRenderer(self.require_tokenizer(), self.ready.chat_template)
 
     @cached_property
     def grammars(self) -> GrammarCompiler | None:
-        """Return a compiler of grammars for beam searches, whose beams are followed here; None without a tokenizer."""
+        """Return a compiler of grammars for beam searches, which the front end follows; None without a tokenizer."""
         if self.tokenizer is None:
             return None
         from jaxllm.constraints.compiler import make_grammar_compiler  # which loads numpy
@@ -103,7 +103,7 @@ def checked_ids(name: str, ids_or_id: Any) -> list[str]:
     """Return one request id or several as a list. Raises VLLMValidationError, naming the argument, for others."""
     ids: list[Any] = [ids_or_id]
     if not isinstance(ids_or_id, str):
-        with contextlib.suppress(TypeError):  # NumPy's scalars say that they are iterable
+        with contextlib.suppress(TypeError):  # NumPy's scalars claim to be iterable
             ids = list(ids_or_id)
     for request_id in ids:
         if not isinstance(request_id, str):

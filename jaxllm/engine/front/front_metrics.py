@@ -1,4 +1,4 @@
-"""The metrics of a front end: those of each replica, and its own, of what it refuses and which adapters it sees."""
+"""The metrics of a front end: those of each replica, of refused requests, and of adapters in use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _no_adapters() -> tuple[list[str], list[str]]:
 
 
 class FrontMetrics:
-    """This keeps one `EngineMetrics` and one `StatsLogger` for each replica, from when it is first heard of."""
+    """Keeps one `EngineMetrics` and one `StatsLogger` for each replica, from when it is first heard of."""
 
     def __init__(self, ready: EngineReady) -> None:
         self._ready = ready
         self._engines: list[EngineMetrics] = []
         self._loggers: list[StatsLogger] = []
         self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
-        """How many requests each bound on what waits has refused."""
+        """The number of requests that each queue bound has refused."""
         self._max_adapters, self._adapters = 0, _no_adapters
         self.of(ready.vllm_config.parallel_config.data_parallel_size - 1)
 
@@ -34,7 +34,7 @@ class FrontMetrics:
         return self._engines[engine_index]
 
     def watch_adapters(self, most: int, names: Callable[[], tuple[list[str], list[str]]]) -> None:
-        """Show the adapters of requests, of which `most` run at a time: `names` returns those that wait, and others."""
+        """Report adapters, at most `most` running at a time: `names` returns those of waiting and running requests."""
         self._max_adapters, self._adapters = most, names
 
     def on_programs(self, programs: Sequence[Programs], *, sleep_level: int = 0) -> None:
@@ -50,7 +50,7 @@ class FrontMetrics:
             metrics.on_new_core(self._ready.stats)
 
     def snapshot(self) -> list[Metric]:
-        """Return everything as it is now."""
+        """Return the present values of all metrics."""
         engines = [metric for each in self._engines for metric in each.snapshot()]
         labels = {"model_name": self._ready.vllm_config.model_config.served_model_name}
         rejections = [

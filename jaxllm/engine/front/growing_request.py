@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GrowingSequence:
-    """A sequence is one of a request's outputs, growing."""
+    """One output of a request, which grows."""
 
     __slots__ = (
         "_shown_text",
@@ -63,7 +63,7 @@ class GrowingSequence:
         self._shown_text = 0
 
     def update(self, output: EngineCoreOutput) -> bool:
-        """Take in a step; say whether a stop string ended the sequence."""
+        """Take in a step; return whether a stop string ended the sequence."""
         detokenizer = self.detokenizer
         num_before = len(detokenizer.token_ids)
         stop = detokenizer.update(
@@ -85,7 +85,7 @@ class GrowingSequence:
         return stop is not None
 
     def is_due(self, stream_interval: int) -> bool:
-        """Say whether there is something to show: the first token, the end, or `stream_interval` new tokens."""
+        """Return whether there is something to show: the first token, the end, or `stream_interval` new tokens."""
         if self.finish_reason is not None:
             return True
         num_tokens = len(self.detokenizer.token_ids)
@@ -110,7 +110,7 @@ class GrowingSequence:
 
 
 class GrowingRequest:
-    """This is a user's request with its n sequences."""
+    """A user's request with its n sequences."""
 
     __slots__ = (
         "kind",
@@ -139,7 +139,7 @@ class GrowingRequest:
             self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
 
     def output(self, changed: Iterable[GrowingSequence]) -> AnyOutput | None:
-        """Return what to show after `changed` sequences went on, if anything."""
+        """Return the output to show after `changed` sequences went on, if anything."""
         finished = self.num_unfinished == 0
         if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
@@ -183,7 +183,7 @@ class PooledRequest(GrowingRequest):
     __slots__ = ()
 
     def output(self, changed: Iterable[GrowingSequence]) -> AnyOutput | None:
-        """Return the output once it is there."""
+        """Return the output once it has come."""
         del changed
         [sequence] = self.sequences
         if self.num_unfinished:

@@ -1,4 +1,4 @@
-"""Prompts and params are checked and become complete `EngineCoreRequest`s before anything runs."""
+"""Check prompts and params and make complete `EngineCoreRequest`s of them before anything runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GRAMMAR_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRequest:
-    """This is a user's request, complete."""
+    """A user's request, complete."""
 
     request_id: str
     """The user's name of the request; the core knows it by another one."""
@@ -61,7 +61,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """This turns prompts and params into complete requests, or refuses them with an error that names the argument."""
+    """Turns prompts and params into complete requests, or refuses them with an error that names the argument."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class InputProcessor:
         return resolve_pooling_params(params, None, self._pooling)
 
     def _check_lengths(self, ids: Sequence[int], params: Resolved, label: str) -> int:
-        """Return how many tokens may be generated: max_tokens cut to what the context has left."""
+        """Return the number of tokens that may be generated: max_tokens cut to what the context has left."""
         limit = self._limits.max_model_len
         if len(ids) > limit:
             raise too_long(limit, label, len(ids), f"{len(ids)} input tokens")
@@ -230,11 +230,11 @@ class InputProcessor:
         return checked
 
     def check_adapter(self, adapter: Any, label: str = "lora_request") -> LoRARequest | None:
-        """Return what names an adapter, None for none. Raises VLLMValidationError if this engine takes none."""
+        """Return the request's adapter, or None. Raises VLLMValidationError if this engine takes none."""
         return None if adapter is None else self.check_named(adapter, label)
 
     def check_named(self, adapter: Any, label: str = "lora_request") -> LoRARequest:
-        """Return what names an adapter. Raises VLLMValidationError for anything else, and if this engine takes none."""
+        """Return an adapter's request. Raises VLLMValidationError for anything else, or if this engine takes none."""
         if not isinstance(adapter, LoRARequest):
             message = f"must be a jaxllm.lora.request.LoRARequest, not {type(adapter).__name__}"
             raise refusal(label, message, "lora_request", adapter)

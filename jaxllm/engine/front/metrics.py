@@ -13,7 +13,7 @@ from jaxllm.outputs import RequestStateStats
 if TYPE_CHECKING:
     from jaxllm.resolve.vllm_config import VllmConfig
 
-PREFIX = "vllm:"  # dashboards ask for these names
+PREFIX = "vllm:"  # dashboards use these names
 _LATENCIES = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
@@ -150,7 +150,7 @@ def cache_config_info(config: VllmConfig) -> dict[str, str]:
 
 
 class CoreCounts(NamedTuple):
-    """What a core counts itself, from its start: after a sleep there is another."""
+    """The counters of one core since its start; a sleep ends the core and its counts."""
 
     preemptions: int
     prefix_requests: int
@@ -161,7 +161,7 @@ class CoreCounts(NamedTuple):
 
 
 class EngineMetrics:
-    """Holds everything that is counted or timed of one replica, in seconds."""
+    """Holds all counts and times of one replica; times are in seconds."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class EngineMetrics:
         self.num_deferred = 0
         """The number of requests that wait for a grammar."""
         self.num_compiled = 0
-        """How many programs were compiled, those found on disk not counted."""
+        """The number of programs compiled, those found on disk not counted."""
         self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None)
         self.is_warm, self.sleep_level = False, 0
         """Whether every program is compiled, and at which level the engine sleeps, if it does."""
@@ -265,21 +265,21 @@ class EngineMetrics:
         self._observe("request_queue_time_seconds", stats.scheduled_ts - stats.queued_ts)
         self._observe("request_prefill_time_seconds", stats.first_token_ts - stats.scheduled_ts)
         self._observe("request_inference_time_seconds", stats.last_token_ts - stats.scheduled_ts)
-        if num_tokens:  # what is pooled is not decoded
+        if num_tokens:  # a pooled request is not decoded
             self._observe("request_decode_time_seconds", decode)
             self._observe("request_time_per_output_token_seconds", decode / max(1, num_tokens - 1))
 
     def on_dropped_sequences(self, num_sequences: int) -> None:
-        """Count the ends of outputs that cannot be made, of which nothing else is known."""
+        """Count the ends of outputs that cannot be made; nothing else about them is known."""
         self._finished["error"] += num_sequences
 
     def on_finished_request(self, n: int, most_tokens: int) -> None:
-        """Count the end of a whole request with n outputs, of which the longest has `most_tokens` tokens."""
+        """Count the end of a whole request with n outputs; the longest one has `most_tokens` tokens."""
         self._observe("request_params_n", n)
         self._observe("request_max_num_generation_tokens", most_tokens)
 
     def snapshot(self) -> list[Metric]:
-        """Return everything as it is now."""
+        """Return the present values of all metrics."""
         histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
         info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
         return [*self._gauges(), *self._counters(), *self._drafts(), *histograms, info]
@@ -299,7 +299,7 @@ class EngineMetrics:
         ]
 
     def core_counts(self) -> CoreCounts:
-        """Return what this core and those before it have counted."""
+        """Return the counts of this core and those before it."""
         past, stats = self._of_past_cores, self.stats
         return CoreCounts(
             past.preemptions + stats.num_preemptions,
@@ -338,7 +338,7 @@ class EngineMetrics:
         ]
 
     def _drafts(self) -> list[Metric]:
-        """Return what is counted of drafts, in an engine that makes any."""
+        """Return the counts of drafts, in an engine that makes any."""
         counts = self.core_counts().speculation
         if counts is None:
             return []

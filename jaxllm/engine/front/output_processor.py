@@ -1,4 +1,4 @@
-"""The core's outputs become what users see."""
+"""Turn the core's outputs into the outputs that users get."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutputs:
-    """The outputs of one step, and what else became of requests in it."""
+    """The outputs of one step, and the failures, admissions and starts of requests in it."""
 
     outputs: list[AnyOutput]
     aborts: list[str]
@@ -43,7 +43,7 @@ class ProcessedOutputs:
 
 
 class OutputProcessor:
-    """This holds every unfinished request's output."""
+    """Holds every unfinished request's output."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class OutputProcessor:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Return how many requests are not finished; n outputs count once."""
+        """Return the number of unfinished requests; n outputs count once."""
         return len(self._requests)
 
     def adapters(self) -> tuple[list[str], list[str]]:
@@ -117,7 +117,7 @@ class OutputProcessor:
         return running
 
     def _drop(self, owner: GrowingRequest, problem: str) -> list[str]:
-        """End a request of which a part of a step cannot be taken in, without what may fail again."""
+        """End a request after an error in taking in its part of a step, without steps that may fail again."""
         dropped = [each for each in sequence_ids(owner.request.core) if self._sequences.pop(each, None) is not None]
         self._metrics.of(owner.sequences[0].engine_index).on_dropped_sequences(len(dropped))
         if self._requests.pop(owner.request.request_id, None) is not None and self._tracer is not None:
@@ -190,7 +190,7 @@ class OutputProcessor:
         return others
 
     def _take(self, sequence: GrowingSequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
-        """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""
+        """Take in one sequence's part of a step; return True if a stop string ended it: the core must stop it."""
         if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
             sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
         is_stopped = sequence.update(output) and output.finish_reason is None

@@ -1,4 +1,4 @@
-"""A user's `SamplingParams` become those that the engine runs by: checked against the model, and complete."""
+"""Make the `SamplingParams` that the engine runs by of a user's: checked against the model, and complete."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_toke
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """The limits of what the engine can take."""
+    """The limits of the requests that an engine takes."""
 
     vocab_size: int
-    """The logits are so wide: every token id is below it."""
+    """The width of the logits: every token id is below it."""
     max_model_len: int
     max_logprobs: int
-    """Log-probabilities of at most so many tokens are returned; the vocabulary's size sets no limit."""
+    """The most tokens whose log-probabilities are returned; the vocabulary's size sets no limit."""
     priorities: bool
-    """The scheduling policy looks at priorities."""
+    """True if the scheduling policy uses priorities."""
     stream_interval: int = 1
-    """A streamed output has at least so many new tokens."""
+    """The least number of new tokens in a streamed output."""
     has_thinking_tokens: bool = False
-    """It is known how the model marks its reasoning."""
+    """True if the markers of the model's reasoning are known."""
     extra_args: Mapping[str, int | float] = field(default_factory=dict)
     """The arguments that traced logits processors take, with their defaults."""
     has_validators: bool = False
     """True if classes among the logits processors look at the params of each request."""
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     traces: bool = False
-    """Requests are traced."""
+    """True if requests are traced."""
     adapters: bool = False
-    """Requests may name LoRA adapters."""
+    """True if requests may name LoRA adapters."""
     runner: str = "generate"
-    """What the engine is for: "generate" or "pooling"."""
+    """The engine's runner: "generate" or "pooling"."""
 
     @classmethod
     def of(cls, ready: EngineReady) -> Self:
@@ -73,7 +73,7 @@ class InputLimits:
 
 
 class ParamsResolver:
-    """This copies params, completes the copies, and refuses what this model or this engine cannot do."""
+    """Copies params, completes the copies, and refuses what this model or this engine cannot do."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ParamsResolver:
             largest = max(map(max, ids)) if ids and name == "prompt_logprob_token_ids" else max(ids or (0,))
             if largest >= self._limits.vocab_size:
                 message = f"token_id(s) [{largest}] in {name} contain out-of-vocab token ids"
-                if name == "allowed_token_ids":  # vLLM has words of its own for it
+                if name == "allowed_token_ids":  # vLLM words this error in its own way
                     message = f"{name} contains out-of-vocab token id {largest}"
                 raise refusal(label, f"{message}. Vocabulary size: {self._limits.vocab_size}", name, largest)
 
@@ -144,7 +144,7 @@ class ParamsResolver:
                 raise refusal(label, f"{message}; {way_out}", name, count)
 
     def _check_lengths(self, params: SamplingParams, label: str) -> None:
-        """Refuse what fits no prompt at all."""
+        """Refuse params that fit no prompt."""
         longest = self._limits.max_model_len - 1
         for name in ("min_tokens", "prompt_logprob_start"):
             value = getattr(params, name) or 0
@@ -157,7 +157,7 @@ class ParamsResolver:
             raise refusal(label, f"{message} (max_model_len - 1)", "prompt_logprob_token_ids", num_rows)
 
     def _check_needs(self, params: SamplingParams, label: str) -> None:
-        """Refuse what needs something that this engine was started without."""
+        """Refuse params that need a feature that this engine was started without."""
         if self._tokenizer is None:
             instead = {
                 "stop": "use stop_token_ids",
@@ -246,5 +246,5 @@ class ParamsResolver:
 
 
 def refusal(label: str, message: str, parameter: str, value: object) -> VLLMValidationError:
-    """Make the error for one of many inputs: `label` says which."""
+    """Make the error for one of many inputs, named by `label`."""
     return VLLMValidationError(f"{label}: {message}.", parameter=parameter, value=value)

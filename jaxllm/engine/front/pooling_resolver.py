@@ -1,4 +1,4 @@
-"""A user's `PoolingParams` become those that the engine runs by: checked against the model, and complete."""
+"""Make the `PoolingParams` that the engine runs by of a user's: checked against the model, and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts become token ids: texts, pairs of texts and ids alike, checked against the model."""
+"""Turn prompts into token ids: texts, pairs of texts, or ids, checked against the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EncodedPrompt(NamedTuple):
 
 
 class PromptEncoder:
-    """This tokenizes prompts, many in one call, or refuses them with an error that names the prompt."""
+    """Tokenizes prompts, many in one call, or refuses them with an error that names the prompt."""
 
     def __init__(self, tokenizer: Tokenizer | None, limits: InputLimits, pooling: PoolingSettings | None) -> None:
         self._tokenizer, self._limits, self._pooling = tokenizer, limits, pooling
@@ -116,7 +116,7 @@ class PromptEncoder:
         if self._tokenizer is None:
             return {}
         texts = [self._text(prompts[i].text, labels[i], how) for i in rows]
-        # The tokenizer keeps its special tokens where it cuts, of which outputs are pooled. In prompts to go on with,
+        # The tokenizer keeps its special tokens where it cuts: outputs are pooled from them. In other prompts,
         # all tokens are cut alike where the request names a side.
         keep = how.keep if how.side is None or pools else None
         ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=how.side)
@@ -169,7 +169,7 @@ class PromptEncoder:
 
 
 def too_long(limit: int, label: str, length: int, contents: str) -> VLLMValidationError:
-    """Make the error for a prompt that does not fit the context, of so many tokens."""
+    """Make the error for a prompt that does not fit the context."""
     message = (
         f"This model's maximum context length is {limit} tokens. However, your prompt contains {contents}. Please "
         "reduce the length of the input prompt, or start the engine with a larger max_model_len"

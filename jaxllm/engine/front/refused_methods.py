@@ -1,4 +1,4 @@
-"""Some methods of vLLM's engines are refused by name; each error says what to do instead."""
+"""Refuse methods of vLLM's engines that do not exist; each error names an alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: what is run for them, and what is made of its outputs. `LLM.score` and servers share it."""
+"""Score pairs of texts: the prompts to run, and the scores from their outputs, for `LLM.score` and servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TASKS: Mapping[str, str] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
 """The task that is run for each way to score."""
 _TINY = 1e-12
-"""A vector that is shorter counts as so long, as in sentence-transformers."""
+"""The least length that a vector counts with, as in sentence-transformers."""
 
 type Score = Callable[[np.ndarray, np.ndarray], float]
 
@@ -58,7 +58,7 @@ class ScorePlan:
 
 
 class Scorer:
-    """This scores pairs of texts in the way that a model does."""
+    """Scores pairs of texts in the way that a model does."""
 
     def __init__(self, front: FrontEnd) -> None:
         """Score as an engine's model does. Raises VLLMValidationError, in vLLM's words, if it scores no pairs."""
@@ -142,7 +142,7 @@ class Scorer:
             raise VLLMValidationError(message, parameter="chat_template_kwargs")
 
     def _cut(self, texts: list[str], name: str, most: int) -> list[str]:
-        """Cut texts to so many tokens; 0 cuts none."""
+        """Cut texts to a number of tokens; 0 cuts none."""
         if check_int(name, most, 0, self._front.ready.max_model_len - 1) == 0:
             return texts
         tokenizer = self._front.require_tokenizer()
@@ -157,7 +157,7 @@ def cut_text(tokenizer: Tokenizer, text: str, most: int) -> str:
         if len(encoding.ids) <= most:
             return text
         end = min(encoding.offsets[most - 1][1], encoding.offsets[most][0])
-        text = text[: min(end, len(text) - 1)]  # which may have more tokens by itself
+        text = text[: min(end, len(text) - 1)]  # the cut text alone may have more tokens
 
 
 def _texts(texts: Any, name: str) -> list[str]:

@@ -12,7 +12,7 @@ logger = logging.getLogger("jaxllm")
 
 
 class _Totals(NamedTuple):
-    """Totals of what the engine has done since its start."""
+    """Totals of the engine's work since its start."""
 
     prompt_tokens: int
     """Prompt tokens that were computed, not found in the cache."""

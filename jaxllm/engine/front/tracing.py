@@ -1,4 +1,4 @@
-"""Each request becomes a span of OpenTelemetry's at its end, with vLLM's names, and goes to a collector by OTLP.
+"""Send each request, at its end, as an OpenTelemetry span with vLLM's names to a collector by OTLP.
 
 This is the one module that needs the extra `otel`; engines that trace nothing do not import it.
 """
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 SPAN_NAME = "llm_request"
 FLUSH_SECONDS = 3.0
-"""At the end of an engine its last spans have so long to be sent."""
+"""The time that an engine's last spans have to be sent at its end."""
 EXPORTERS_LOGS = (EXPORTERS["http/protobuf"], "opentelemetry.exporter.otlp.proto.grpc.exporter")
-"""The loggers of the exporters, which tell of each attempt."""
+"""The loggers of the exporters, which log each attempt."""
 
 
 class RequestTracer:
-    """This makes the spans of an engine's requests. They are sent in a thread of their own: nothing waits for them.
+    """Makes the spans of an engine's requests. They are sent in a thread of their own: nothing waits for them.
 
     A tracer that nobody holds any more ends, as by `close`.
     """
@@ -152,7 +152,7 @@ class _Collector(SpanExporter):
                 logging.getLogger(name).removeFilter(self)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Return what the other exporter does."""
+        """Return the other exporter's result."""
         return self._inner.force_flush(timeout_millis)
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Requests go into the synchronous engine, and each `step` gives outputs. `LLM` and offline streaming stand on it."""
+"""The synchronous engine: requests are queued, and each `step` returns outputs. `LLM` runs on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
-    """An engine runs requests, many at a time. Threads may share it: each call waits for those of the others.
+    """Runs requests, many at a time. Threads may share it: each call waits for those of the others.
 
     An engine that nobody holds any more releases its device, as `shutdown` does.
     """
@@ -168,7 +168,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @locked
     def step(self) -> list[AnyOutput]:
-        """Return what the next step of the core gives; empty when there is nothing to do.
+        """Return the outputs of the core's next step; empty when there is nothing to do.
 
         If it fails or is cut off, all requests end with it.
         """
@@ -214,11 +214,11 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self._core.release(request_ids)
 
     def has_unfinished_requests(self) -> bool:
-        """Say whether a step can give outputs."""
+        """Return whether a step can give outputs."""
         return self.front.outputs.num_unfinished_requests > 0
 
     def get_num_unfinished_requests(self) -> int:
-        """Return how many requests are not finished; n outputs count once."""
+        """Return the number of unfinished requests; n outputs count once."""
         return self.front.outputs.num_unfinished_requests
 
     @locked
@@ -266,7 +266,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         return False
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be used for."""
+        """Return the tasks that the model supports."""
         return self.front.supported_tasks
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -287,7 +287,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""
         self._core.start_profile(profile_prefix, delay_iterations, max_iterations)
 
     @locked

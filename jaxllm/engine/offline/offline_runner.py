@@ -1,4 +1,4 @@
-"""The calls of an `LLM` on its engine: requests are numbered, queued all or none, and run to their end."""
+"""Run the calls of an `LLM` on its engine: number requests, queue all or none, and run them to their end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ type Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class OfflineRunner:
-    """This runs batches of prompts to their end, one at a time; `enqueue` keeps some for a later `wait`."""
+    """Runs batches of prompts to their end, one at a time; `enqueue` keeps some for a later `wait`."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
@@ -154,7 +154,7 @@ class OfflineRunner:
         self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None, adapters: Adapters = None
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
-        from jaxllm.engine.beam.search import BeamSearcher  # which loads numpy
+        from jaxllm.engine.beam.search import BeamSearcher  # imports numpy
 
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         searcher = BeamSearcher(self._engine, self._engine.front, params, limit)
@@ -204,7 +204,7 @@ class OfflineRunner:
             return []
         request_ids = [str(self._num_requests + i) for i in range(len(prompts))]
         try:
-            # Not only for order's sake: JAX runs code in the garbage collector, where a KeyboardInterrupt gets lost.
+            # Not for order alone: JAX runs code in the garbage collector, where a KeyboardInterrupt gets lost.
             with deferred_interrupts():
                 self._engine.add_requests(
                     request_ids,
@@ -258,7 +258,7 @@ class OfflineRunner:
                             progress.update(output)
                     raise_if_interrupted()
         except BaseException:
-            with deferred_interrupts():  # impatient fingers must not leave half of them running
+            with deferred_interrupts():  # a second Ctrl-C must not leave half of them running
                 self._engine.abort_request(waiting)
             raise
         return done
@@ -315,7 +315,7 @@ def check_output_type(output_type: Any) -> None:
 
 
 def _spread_adapters(adapters: Any, num_prompts: int, label: str) -> list[Any] | None:
-    """Return what names an adapter for each prompt: a single one is for all of them."""
+    """Return each prompt's adapter; a single one is for all prompts."""
     if adapters is None:
         return None
     if isinstance(adapters, Sequence) and not isinstance(adapters, str):

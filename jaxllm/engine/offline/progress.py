@@ -21,7 +21,7 @@ def check_use_tqdm(use_tqdm: Any) -> None:
 
 
 class Progress:
-    """This counts finished requests on a bar; without one it does nothing."""
+    """Counts finished requests on a bar; without one it does nothing."""
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
         """Make a bar for `total` requests with tqdm, or with a callable that takes tqdm's arguments."""

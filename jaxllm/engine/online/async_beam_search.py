@@ -31,7 +31,7 @@ class _Search:
         """Check the params. Raises VLLMValidationError for those that this engine cannot search by."""
         self._requests, self._core = requests, core
         self._outputs: deque[RequestOutput | Exception] = deque()
-        """What has come of the search's requests: outputs, and the errors that have ended them."""
+        """The outputs of the search's requests, and the errors that have ended them."""
         self._has_news = Flag()
         self.searcher = BeamSearcher(self, front, params, None)
 
@@ -101,7 +101,7 @@ async def search_beams(
     lora_request: Any = None,
     data_parallel_rank: int | None = None,
 ) -> RequestOutput:
-    """Run one search, after `enter`, and return what it has found, best first; it counts as `beam_width` requests.
+    """Run one search, after `enter`, and return its sequences, best first; it counts as `beam_width` requests.
 
     Raises VLLMValidationError for what cannot be searched. When the caller is cancelled, the search leaves nothing;
     when its id is aborted, it returns what it has.
@@ -136,7 +136,7 @@ async def search_beams(
 def _completion(
     index: int, sequence: BeamSearchSequence, num_prompt_tokens: int, num_prompt_characters: int
 ) -> CompletionOutput:
-    """Return what a sequence has beyond the prompt, with which its own tokens and text begin."""
+    """Return the part of a sequence after the prompt, which its tokens and text begin with."""
     return CompletionOutput(
         index=index,
         text=(sequence.text or "")[num_prompt_characters:],

@@ -1,4 +1,4 @@
-"""A remote core on an event loop: its messages are taken in as they come, one a turn, and its end is noticed."""
+"""A remote core on an event loop: read its messages as they come, one a turn, and notice its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_POLL_SECONDS = 0.2
 
 
 class AsyncCore:
-    """This joins a core to the event loop that first uses it."""
+    """Joins a core to the event loop that first uses it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AsyncCore:
         self._on_readable()
 
     def detach(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for handle in (self._watching, self._reading):
             if handle is not None:
                 handle.cancel()
@@ -103,7 +103,7 @@ class AsyncCore:
     def abort_requests(self, sequence_ids: Collection[str]) -> None:
         """End sequences; a core that has ended has ended them."""
         if sequence_ids:
-            with contextlib.suppress(EngineDeadError):  # whoever asks next gets it, and ends all
+            with contextlib.suppress(EngineDeadError):  # the next caller gets it, and all requests end
                 self.remote.abort_requests(sequence_ids)
 
     def release(self, sequence_ids: Iterable[str]) -> None:
@@ -236,13 +236,13 @@ class AsyncCore:
 
 
 def _drop(home: Any, remote: RemoteClient) -> None:
-    """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
+    """End the core of an engine that nobody holds any more, except in a forked child."""
     if home.is_here:
         remote.drop()
 
 
 def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-    """Have `close()` run on an event loop that runs in another thread, and wait for its end; False if none does."""
+    """Run `close()` on an event loop of another thread and wait for its end; return False if none runs there."""
     if loop is None or loop is asyncio._get_running_loop():
         return False
     if not loop.is_running():

@@ -113,8 +113,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         *,
         disable_log_requests: bool | None = None,
     ) -> Self:
-        """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
-        del aggregate_engine_logging  # one engine's line is that of all
+        """Start an engine from the result of `AsyncEngineArgs.create_engine_config`; the core resolves it."""
+        del aggregate_engine_logging  # one engine logs the line of all
         refuse_given(
             client_addresses=client_addresses,
             client_count=None if client_count == 1 else client_count,
@@ -145,17 +145,17 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
     @property
     def is_running(self) -> bool:
-        """Say whether requests are taken."""
+        """Return whether requests are taken."""
         return self._core.dead_error is None and not self._gate.is_draining
 
     @property
     def is_stopped(self) -> bool:
-        """Say whether the engine has ended, by `shutdown` or an error."""
+        """Return whether the engine has ended, by `shutdown` or an error."""
         return self._core.dead_error is not None and not self._gate.is_sleeping
 
     @property
     def errored(self) -> bool:
-        """Say whether the engine has ended; as in vLLM, by `shutdown` too."""
+        """Return whether the engine has ended; as in vLLM, by `shutdown` too."""
         return self.is_stopped
 
     @property
@@ -229,7 +229,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     ) -> RequestOutputCollector:
         """Queue a request and return its outputs' collector. One with structured outputs is good once this returns.
 
-        Who does not read the collector to its end calls `abort`.
+        A caller that stops reading the collector calls `abort`.
         """
         refuse_given(
             prompt_adapter_request=prompt_adapter_request,
@@ -314,7 +314,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
         A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
         """
-        from jaxllm.engine.online.async_beam_search import search_beams  # which loads numpy
+        from jaxllm.engine.online.async_beam_search import search_beams  # imports numpy
 
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
@@ -338,9 +338,9 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
             self._core.abort_requests(self._requests.abort(one_id))
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer as an object of transformers, which the first call imports: that takes a second or two.
+        """Return the tokenizer as an object of transformers, which the first call imports in a second or two.
 
-        As in vLLM today; what awaits it, as vLLM's method had to be up to 0.14, gets it too.
+        It may be awaited too, as vLLM's method had to be up to 0.14.
         """
         return awaitable(self.front.require_tokenizer().hf)
 
@@ -365,7 +365,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         self._check_awake()
 
     async def prefill_progress(self, request_id: str) -> tuple[int, int]:
-        """Return how many tokens of a request's prompt are computed, and how many it has; (0, 0) if it has ended."""
+        """Return the numbers of computed and of all tokens of a request's prompt; (0, 0) if the request has ended."""
         sequence_id, length = self.front.outputs.prompt_of(request_id)
         return min(length, await self._call("num_computed_tokens", sequence_id)), length
 
@@ -477,13 +477,13 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end)
 
     def _hold(self, core: AsyncCore) -> None:
-        """Run by a core, which ends with this engine: the event loop holds the core, but not the engine."""
+        """Use a core, which ends with this engine: the event loop holds the core, but not the engine."""
         if self._finalizer is not None:
             self._finalizer.detach()
         self._core, self._finalizer = core, weakref.finalize(self, _drop, self._home, core)
 
     async def is_sleeping(self) -> bool:
-        """Say whether the engine sleeps."""
+        """Return whether the engine sleeps."""
         return self._gate.is_sleeping
 
     async def pause_generation(
@@ -508,7 +508,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         self._gate.unpaused.set()
 
     async def is_paused(self) -> bool:
-        """Say whether new requests wait."""
+        """Return whether new requests wait."""
         return not self._gate.unpaused.is_set
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
@@ -570,7 +570,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         self._core.attach()
 
     def _check_open(self) -> None:
-        """Raise unless the engine takes requests, be it later."""
+        """Raise unless the engine takes requests, now or after a pause."""
         self._check_awake()
         self._gate.check_open()
 
@@ -594,6 +594,6 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
 
 def _drop(home: Home, core: AsyncCore) -> None:
-    """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
+    """End the core of an engine that nobody holds any more, except in a forked child."""
     if home.is_here:
         core.drop()

@@ -32,18 +32,18 @@ class Flag:
 
     @property
     def is_set(self) -> bool:
-        """Say whether nobody has to wait."""
+        """Return whether the flag is set, so that nobody has to wait."""
         return self._is_set
 
     def set(self) -> None:
-        """Let all go on that wait."""
+        """Wake all tasks that wait."""
         self._is_set = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             wake(waiter)
 
     def clear(self) -> None:
-        """Let those wait that come from now on."""
+        """Make later tasks wait."""
         self._is_set = False
 
     async def wait(self, timeout: float | None = None) -> None:
@@ -60,7 +60,7 @@ class Flag:
 
 
 class Gate:
-    """This says whether requests may enter: an engine may be paused, asleep, or about to end."""
+    """The state that decides whether requests may enter: paused, asleep, or about to end."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -70,7 +70,7 @@ class Gate:
 
     @property
     def is_sleeping(self) -> bool:
-        """Say whether the engine sleeps."""
+        """Return whether the engine sleeps."""
         return self.sleep_level > 0
 
     def check_awake(self, dead_error: EngineDeadError | None) -> None:
@@ -86,12 +86,12 @@ class Gate:
             raise EngineBusyError("The engine is about to end, and takes no more requests: another one may.")
 
     def end(self) -> None:
-        """Let all see that the engine ends, whether it sleeps or is paused."""
+        """Wake all tasks that wait, because the engine ends."""
         self.sleep_level = 0
         self.unpaused.set()
 
     def drain(self) -> None:
-        """Refuse requests from now on, those that wait too."""
+        """Refuse requests from now on, including those that wait."""
         self.is_draining = True
         self.unpaused.set()
 
@@ -131,7 +131,7 @@ class Changes:
 
 
 def check_level(level: int, num_hosts: int) -> None:
-    """Raise VLLMValidationError for a level of sleep that is not there, or a model over several hosts."""
+    """Raise VLLMValidationError for an unknown level of sleep, or a model over several hosts."""
     if num_hosts > 1:
         message = f"an engine over {num_hosts} hosts cannot sleep: the others could not be woken. Shut it down."
         raise VLLMValidationError(message, parameter="nnodes", value=num_hosts)
@@ -141,7 +141,7 @@ def check_level(level: int, num_hosts: int) -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Raise VLLMValidationError for a mode of pausing that is not there."""
+    """Raise VLLMValidationError for an unknown mode of pausing."""
     if mode not in ("abort", "wait"):
         message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
         raise VLLMValidationError(message, parameter="mode", value=mode)

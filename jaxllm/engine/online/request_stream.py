@@ -11,7 +11,7 @@ from jaxllm.sampling_params import RequestOutputKind
 
 
 class RequestOutputCollector:
-    """This holds at most one output, so that its memory is bounded however slow the reader is: what comes meanwhile is
+    """Holds at most one output, so that its memory is bounded however slow the reader is: what comes meanwhile is
     merged into it. For one event loop and one reader.
     """
 
@@ -34,7 +34,7 @@ class RequestOutputCollector:
         else:
             self._is_admitted = True
             before = self._output
-            if before is None or not isinstance(output, RequestOutput):  # what is pooled comes whole
+            if before is None or not isinstance(output, RequestOutput):  # a pooled output comes whole
                 self._output = output
             elif isinstance(before, RequestOutput):
                 before.add(output, aggregate=self._aggregates)
@@ -66,7 +66,7 @@ class RequestOutputCollector:
         return output
 
     def _news(self) -> asyncio.Future[None]:
-        """Return what is done once something has come."""
+        """Return a future that is done once something has come."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 

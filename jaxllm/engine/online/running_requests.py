@@ -34,19 +34,19 @@ class _Running:
 
 
 class Reader(Protocol):
-    """Where the outputs of a request go."""
+    """The receiver of a request's outputs."""
 
     def put(self, output: AnyOutput | Exception) -> None:
         """Take in an output, or the error that has ended the request instead."""
         ...
 
     def admit(self) -> None:
-        """Take in that the core has found the request good."""
+        """Note that the core has found the request good."""
         ...
 
 
 class Group(Protocol):
-    """What stands for several requests under one id of the user's, as a beam search does."""
+    """Several requests under one id of the user's, such as a beam search."""
 
     def put(self, output: AnyOutput | Exception) -> None:
         """Take in the error that has ended it."""
@@ -58,12 +58,12 @@ class Group(Protocol):
 
 
 class RunningRequests:
-    """This hands outputs to readers and knows who still waits. What ends requests returns the sequences that the core
+    """Hands outputs to readers and tracks unfinished requests. What ends requests returns the sequences that the core
     must stop. For one event loop, which holds this and so must not hold the engine by it, but for its readers.
     """
 
     def __init__(self, front: FrontEnd, admission: Admission, gate: Gate) -> None:
-        """Let those go on that wait at the gate when the core has ended."""
+        """Wake the tasks that wait at the gate when the core has ended."""
         self._gate = gate
         self._inputs, self._outputs, self._metrics = front.inputs, front.outputs, front.metrics
         self._admission = admission

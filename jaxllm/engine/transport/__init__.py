@@ -1,1 +1,1 @@
-"""The way between front end and core: what each asks of the other, frames, and sockets."""
+"""The connection between front end and core: calls, messages as frames, and sockets."""

@@ -23,7 +23,7 @@ class Programs(NamedTuple):
     """How far a core has compiled its programs."""
 
     num_compiled: int
-    """How many were compiled since its start, those found on disk not counted."""
+    """The number compiled since its start, those found on disk not counted."""
     is_warm: bool
     """True once all are compiled; before, a step may have to wait for one."""
 
@@ -101,7 +101,7 @@ class Core(Protocol):
 
     @_call(max)
     def num_computed_tokens(self, sequence_id: str) -> int:
-        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
+        """Return the number of a sequence's computed tokens; 0 unless it runs."""
         return DECLARED
 
     @_call(all)
@@ -111,8 +111,9 @@ class Core(Protocol):
 
     @_call(all, takes_long=True)
     def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter, if it is not there, and wait for it; return True. Raises VLLMValidationError for a bad one,
-        or if there are none here.
+        """Load an adapter, unless it is loaded, and wait for it; return True.
+
+        Raises VLLMValidationError for a bad one, or for an engine without adapters.
         """
         return DECLARED
 
@@ -123,7 +124,7 @@ class Core(Protocol):
 
     @_call(_union)
     def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are there."""
+        """Return the ids of the loaded adapters."""
         return DECLARED
 
     @_call(any)
@@ -138,7 +139,7 @@ class Core(Protocol):
 
     @_call()
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""
         return DECLARED
 
     @_call()
@@ -151,9 +152,7 @@ class Core(Protocol):
         ...
 
     def drop(self) -> None:
-        """Do as `shutdown` does for a garbage collection, which may run in a thread that this would wait for: a wait
-        has a limit.
-        """
+        """Do as `shutdown` does, waiting for a limited time: garbage collection may call this in any thread."""
         ...
 
 
@@ -180,25 +179,25 @@ class CoreClient(Core, Protocol):
 
 
 class RunnableCore(Core, Protocol):
-    """A core as the one who runs it sees it: `EngineCore`, or one without a model."""
+    """A core with the methods that run it: `EngineCore`, or one without a model."""
 
     @property
     def is_warm(self) -> bool:
-        """Say, to any thread, whether every program is compiled."""
+        """Return, to any thread, whether every program is compiled."""
         ...
 
     @property
     def num_compiled(self) -> int:
-        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
+        """Return, to any thread, the number of programs compiled since the start, without those found on disk."""
         ...
 
     @property
     def is_compiling(self) -> bool:
-        """Say, to any thread, whether a step waits for its program to be compiled."""
+        """Return, to any thread, whether a step waits for its program to be compiled."""
         ...
 
     def has_unfinished_requests(self) -> bool:
-        """Say whether a step has something to do."""
+        """Return whether a step has something to do."""
         ...
 
     def fail(self, sequence_id: str, error: RequestError) -> None:

@@ -1,4 +1,4 @@
-"""`EngineReady` is all that an engine's front end knows of its core: the core's answer to the engine arguments."""
+"""`EngineReady`: the facts that a core sends to its front end when it is ready."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     has_validators: bool
     """True if classes among the logits processors look at the params of each request."""
     has_thinking_tokens: bool
-    """True if it is known how the model marks its reasoning."""
+    """True if the markers of the model's reasoning are known."""
     pooling: PoolingSettings | None = None
     """How the model pools; None if it only generates."""
     num_weight_bytes: int = 0
@@ -47,10 +47,10 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of token ids: the logits are so wide."""
+        """Return the number of token ids: the width of the logits."""
         return self.vllm_config.model_config.get_vocab_size()
 
     @property
     def generates(self) -> bool:
-        """Say whether requests may generate."""
+        """Return whether requests may generate."""
         return self.vllm_config.model_config.runner_type == "generate"

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets join a front end and its core, in two threads or two processes: one way to the core, one way back."""
+"""The ZeroMQ sockets between a front end and its core, in two threads or processes: one to the core, one back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxllm.engine.transport.wire import (
 )
 
 LAST_MESSAGES_MS = 1000
-"""A core that ends gives its last messages so long to reach the front end."""
+"""The time that the last messages of a core have to reach the front end."""
 
 
 _PREFIX = "jaxllm-"
@@ -38,7 +38,7 @@ class Addresses(msgspec.Struct, frozen=True):
     to_core: str
     from_core: str
     public_key: bytes | None = None
-    """The front end's key on a network, where nobody else may know it: who does not, cannot connect."""
+    """The front end's key on a network, a secret: nobody connects without it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Meeting:
     addresses: Addresses
     folder: Path | None = None
     secret_key: bytes | None = None
-    """The front end's other key, for what is on a network."""
+    """The front end's secret key, on a network."""
 
     @classmethod
     def in_process(cls) -> Meeting:
@@ -73,13 +73,13 @@ class Meeting:
         return cls(Addresses(to_core, from_core, public), secret_key=secret)
 
     def close(self) -> None:
-        """Delete the files: who has connected does not need them any more."""
+        """Delete the files, which connected sockets no longer need."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _temporary_folder() -> str:
-    """Return the folder for temporary files, or /tmp if the addresses of files in that one would be no addresses."""
+    """Return the folder for temporary files, or /tmp if the addresses of files in it would be invalid."""
     folder = tempfile.gettempdir()
     try:
         num_bytes = len(f"{folder}/{_PREFIX}12345678/from".encode())
@@ -111,7 +111,7 @@ class FrontSockets:
         for end in (self._out, self._in):
             if meeting.secret_key is not None:
                 end.curve_server, end.curve_secretkey = True, meeting.secret_key
-        # Without a bound, so that nothing here waits for a core that compiles: requests are limited elsewhere.
+        # Without a bound, so that nothing waits for a core that compiles: requests are limited elsewhere.
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.LINGER, 0)
         try:
@@ -133,7 +133,7 @@ class FrontSockets:
         self._out.send_multipart(encode_to_core(message), zmq.NOBLOCK, copy=False)
 
     def wait_writable(self, seconds: float, *fds: int) -> None:
-        """Wait until a message can be sent or one of `fds` is readable, or for so many seconds."""
+        """Wait until a message can be sent or one of `fds` is readable, or for `seconds`."""
         poller = zmq.Poller()
         poller.register(self._out, zmq.POLLOUT)
         for fd in fds:

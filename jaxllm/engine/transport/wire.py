@@ -68,13 +68,13 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """A sign of life, sent twice a second by a thread of its own."""
 
     step_seconds: float
-    """How long the core has been at its present work, in seconds, compiling not counted; 0.0 when it rests."""
+    """The seconds that the present work has taken, compiling not counted; 0.0 when the core rests."""
     is_compiling: bool
     """True if its work waits for a program to be compiled, which may take minutes."""
     is_warm: bool
     """True once every program is compiled."""
     num_compiled: int = 0
-    """How many programs were compiled since the start."""
+    """The number of programs compiled since the start."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

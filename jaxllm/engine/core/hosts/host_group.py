@@ -1,4 +1,4 @@
-"""The hosts of one model, as the first one sees them: it tells them what to launch, and hears whether they live.
+"""The other hosts of one model, for the first: it sends them launches and receives their heartbeats.
 
 A program that spans hosts waits for all of them, so one that is lost would leave the others waiting for ever: whoever
 learns of a loss tells the first host, that one tells all, and every process ends. A step that fails on one host alone
@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 6.0
-"""A host that has said nothing for so long is lost."""
+"""A host that has sent nothing for this long is lost."""
 REASON_SECONDS = 2.0
 """A collective fails at once when a host is gone; so long at most does it take until it is known which one it was."""
 GRACE_SECONDS = 3.0
-"""After a loss this process ends by itself within so long, or else it is ended."""
+"""The time that this process has to end after a loss, before it is killed."""
 CLOSE_SECONDS = 2.0
 
 
 class Hosts(Protocol):
-    """What an engine core asks of its hosts; a model on one host has `OneHost`."""
+    """The calls that an engine core makes of its hosts; a model on one host has `OneHost`."""
 
     @property
     def can_go_on(self) -> bool:
-        """Say whether steps can follow one that has failed."""
+        """Return whether steps can follow one that has failed."""
         ...
 
     def agree(self, agreement: Agreement) -> None:
-        """Tell the others what all have to have in common."""
+        """Send the others the settings that all must share."""
         ...
 
     def wait_ready(self) -> None:
@@ -105,7 +105,7 @@ class HostGroup:
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
         self._lost: str | None = None
-        """What every call raises, once a host is lost or this one has failed."""
+        """The error that every call raises, once a host is lost or this one has failed."""
         self._has_lost, self._are_ready, self._is_closed = threading.Event(), threading.Event(), threading.Event()
         self._beating = threading.Thread(target=self._beat, name="jaxllm-hosts-beat", daemon=True)
         self._beating.start()
@@ -115,11 +115,11 @@ class HostGroup:
 
     @property
     def can_go_on(self) -> bool:
-        """Say no: the others are where a step that failed is not."""
+        """Return False: after a failed step the other hosts are one step ahead."""
         return False
 
     def agree(self, agreement: Agreement) -> None:
-        """Tell the others what all have to have in common."""
+        """Send the others the settings that all must share."""
         self._send(encode(agreement))
 
     def wait_ready(self) -> None:
@@ -221,7 +221,7 @@ class HostGroup:
             if self._lost is not None:
                 return
             for link in self._links:
-                with contextlib.suppress(OSError):  # whoever listens learns of it too
+                with contextlib.suppress(OSError):  # the listening thread sees it too
                     link.send(Beat())
         self._tell(End())
 

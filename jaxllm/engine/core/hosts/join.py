@@ -1,4 +1,4 @@
-"""This process joins the others of its model: `jax.distributed` makes one list of devices of all hosts' devices."""
+"""Join the processes of one model: `jax.distributed` lists the devices of all hosts as one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def join(args: EngineArguments) -> list[Link]:
     _check(args)
     logger.info("host %d of %d; host 0 is at %s:%d", args.node_rank, args.nnodes, args.master_addr, args.master_port)
     compile_alone()
-    # A SIGTERM is for whoever runs the engine, not for JAX.
+    # The engine handles SIGTERM, not JAX.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(

@@ -1,4 +1,4 @@
-"""A link is the connection between the first host of a model and another one."""
+"""The connection between the first host of a model and another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from jaxllm.engine.core.hosts.wire import Message, decode, encode
 
 SEND_SECONDS = 3
-"""A host that takes nothing of a message for so long is lost."""
+"""A host that takes no part of a message for this long is lost."""
 POLL_SECONDS = 0.1
 MAX_GREETING_BYTES = 1024
 
@@ -56,7 +56,7 @@ class Link:
 
 
 def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> list[Link]:
-    """Wait for so many hosts that know the key, and return the links to them by rank. Raises TimeoutError.
+    """Wait for `count` hosts that know the key, and return the links to them by rank. Raises TimeoutError.
 
     Others that connect are not heard, and keep nobody waiting.
     """

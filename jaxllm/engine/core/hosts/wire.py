@@ -1,4 +1,4 @@
-"""What the hosts of one model say to each other, encoded by msgspec."""
+"""The messages between the hosts of one model, encoded by msgspec."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxllm.execution.launcher import AdapterLaunch, StepLaunch, decode_array, e
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
-    """The first host has settled the sizes that depend on its memory; the others take them."""
+    """The sizes that the first host has chosen by its memory, for the others to take."""
 
     num_blocks: int
     max_model_len: int
