@@ -15,12 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jax.experimental.mosaic.gpu import core as mosaic_gpu
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.check.compilers import describe_devices
-from jaxllm.resolve.hardware import HARDWARE
-
-H100 = HARDWARE["h100"]
 SMEM_LIMIT = 227 * 1024
 FIRST_PTXAS = (13, 3)
 """Earlier versions of ptxas may overwrite registers that an asynchronous wgmma still reads."""
@@ -33,11 +28,6 @@ def ptxas_version() -> tuple[int, ...]:
     if release is None:
         raise SystemExit("ptxas does not say its version")
     return tuple(map(int, release.groups()))
-
-
-def find_device() -> NamedSharding:
-    """Return the placement on an H100."""
-    return NamedSharding(Mesh(describe_devices(H100, H100.name, 1), ("x",)), PartitionSpec())
 
 
 @contextmanager
