@@ -220,7 +220,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         """Return an embedding for each prompt, in order.
 
         As in sentence-transformers, `prompt_name` names a prompt of the checkpoint that is put before each text; by
-        default it is the one that the checkpoint names, if any. Token ids stay as they are.
+        default the checkpoint's own default, if any. Token ids stay unchanged.
         """
         self._check(use_tqdm)
         request_ids = self._runner.add_pooled(
@@ -391,7 +391,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
             self.llm_engine.shutdown()
 
     def _check(self, use_tqdm: UseTqdm, **unsupported: Any) -> None:
-        """Refuse a progress bar that is none, and arguments that have no meaning here yet."""
+        """Refuse a progress bar that is none, and arguments that have no effect yet."""
         check_use_tqdm(use_tqdm)
         refuse_given(**unsupported)
 

@@ -63,7 +63,7 @@ class PeftAdapter:
     """One adapter, whose tensors are read when they are asked for."""
 
     def __init__(self, folder: Path, max_rank: int) -> None:
-        """Open a folder. Raises VLLMValidationError for one that is no LoRA adapter, is malformed or asks for more than
+        """Open a folder. Raises VLLMValidationError if it is no LoRA adapter, is malformed or asks for more than
         is done.
         """
         self._source = str(folder)

@@ -43,7 +43,7 @@ class AdapterStore:
             self._needed[sequence_id] = self._find(request)
 
     def is_ready(self, sequence_id: str) -> bool:
-        """Return whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
+        """Return whether a sequence's adapter is loaded, or known to be bad; True for a sequence without one."""
         number = self._needed.get(sequence_id)
         return number is None or self._loads[number].done()
 

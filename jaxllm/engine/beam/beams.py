@@ -20,7 +20,7 @@ class Beam:
     cum_logprob: float
     logprobs: list[Mapping[int, Logprob]]
     parent: int
-    """The index, among the live beams of the step before, of the one that it grew from."""
+    """The index of its parent among the live beams of the step before."""
     finish_reason: str | None = None
     """How the beam ended: "stop", "length" or "abort"; None while it is live."""
 
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 class BeamSearch:
-    """Searches for one prompt: takes log-probabilities, and says which beams to go on with.
+    """Searches for one prompt: takes log-probabilities, and chooses the beams to go on with.
 
     As in vLLM, a score is the sum of the log-probabilities divided by the length of the whole sequence, prompt
     included and a last end of sequence not counted, to the power of the length penalty; and every end of sequence
@@ -81,7 +81,7 @@ class BeamSearch:
             self.live = []
 
     def abort(self) -> None:
-        """End the search: the live beams count as complete as they are."""
+        """End the search: the live beams count as complete."""
         self._keep([_ended(beam, "abort") for beam in self.live])
         self.live = []
 

@@ -235,7 +235,7 @@ class BeamSearcher:
             self._go_on(running)
 
     def _go_on(self, running: _Running) -> None:
-        """Queue a search's next step, or wait for its masks; one that has ended makes room for another."""
+        """Queue a search's next step, or wait for its masks; an ended search makes room for another."""
         if not running.search.live:
             self._engine.release(_known(running.request_ids))
             self._active.remove(running)

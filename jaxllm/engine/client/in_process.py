@@ -20,7 +20,7 @@ class InprocClient(CoreClient):
         return [Programs(self._core.num_compiled, self._core.is_warm)]
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that the core refuses ends with an output that says why."""
+        """Queue a request; if the core refuses it, it ends with an output that gives the reason."""
         self._core.add_request(request)
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:

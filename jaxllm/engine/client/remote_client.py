@@ -67,7 +67,7 @@ class RemoteClient(CoreClient):
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Return the oldest outcome of a step that has come and not been taken; None if there is none.
 
-        Raises FrameError for one that cannot be read.
+        Raises FrameError if it cannot be read.
         """
 
     @abstractmethod
@@ -101,7 +101,7 @@ class RemoteClient(CoreClient):
     def step(self, *, wait: bool) -> EngineCoreOutputs | None:
         """Return the outcome of the next step; without `wait`, None if it has not come.
 
-        Raises FrameError for one that cannot be read: nobody knows whose tokens it had.
+        Raises FrameError if it cannot be read: nobody knows whose tokens it had.
         """
         while self.receive():
             pass

@@ -102,7 +102,7 @@ class RemoteCore(RemoteClient):
 
     @property
     def process_ids(self) -> dict[int, int]:
-        """Return the id of the core's process by the number 0; nothing for one that has none here, or has ended."""
+        """Return the id of the core's process as that of replica 0; empty without a running process on this machine."""
         pid = self._handle.pid
         return {} if pid is None or self._end_message is not None else {0: pid}
 
@@ -149,9 +149,9 @@ class RemoteCore(RemoteClient):
         return self._ready
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that the core refuses ends with an output that says why.
+        """Queue a request; if the core refuses it, it ends with an output that gives the reason.
 
-        Raises VLLMValidationError for one that is too large to be sent.
+        Raises VLLMValidationError if it is too large to be sent.
         """
         try:
             self._send(Add(request))
@@ -191,7 +191,7 @@ class RemoteCore(RemoteClient):
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Return the oldest outcome of a step that has come and not been taken; None if there is none.
 
-        Raises FrameError for one that cannot be read.
+        Raises FrameError if it cannot be read.
         """
         outputs = self._outputs.popleft() if self._outputs else None
         if isinstance(outputs, FrameError):

@@ -72,7 +72,7 @@ class Replica:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request, with the core or until it has started.
 
-        Raises VLLMValidationError for one that is too large to be sent, EngineDeadError if the core has ended.
+        Raises VLLMValidationError if it is too large to be sent, EngineDeadError if the core has ended.
         """
         if self.core is not None and self.is_running:
             self.core.add_request(request)

@@ -83,10 +83,10 @@ class ReplicaSet:
         return self._ready
 
     def choose(self, request: EngineCoreRequest) -> Replica:
-        """Return the replica for a request: one that runs, or if there is none, one that will.
+        """Return the replica for a request: a running one, or else one that starts.
 
-        One that drains takes forks of what it has. Raises VLLMValidationError if the request asks for a replica that
-        there is not.
+        A draining replica takes forks of its sequences. Raises VLLMValidationError if the request asks for an unknown
+        replica.
         """
         asked = request.data_parallel_rank
         donor = None if request.fork_of is None else self.router.owner(request.fork_of)
@@ -114,7 +114,7 @@ class ReplicaSet:
     def receive(self) -> bool:
         """Take in one message, of each core in turn; return False if none has come.
 
-        A core that has ended is seen here too: while others have messages, nobody waits or looks.
+        The end of a core is noticed too: while others have messages, nobody waits or looks.
         """
         if time.monotonic() >= self._tend_at:
             self._tend()
@@ -160,8 +160,9 @@ class ReplicaSet:
         self._selector.select(max(0.0, min(POLL_SECONDS, *rests, POLL_SECONDS)))
 
     def lose(self, replica: Replica, problem: str) -> None:
-        """End a failed core's requests, and plan for another core. Nothing is planned for one that drains, or that has
-        never been ready. Requests that it has not been sent yet are given to another, if there is one.
+        """End a failed core's requests, and plan for another core, unless the replica drains or was never ready.
+
+        Requests that the core has not been sent go to another replica, if there is one.
         """
         backlog = self._withdraw_backlog(replica)
         self._fail_requests(replica, problem, self.router.lose(replica.index))

@@ -80,9 +80,9 @@ class ReplicatedCore(RemoteClient):
     # -- Requests -------------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request with one of the cores; one that the core refuses ends with an output that says why.
+        """Queue a request with one of the cores; if that core refuses it, it ends with an output that gives the reason.
 
-        Raises VLLMValidationError for one that is too large to be sent, or that asks for a replica that there is not.
+        Raises VLLMValidationError if it is too large to be sent, or asks for an unknown replica.
         """
         while True:
             self.raise_if_dead()

@@ -46,7 +46,7 @@ class Outbox(Protocol):
     """The sender of messages to the front end, for any thread."""
 
     def send(self, message: FromCore) -> None:
-        """Send a message. Raises FrameError for one that is too large."""
+        """Send a message. Raises FrameError if it is too large."""
         ...
 
 

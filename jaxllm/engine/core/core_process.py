@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 type OnTokenizer = Callable[[Tokenizer | None], None]
 type Made = tuple[RunnableCore, EngineReady]
 type StartCore = Callable[[OnTokenizer], Made]
-"""A function that makes a core; it gives the tokenizer to its argument as soon as it is there."""
+"""A function that makes a core; it passes the tokenizer to its argument as soon as it is loaded."""
 
 
 class StartOrder(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class StartOrder(msgspec.Struct, frozen=True):
 
 
 def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.Socket[bytes]]) -> int:
-    """Make a core, tell the front end and run it until it is told to end; return the exit status.
+    """Make a core, announce it to the front end and run it until `Shutdown`; return the exit status.
 
-    Whatever ends it before is told to the front end, and logged.
+    An earlier end is reported to the front end, and logged.
     """
     outbox = SocketOutbox(context, addresses)
     beats = SocketOutbox(context, addresses, can_drop=True)  # a front end that rests for long would stop the heart

@@ -80,7 +80,7 @@ class EngineCore(HoldsAdapters):
         """The ends and admissions that came between steps, for the next one to report."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request's sequences; one that cannot run ends with an error. Raises RuntimeError after `shutdown`."""
+        """Queue a request's sequences; those of a bad one end with an error. Raises RuntimeError after `shutdown`."""
         if self._runner is None:
             raise RuntimeError("This engine was shut down: make a new one.")
         sequences = split(request)

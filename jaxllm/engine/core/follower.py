@@ -90,7 +90,7 @@ class _Follower:
 
     def give_up(self, error: BaseException) -> NoReturn:
         """End this process after an error; report the loss of another host if that caused it."""
-        time.sleep(REASON_SECONDS)  # whoever listens may end the process meanwhile
+        time.sleep(REASON_SECONDS)  # the listening thread may end the process meanwhile
         logger.critical("this host has failed", exc_info=error)
         with contextlib.suppress(OSError):
             self._link.send(Failed(f"{type(error).__name__}: {error}"))

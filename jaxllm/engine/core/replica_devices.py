@@ -31,7 +31,7 @@ def take_share(replica: int, num_replicas: int, devices_each: int) -> None:
 
 def share_of(cores: list[int], replica: int, num_replicas: int) -> list[int]:
     """Return a replica's part of some cores; replicas have one in common where there are more of them than cores."""
-    replica %= num_replicas  # one that was added later shares the cores of an older one
+    replica %= num_replicas  # a later replica shares the cores of an older one
     if num_replicas >= len(cores):
         return [cores[replica % len(cores)]]
     return cores[replica * len(cores) // num_replicas : (replica + 1) * len(cores) // num_replicas]

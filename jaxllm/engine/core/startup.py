@@ -74,7 +74,7 @@ def start_core(
 ) -> tuple[EngineCore, EngineReady]:
     """Resolve engine arguments, load the model and return its core and what a front end must know of it.
 
-    `on_tokenizer` gets the tokenizer as soon as it is there, before the weights are. Raises VLLMValidationError.
+    `on_tokenizer` gets the tokenizer before the weights are loaded. Raises VLLMValidationError.
     """
     log_phase(logger, "imports")
     hosts = meet_hosts(engine_args)
@@ -239,7 +239,7 @@ def make_core(
     thinking: ThinkingTokens | None = None,
     hosts: Hosts | None = None,
 ) -> EngineCore:
-    """Load the weights and return the core. Log one line that says what runs where.
+    """Load the weights and return the core. Log one line with the model, its devices and its sizes.
 
     Without `grammars` there are no structured outputs, without `thinking` no thinking budgets. With `hosts` the model
     is spread over several.

@@ -92,7 +92,7 @@ def _make_tracer(config: VllmConfig) -> RequestTracer | None:
 
 
 def refuse_given(**arguments: Any) -> None:
-    """Refuse arguments of vLLM that have no meaning here unless they are None, or a list of None."""
+    """Refuse vLLM's arguments that this engine does not support unless they are None, or a list of None."""
     for name, value in arguments.items():
         if value is None or (isinstance(value, (list, tuple)) and all(each is None for each in value)):
             continue

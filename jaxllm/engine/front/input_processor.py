@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxllm.resolve.pooling_settings import PoolingSettings
 
 type Resolved = SamplingParams | PoolingParams
-"""Params that are complete, of a request that generates or of one that is pooled."""
+"""The complete params of a request, to generate or to pool."""
 
 UNSAMPLED = SamplingParams(max_tokens=1, detokenize=False)
 """The sampling parameters of requests that are pooled."""

@@ -131,7 +131,7 @@ _RESIDENCY_BOUNDS: dict[str, Sequence[float]] = {
 
 
 def cache_config_info(config: VllmConfig) -> dict[str, str]:
-    """Return the KV cache's settings and size as labels, those of vLLM's that have a meaning here."""
+    """Return the KV cache's settings and size as labels, with those of vLLM's labels that apply."""
     cache = config.cache_config
     num_tokens = (cache.num_gpu_blocks - 1) * cache.block_size  # block 0 is padding's
     info = {

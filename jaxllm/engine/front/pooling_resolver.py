@@ -62,7 +62,7 @@ def verify_pooling_task(task: str | None, settings: PoolingSettings | None, runn
 def resolve_pooling_params(source: Any, task: str | None, settings: PoolingSettings) -> PoolingParams:
     """Return a private, complete copy of a request's params; None means the defaults.
 
-    `task` is the one that the caller is for, if it is for one. In the result, `task`, `use_activation` and
+    `task` is the caller's task, if it has one. In the result, `task`, `use_activation` and
     `skip_reading_prefix_cache` are never None, and the rest is None where it does nothing. Raises VLLMValidationError,
     in vLLM's words where it has some.
     """
@@ -90,7 +90,7 @@ def resolve_pooling_params(source: Any, task: str | None, settings: PoolingSetti
 
 
 def _resolve_task(params_task: str | None, task: str | None, settings: PoolingSettings) -> str:
-    """Return the task of params and caller; without one, it is one that gives outputs of all tokens, as in vLLM."""
+    """Return the task of params or caller; by default one with outputs for all tokens, as in vLLM."""
     if params_task is not None and task is not None and params_task != task:
         raise _task_error(f"You cannot overwrite param.task={params_task!r} with pooling_task={task!r}!", params_task)
     wanted = task or params_task or next((each for each in TOKEN_TASKS if each in settings.tasks), settings.tasks[0])

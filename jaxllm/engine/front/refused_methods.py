@@ -68,7 +68,7 @@ ASYNC_LACKS: Mapping[str, str] = {
     "output_processor": "is not shared; abort() ends requests, pause_generation() all of them, and "
     "wait_for_requests_to_drain() waits until none is left",
 }
-"""The attributes of vLLM's `AsyncLLM` that are not here; each reason completes the sentence "AsyncLLM.name ..."."""
+"""The attributes of vLLM's `AsyncLLM` that do not exist; each reason completes the sentence "AsyncLLM.name ..."."""
 
 
 class _RefusedMethod:

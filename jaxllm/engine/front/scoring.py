@@ -34,7 +34,7 @@ class ScorePlan:
     sources: list[str]
     """For each prompt the name of the argument that has its text, or the second of its two."""
     pairs: list[tuple[int, ...]]
-    """For each score the places of its prompts: one that has both texts, or one for each text."""
+    """For each score the indices of its prompts: one prompt with both texts, or one for each text."""
     compare: Score
     pad_token_id: int | None
 

@@ -259,7 +259,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Do nothing: there is no cache of multimodal inputs."""
 
     def reset_encoder_cache(self) -> None:
-        """Do nothing: no model here has an encoder."""
+        """Do nothing: no model has an encoder."""
 
     def is_sleeping(self) -> bool:
         """Return False: an engine is awake until `shutdown`."""

@@ -182,7 +182,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs, of the kind that sampling_params.output_kind names.
 
-        One that failed ends with finish_reason "error" and a stop_reason. Leaving the loop aborts the request.
+        A failed request ends with finish_reason "error" and a stop_reason. Leaving the loop aborts the request.
         """
         stream = await self.add_request(
             request_id,

@@ -124,7 +124,7 @@ class Changes:
         await asyncio.shield(finishing)
 
     async def wait(self) -> None:
-        """Wait until no change is under way; one that a closed event loop has left is not waited for."""
+        """Wait until no change is under way; a change of a closed event loop is not waited for."""
         loop = asyncio.get_running_loop()
         while (change := self._change) is not None and change.get_loop() is loop and not change.done():
             await asyncio.wait([change])

@@ -80,7 +80,7 @@ class Core(Protocol):
     """What an engine core does, wherever it runs."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that the core refuses ends with an output that says why."""
+        """Queue a request; if the core refuses it, it ends with an output that gives the reason."""
         ...
 
     @_call(asks_one=True)

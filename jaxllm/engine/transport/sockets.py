@@ -129,7 +129,7 @@ class FrontSockets:
         return self._in.getsockopt(zmq.FD)  # type: ignore[return-value]
 
     def send(self, message: ToCore) -> None:
-        """Send a message without waiting. Raises FrameError for one that is too large, zmq.Again without a core."""
+        """Send a message without waiting. Raises FrameError if it is too large, zmq.Again without a core."""
         self._out.send_multipart(encode_to_core(message), zmq.NOBLOCK, copy=False)
 
     def wait_writable(self, seconds: float, *fds: int) -> None:
@@ -207,7 +207,7 @@ class SocketOutbox:
     def send(self, message: FromCore) -> None:
         """Send a message, waiting for room unless it can be dropped; once this is closed, do nothing.
 
-        Raises FrameError for one that is too large.
+        Raises FrameError if it is too large.
         """
         frame = encode_from_core(message)
         with self._lock:

@@ -101,7 +101,7 @@ _from_core = msgspec.msgpack.Decoder(FromCore.__value__)
 
 
 def encode_to_core(message: ToCore) -> list[bytes]:
-    """Return the frames of a message. Raises FrameError for one that is too large."""
+    """Return the frames of a message. Raises FrameError if it is too large."""
     if not isinstance(message, Add):
         return _bounded([b"", _encoder.encode(message)])
     request = message.request
@@ -128,7 +128,7 @@ def decode_to_core(frames: Sequence[bytes]) -> ToCore:
 
 
 def encode_from_core(message: FromCore) -> bytes:
-    """Return the frame of a message. Raises FrameError for one that is too large."""
+    """Return the frame of a message. Raises FrameError if it is too large."""
     return _bounded([_encoder.encode(message)])[0]
 
 

@@ -35,7 +35,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 6.0
 """A host that has sent nothing for this long is lost."""
 REASON_SECONDS = 2.0
-"""A collective fails at once when a host is gone; so long at most does it take until it is known which one it was."""
+"""The longest wait, after a collective has failed, for the link that shows which host is gone."""
 GRACE_SECONDS = 3.0
 """The time that this process has to end after a loss, before it is killed."""
 CLOSE_SECONDS = 2.0
