@@ -1,1 +1,1 @@
-"""Weights come from a hub repository, a folder of safetensors, a GGUF file, or random numbers."""
+"""Load weights from a hub repository, a folder of safetensors or a GGUF file, or fill them with random numbers."""

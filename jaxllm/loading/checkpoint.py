@@ -1,4 +1,4 @@
-"""A checkpoint is to the rest a config, named tensors in the HF form, and a tokenizer.
+"""The interface of an opened checkpoint: a config, named tensors in the HF form, and a tokenizer.
 
 Opening one reads headers and small files only, so that names and shapes are checked before any weight is fetched.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: `shape` and `dtype` are those that `read` returns, `num_bytes` what it takes in the file."""
+    """One tensor: the `shape` and `dtype` that `read` returns, and its `num_bytes` in the file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,22 +31,22 @@ class TensorInfo:
 
 
 class Checkpoint(ABC):
-    """A model on disk or on the hub, opened. Tensors have HF's names and shapes ([out, in]) wherever they are from."""
+    """An opened model, on disk or on the hub. Tensors have HF's names and shapes ([out, in]) in every file format."""
 
     source: str
     """The model as the user named it."""
     config: dict[str, Any]
-    """The config in the form of HF's config.json, `architectures` filled."""
+    """The config in the form of HF's config.json, with `architectures` set."""
     generation_config: dict[str, Any]
     sentence_files: SentenceFiles | None = None
-    """What sentence-transformers says of the model; None if nothing."""
+    """The settings of sentence-transformers in the model's folder; None if there are none."""
     tensors: Mapping[str, TensorInfo]
     is_gguf: bool
-    """True for GGUF, whose dtypes were chosen to store the weights, and say nothing about computing."""
+    """True for GGUF: its dtypes were chosen for storage and imply nothing about the compute dtype."""
     dtype: str
     """The floating-point dtype that most of the weights have, e.g. "bfloat16"."""
     spare: Collection[str] = ()
-    """Tensors that tools write for nothing: a model that knows none of them does without."""
+    """Tensors that some tools write needlessly: a model that does not know them ignores them."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,18 +55,19 @@ class Checkpoint(ABC):
 
     @property
     def weight_type(self) -> str:
-        """The name of what most of the weights are stored as: a dtype, a type of GGUF, or a method of quantization."""
+        """The storage type of most of the weights: a dtype, a GGUF type, or a quantization method."""
         return self.dtype
 
     @abstractmethod
     def read(self, name: str, index: int | None = None) -> np.ndarray:
-        """Return one tensor in its own dtype, as a read-only view of the file where that is possible.
+        """Return one tensor in its own dtype, as a read-only view of the file where possible.
 
-        With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
+        With `index`, return only that entry of the first axis (one expert of many), without decoding the others.
         """
 
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
-        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept.
+        """Return the format in which a matrix can be kept quantized; None if it is stored as plain numbers or in
+        another format.
 
         `num_inputs` is the length of its rows, for a checkpoint that was opened without its weights.
         """
@@ -74,17 +75,18 @@ class Checkpoint(ABC):
         return None
 
     def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
-        """Return one of the parts that a matrix is held as, [..., out, width], for a name that has a format.
+        """Return one part of a quantized matrix, such as its codes or scales, as [..., out, width].
 
-        Rows are outputs, whichever way round `read` has them; codes are not packed. With `index` it is one expert's.
+        Rows are always outputs, even where `read` returns inputs first; codes are not packed. `index` selects one
+        expert. The matrix must have a format (see `format_of`).
         """
         where = "" if index is None else f" at {index}"
         raise ValueError(f"{self.source} has no part {part!r} of {name!r}{where}: it is not quantized")
 
     def input_order(self, name: str) -> np.ndarray | None:
-        """Return the order of the inputs that a matrix's parts have their columns in, int32 [in]; None if it is HF's.
+        """Return the order of the inputs in the columns of a matrix's parts, int32 [in]; None if it is HF's order.
 
-        `x[:, order]` is what the parts multiply.
+        The parts multiply `x[:, order]`.
         """
         del name
         return None
@@ -95,19 +97,19 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def tokenizer_digest(self) -> str | None:
-        """Return a digest of all that `tokenizer` makes it from; None if that cannot be told."""
+        """Return a digest of all files that `tokenizer` reads; None if one cannot be read."""
 
     def release(self, name: str) -> None:  # noqa: B027 (nothing to let go of by default)
-        """Say that the tensor was consumed; its pages may be dropped."""
+        """Mark the tensor as consumed; its pages may be dropped."""
 
     def fetch(self) -> None:  # noqa: B027 (nothing to fetch by default)
-        """Bring the weights here, with progress shown. `read` may be called after this."""
+        """Download the weights, with progress shown. `read` may be called after this."""
 
 
 def held_format(checkpoint: Checkpoint, name: str, num_inputs: int = 0) -> WeightFormat | None:
-    """Return what a matrix can be held as, as it is: quantized, or numbers of 16 bits; None for others.
+    """Return the format in which a matrix can be kept in memory unchanged: quantized or 16-bit; None for others.
 
-    The dtype of a checkpoint that was opened without its weights stands for those that are not quantized.
+    A matrix that is not quantized, of a checkpoint that was opened without its weights, has the checkpoint's dtype.
     """
     form = checkpoint.format_of(name, num_inputs)
     if form is not None:
@@ -118,7 +120,7 @@ def held_format(checkpoint: Checkpoint, name: str, num_inputs: int = 0) -> Weigh
 
 
 def dominant_dtype(tensors: Iterable[TensorInfo], config: Mapping[str, Any]) -> str:
-    """Return the float dtype of most elements; the config's where no tensor is a float; else "float32"."""
+    """Return the float dtype of most elements; the config's if no tensor is a float; otherwise "float32"."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.dtype in ("float32", "float64", "float16", "bfloat16"):

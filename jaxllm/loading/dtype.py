@@ -1,4 +1,4 @@
-"""The dtype that the model computes in follows from argument, checkpoint and device."""
+"""Choose the dtype that the model computes in, from the argument, the checkpoint and the device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DTYPE_ALIASES: Mapping[str, str] = {
 def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
 
-    "auto" is the checkpoint's dtype, but for float16, which no kernels have: float32 stands in for it on a CPU,
-    bfloat16 on a GPU or TPU, and a line of the log says so. For GGUF it is bfloat16 if the device multiplies it
-    fast, else float32. "float16" by name is float32 on a CPU too; a GPU or TPU computes it, in plain XLA.
+    "auto" is the checkpoint's dtype. Kernels do not support float16, so "auto" replaces it, with a warning, by float32
+    on a CPU and by bfloat16 on a GPU or TPU. For GGUF, "auto" is bfloat16 if the device multiplies it fast, else
+    float32. An explicit "float16" is float32 on a CPU too; a GPU or TPU computes it in plain XLA.
     """
     dtype = _asked_for(requested, checkpoint, platform)
     if (platform, dtype) != ("cpu", "float16"):
@@ -66,7 +66,9 @@ def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
 
 
 def multiplies_bfloat16_fast(platform: str) -> bool:
-    """Say whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or Arm's BF16."""
+    """Return whether the device has bfloat16 matmul hardware: every GPU and TPU, and CPUs with AVX512-BF16 or Arm's
+    BF16.
+    """
     if platform != "cpu":
         return True
     from pallas_kernels.native import processor

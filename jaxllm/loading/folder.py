@@ -1,4 +1,4 @@
-"""A local folder holds a checkpoint: config.json, tokenizer files, and safetensors, single or by index."""
+"""Checkpoints in a local folder: config.json, tokenizer files, and safetensors in one file or several with an index."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 QUANTIZATION_NAME = "hf_quant_config.json"
-"""Where ModelOpt says what config.json may lack."""
+"""The file where ModelOpt writes its quantization settings if they are not in config.json."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_FILE_NAME = 200
 TEMPLATES_FOLDER = "additional_chat_templates"
 SENTENCEPIECE = "*.model"
 VOCABULARIES = ("tokenizer.json", SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
-"""The files, by pattern, one of which every tokenizer is made from."""
+"""Patterns of vocabulary files: a tokenizer needs at least one of them."""
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
@@ -65,7 +65,7 @@ class FolderCheckpoint(Checkpoint):
         return tokenizer_digest(self._folder)
 
     def _open_files(self) -> dict[str, TensorInfo]:
-        """Map every weight file, and return the tensors by name."""
+        """Map every weight file and return the tensors by name."""
         tensors: dict[str, TensorInfo] = {}
         weight_map = read_index(self._folder, self.source)
         names = weight_files(self._folder, weight_map, self.source)
@@ -115,7 +115,7 @@ class DummyCheckpoint(Checkpoint):
 
 
 class ConfigCheckpoint(Checkpoint):
-    """A folder of which only config and tokenizer are wanted; `name` is the config's, where it is not config.json."""
+    """A folder opened for its config and tokenizer only; `name` is the config's file, if it is not config.json."""
 
     def __init__(self, folder: Path, *, source: str = "", name: str = CONFIG_NAME) -> None:
         self.source = source or str(folder)
@@ -139,7 +139,7 @@ class ConfigCheckpoint(Checkpoint):
 
 
 def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json; its absence means that this is no model. ModelOpt may have its part of it in a file beside."""
+    """Read config.json, which every model must have. ModelOpt's quantization settings may be in a separate file."""
     path = folder / name
     if not path.is_file():
         raise model_error("there is no config.json, so this is not a model in the Hugging Face form", source)
@@ -155,13 +155,13 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
 
 
 def read_generation_config(folder: Path, source: str) -> dict[str, Any]:
-    """Read generation_config.json, or {} where there is none."""
+    """Read generation_config.json; {} if the folder has none."""
     path = folder / "generation_config.json"
     return read_json(path, source) if path.is_file() else {}
 
 
 def read_index(folder: Path, source: str) -> dict[str, str]:
-    """Return tensor name -> file name from the index, or {} where there is none."""
+    """Read tensor name -> file name from the index; {} if the folder has none."""
     path = folder / INDEX_NAME
     if not path.is_file():
         return {}
@@ -177,7 +177,7 @@ def read_index(folder: Path, source: str) -> dict[str, str]:
 
 
 def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> list[str]:
-    """Return the names of the weight files; one that is missing is an error that names it."""
+    """Return the names of the weight files. A missing file is an error that names it."""
     if weight_map:
         names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (folder / name).is_file()]
@@ -195,7 +195,7 @@ def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> li
 
 
 def module_weights(folder: Path, names: list[str], source: str) -> list[str]:
-    """Return `names`, the files of modules of sentence-transformers; one that is missing is an error that names it."""
+    """Return `names`, the weight files of sentence-transformers' modules. A missing file is an error that names it."""
     for name in names:
         if not (folder / name).is_file():
             raise model_error(f"{name} is not there: fetch it, or convert its PyTorch file to safetensors", source)
@@ -203,12 +203,12 @@ def module_weights(folder: Path, names: list[str], source: str) -> list[str]:
 
 
 def tensor_prefix(file_name: str) -> str:
-    """Return what is put before the names of a file's tensors: the folder it is in, if it is not the model's own."""
+    """Return the prefix of the names of a file's tensors: its folder, if it is not the model's own."""
     return file_name[: file_name.rfind("/") + 1]
 
 
 def open_safetensors(path: Path, source: str) -> SafetensorsFile:
-    """Open one file; whatever is wrong with it is an error that names it."""
+    """Open one file. Any failure is an error that names it."""
     try:
         return SafetensorsFile(path)
     except (OSError, ValueError) as error:
@@ -216,15 +216,15 @@ def open_safetensors(path: Path, source: str) -> SafetensorsFile:
 
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a folder with transformers, refusing any that needs code from the checkpoint."""
-    found = {pattern for pattern in VOCABULARIES if any(folder.glob(pattern))}
-    if not found:  # transformers would make an empty one
+    """Load the tokenizer of a folder with transformers. Tokenizers that need code from the checkpoint are refused."""
+    vocabularies = {pattern for pattern in VOCABULARIES if any(folder.glob(pattern))}
+    if not vocabularies:  # transformers would make an empty one
         raise _tokenizer_error(f"there is none of {', '.join(VOCABULARIES)}", source)
     try:
         return _load_tokenizer(folder)
-    except Exception as error:  # the library raises every kind here
+    except Exception as error:  # the library raises errors of every type here
         reason = str(error)
-        if found == {SENTENCEPIECE} and find_spec("sentencepiece") is None:
+        if vocabularies == {SENTENCEPIECE} and find_spec("sentencepiece") is None:
             name = next(folder.glob(SENTENCEPIECE)).name
             reason = f"there is {name} and no tokenizer.json: to read it, install the package sentencepiece"
         raise _tokenizer_error(reason, source) from error
@@ -235,13 +235,13 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as first:  # perhaps at config.json, which HF checks in other ways than the families do
+    except Exception as first:  # perhaps in config.json, whose checks in HF are stricter than the families'
         try:
             AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         except Exception:  # noqa: BLE001 (the library raises every kind here)
             if not (folder / CONFIG_NAME).exists():
                 raise first from None
-            # All that the tokenizer needs of the config is its type.
+            # The tokenizer needs only the model type from the config.
             plain = AutoConfig.for_model(str(read_json(folder / CONFIG_NAME, str(folder)).get("model_type")))
             return AutoTokenizer.from_pretrained(str(folder), config=plain, trust_remote_code=False)
         raise

@@ -1,4 +1,4 @@
-"""jaxllm uses this of transformers, without the notice that PyTorch is missing, which it never needs. Import late."""
+"""The names that jaxllm uses of transformers, imported without its warning that PyTorch is missing. Import late."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["AutoConfig", "AutoTokenizer", "PreTrainedConfig", "PreTrainedTokeniz
 
 
 def class_names(model_type: str, *, is_wrapper: bool) -> list[str]:
-    """Return the names of HF's classes of models of a type, those that generate first; none for an unknown type."""
-    # The package itself has these names only where PyTorch is installed.
+    """Return the names of HF's classes for a model type, generating classes first; [] for an unknown type."""
+    # The package itself exports these names only where PyTorch is installed.
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -25,12 +25,12 @@ def class_names(model_type: str, *, is_wrapper: bool) -> list[str]:
     )
 
     generating = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if is_wrapper else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    found = [names[model_type] for names in (generating, MODEL_MAPPING_NAMES) if model_type in names]
-    return [name for each in found for name in ([each] if isinstance(each, str) else each)]
+    entries = [names[model_type] for names in (generating, MODEL_MAPPING_NAMES) if model_type in names]
+    return [name for each in entries for name in ([each] if isinstance(each, str) else each)]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the others when they are asked for: AutoTokenizer brings PyTorch along wherever that is installed."""
+    """Import the remaining names on first use: AutoTokenizer imports PyTorch wherever that is installed."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import transformers

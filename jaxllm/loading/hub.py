@@ -1,4 +1,4 @@
-"""A checkpoint comes from the Hugging Face hub in two stages: config, tokenizer and tensor headers; then the weights.
+"""Load a checkpoint from the Hugging Face hub in two stages: config, tokenizer and tensor headers, then the weights.
 
 The offline switch, cache folder, token and endpoint follow the hub library's own environment variables.
 """
@@ -46,13 +46,13 @@ SMALL_FILES = (
     *SENTENCE_FILES,
     local.INDEX_NAME,
 )
-"""Opening brings these files here; never code, never other formats of the weights."""
+"""The files that opening downloads: no code, and no other formats of the weights."""
 NUM_HEADER_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """One repository of the hub, as the user asked for it."""
+    """A repository of the hub, as the user named it."""
 
     name: str
     revision: str | None
@@ -60,7 +60,7 @@ class Repository:
     cache_dir: str | None
 
     def download(self, patterns: Sequence[str], commit: str | None = None) -> Path:
-        """Bring the matching files here, and return their folder, which is named after the commit."""
+        """Download the matching files and return their folder, whose name is the commit."""
         from huggingface_hub import snapshot_download
 
         with translated_errors(self):
@@ -75,7 +75,7 @@ class Repository:
             )
 
     def ask[T](self, question: Callable[[HfApi], T]) -> T:
-        """Put a question to the hub's API."""
+        """Call the hub's API."""
         from huggingface_hub import HfApi
 
         with translated_errors(self):
@@ -87,7 +87,7 @@ class Repository:
 
 
 class HubCheckpoint(Checkpoint):
-    """Safetensors on the hub: known by their headers, here after `fetch`."""
+    """Safetensors on the hub: headers are known at once, the weights are local after `fetch`."""
 
     def __init__(self, repository: Repository, source: str, small: Path, names: Sequence[str]) -> None:
         self.source = source
@@ -129,7 +129,7 @@ class HubCheckpoint(Checkpoint):
         return self._fetched
 
     def _read_headers(self) -> dict[str, TensorInfo]:
-        """Ask for the first bytes of every weight file."""
+        """Download the header of every weight file."""
         ask = partial(_read_header, self._repository, self._small.name)
         with ThreadPoolExecutor(NUM_HEADER_THREADS) as pool:
             headers = list(pool.map(ask, self._names))
@@ -151,7 +151,7 @@ def _read_header(repository: Repository, commit: str, file_name: str) -> dict[st
 
 @contextmanager
 def translated_errors(repository: Repository) -> Iterator[None]:
-    """Turn whatever the hub library raises into an error that says what to do."""
+    """Turn any error of the hub library into one with the way out in it."""
     from huggingface_hub import errors
     from huggingface_hub.utils import HFValidationError
 
@@ -183,7 +183,7 @@ def translated_errors(repository: Repository) -> Iterator[None]:
         raise _error(name, f"there is no such folder here, and it is no hub id ({error})") from error
     except VLLMValidationError:
         raise
-    except Exception as error:  # whichever HTTP client is underneath
+    except Exception as error:  # the HTTP client below the hub library may be any
         raise _error(name, f"the hub did not give it: {type(error).__name__}: {error}") from error
 
 

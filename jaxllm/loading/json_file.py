@@ -1,4 +1,4 @@
-"""A model's small files hold JSON objects."""
+"""Read a model's small JSON files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxllm.utils.files import read_text
 
 
 def read_json(path: Path, source: str) -> dict[str, Any]:
-    """Read a file that has to hold one JSON object; errors name it, and the model `source`."""
+    """Read a file that must hold one JSON object; errors name the file and the model `source`."""
     value = read_json_value(path, source)
     if not isinstance(value, dict):
         raise model_error(f"{path.name} holds {type(value).__name__}, not an object", source)
@@ -19,7 +19,7 @@ def read_json(path: Path, source: str) -> dict[str, Any]:
 
 
 def read_json_value(path: Path, source: str) -> Any:
-    """Read a file that has to hold JSON of any kind."""
+    """Read a JSON file with a value of any type."""
     try:
         return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -27,5 +27,5 @@ def read_json_value(path: Path, source: str) -> Any:
 
 
 def model_error(message: str, source: str) -> VLLMValidationError:
-    """Make the error for a model, as the user named it, whose files cannot be used."""
+    """Return the error for a model with unusable files. `source` is the model as the user named it."""
     return VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)

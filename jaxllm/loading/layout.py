@@ -1,4 +1,4 @@
-"""Bring one HF tensor into our layout and dtype, in place, as a layout such as "(n h) d -> d n h" says."""
+"""Write one HF tensor into our layout and dtype, in place. A layout reads like "(n h) d -> d n h"."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 import numpy as np
 
 TILE_ROWS, TILE_COLUMNS = 256, 1024
-"""The size of a tile that is transposed at once; it measured best of 32 to 512 rows."""
+"""The size of a tile that is transposed at once; it measured best among 32 to 512 rows."""
 
 Index = tuple[slice | np.ndarray, ...]
-"""An index says per axis what is taken of it: a range, or places along it."""
+"""The selected part of each axis: a range, or an array of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The axis letters of the HF tensor, groups flattened, and of ours."""
+    """The axis letters of the HF tensor, with groups flattened, and those of ours."""
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
 
     @property
     def rotation(self) -> int | None:
-        """Return by how many letters theirs is rotated to give ours (0: not at all), or None if it is no rotation."""
+        """The number of letters by which `theirs` is rotated to give `ours`; None if it is no rotation."""
         count = len(self.theirs)
         turns = (turn for turn in range(max(count, 1)) if self.theirs[turn:] + self.theirs[:turn] == self.ours)
         return next(turns, None)
 
 
 def parse_layout(text: str) -> Layout:
-    """Read "(n h) d -> d n h". Raises ValueError where the two sides do not have the same letters."""
+    """Parse "(n h) d -> d n h". Raises ValueError unless both sides have the same letters."""
     theirs, arrow, ours = text.partition("->")
     layout = Layout(tuple(re.sub(r"[()]", " ", theirs).split()), tuple(ours.split()))
     letters = set(layout.ours)
@@ -44,15 +44,15 @@ def parse_layout(text: str) -> Layout:
 def write_tensor(
     tensor: np.ndarray, layout: Layout, sizes: tuple[int, ...], out: np.ndarray, index: Index = ()
 ) -> None:
-    """Write `tensor` into `out`, C-contiguous, in our order and out's dtype; `sizes` are our whole axes.
+    """Write `tensor` into `out`, C-contiguous, in our order and out's dtype; `sizes` are the full sizes of our axes.
 
-    With `index`, an entry per axis of ours, `out` holds that part only.
+    With `index`, one entry per axis of ours, `out` holds only that part.
     """
     by_letter: Mapping[str, int] = dict(zip(layout.ours, sizes, strict=True))
     split = tensor.reshape([by_letter[letter] for letter in layout.theirs])
     if index:
         parts = dict(zip(layout.ours, index, strict=True))
-        # One after the other: numpy pairs the places that are given for several axes.
+        # One axis after the other: numpy would pair the positions of several axes.
         for axis, letter in enumerate(layout.theirs):
             split = split[(*[slice(None)] * axis, parts[letter])]
     turn = layout.rotation
@@ -67,10 +67,10 @@ def write_tensor(
 
 
 def _write_transposed(source: np.ndarray, out: np.ndarray) -> None:
-    """Write source [r, c] into out [c, r] tile by tile: whole, the strided side misses the cache at every number."""
+    """Write source [r, c] into out [c, r] in tiles: a transpose in one go misses the cache at every number."""
     rows, columns = source.shape
     for row in range(0, rows, TILE_ROWS):
         for column in range(0, columns, TILE_COLUMNS):
             tile = source[row : row + TILE_ROWS, column : column + TILE_COLUMNS]
-            # Casting the contiguous tile first is what makes it fast.
+            # Casting the contiguous tile first makes it fast.
             out[column : column + TILE_COLUMNS, row : row + TILE_ROWS] = tile.astype(out.dtype, copy=False).T

@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "embed.table", "lm_head.table"
 COMPARED_BYTES = 1 << 20
-"""How much of two tables is compared at once."""
+"""The number of bytes of two tables that are compared at once."""
 ALIGNMENT = 64
-"""JAX on a CPU wants a buffer aligned to so many bytes, or it copies it."""
+"""JAX on a CPU copies a buffer that is not aligned to this many bytes."""
 
 FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
 Bounds = tuple[tuple[int, int], ...]
 Fill = Callable[[int, "Sequence[Piece]"], None]
-"""A function that writes layer `int` of an array's parameters into pieces of it; or expert `int` of all layers."""
+"""A function that writes layer `int` of an array's parameters into pieces of it, or expert `int` of all layers."""
 
 
 class Piece(NamedTuple):
-    """The part of an array, or of a layer of it, that some devices hold: the elements within `bounds`."""
+    """The part of an array, or of one of its layers, on some devices: the elements within `bounds`."""
 
     array: np.ndarray
     bounds: Bounds
@@ -64,13 +64,13 @@ def load_params(
     format_for: FormatFor | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the arrays' nested dict.
+    """Read every parameter of a fetched checkpoint with checked names. Returns the arrays' nested dict.
 
-    Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
-    tensor. What is to be quantized is so where it will be, a layer at a time. `dtype` replaces the specs' own;
-    `format_for` gives the sharding of an array's path, which may come with a layout; None is the default device. Of
-    each tensor this reads what the process's devices hold, once. An output head is compared with the embedding first,
-    and is the same array if it holds the same numbers.
+    Host memory peaks at the parameters plus one tensor; on devices other than the CPU at one layer of one array plus a
+    tensor. Arrays to be quantized are quantized on the device, one layer at a time. `dtype` replaces the specs' own;
+    `format_for` returns the sharding for an array's path, with or without a layout; None is the default device. Each
+    tensor is read once, and only the parts that this process's devices hold. An output head with the same numbers as
+    the embedding becomes the same array.
     """
     started = time.perf_counter()
     sources = {source for spec in specs.values() for source in spec.sources}
@@ -99,7 +99,7 @@ def load_params(
 
 
 def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> bool:
-    """Say whether the checkpoint stores the embedding a second time, as the output head of a model that has one."""
+    """Return whether the checkpoint stores the embedding a second time, as the output head of a model that has one."""
     if not {EMBEDDING, HEAD} <= specs.keys():
         return False
     names = [specs[path].sources[0] for path in (EMBEDDING, HEAD)]
@@ -107,7 +107,7 @@ def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) ->
     is_alike = (first.shape, first.dtype) == (second.shape, second.dtype)
     if not is_alike or any(checkpoint.format_of(name) is not None for name in names):
         return False
-    # Most heads that differ do so from the first rows on.
+    # Most heads that differ do so in the first rows.
     rows, others = (checkpoint.read(name).view(np.uint8) for name in names)
     step = max(1, COMPARED_BYTES // max(1, rows.shape[-1]))
     return all(np.array_equal(rows[i : i + step], others[i : i + step]) for i in range(0, len(rows), step))
@@ -116,8 +116,8 @@ def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) ->
 def init_dummy(
     specs: Mapping[str, ParamSpec], seed: int, *, dtype: Any = None, format_for: FormatFor | None = None
 ) -> dict[str, Any]:
-    """Return small random parameters, the same for the same seed: N(0, 0.02), around 1 for norms."""
-    # A table of prime length, repeated: fast, and no two rows of a weight are alike.
+    """Return small random parameters that depend only on the seed: N(0, 0.02), around 1 for norms."""
+    # A repeated table of prime length: fast, and no two rows of a weight are alike.
     table = np.random.default_rng(seed).standard_normal(1_048_573, np.float32) * np.float32(0.02)
     placed = {}
     for path, array in array_specs(specs).items():
@@ -138,10 +138,10 @@ def init_dummy(
 
 @contextmanager
 def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """Show how many bytes are loaded; yield the function that counts them.
+    """Show the number of loaded bytes; yield the function that adds to it.
 
-    tqdm's own lock is all threads', and a Ctrl-C in another bar may have left it locked for ever: no bar, or one with a
-    lock of its own, waits for that.
+    tqdm's lock is shared by all threads, and a Ctrl-C in another bar may leave it locked for ever. This bar has its
+    own.
     """
     if not shown:
         yield lambda _num_bytes: None
@@ -156,10 +156,10 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object
 
 
 def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Fill:
-    """Return the function that fills one layer from the checkpoint, or one expert of it."""
+    """Return the function that fills one layer, or one expert, from the checkpoint."""
 
-    def fill(place: int, pieces: Sequence[Piece]) -> None:
-        for (source, index), specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)):
+    def fill(number: int, pieces: Sequence[Piece]) -> None:
+        for (source, index), specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, number)):
             tensor, taken = _read(array, checkpoint, source, index), 0
             for spec in specs:
                 part = tensor[spec.hf_index]
@@ -177,7 +177,7 @@ def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], o
 
 
 def _read(array: ArraySpec, checkpoint: Checkpoint, source: str, index: int | None) -> np.ndarray:
-    """Return a tensor, or what the array holds of it if that is one of its parts."""
+    """Return a tensor, or the part of it (codes, scales) that the array holds."""
     if array.part is None:
         return checkpoint.read(source, index)
     assert array.format is not None
@@ -187,49 +187,50 @@ def _read(array: ArraySpec, checkpoint: Checkpoint, source: str, index: int | No
     return pack(part, array.format.bits) if array.part == "codes" and array.is_packed else part
 
 
-def _source(spec: ParamSpec, place: int) -> tuple[str, int | None]:
-    """Return the tensor of a layer, or of one of its experts, counted through all layers; and the expert, if it is a
-    tensor of all.
+def _source(spec: ParamSpec, number: int) -> tuple[str, int | None]:
+    """Return the name of the tensor with a layer or expert, and the expert's index in it if it holds all experts.
+
+    Experts are counted through all layers.
     """
     num_places = (spec.shape[0] if spec.stacked else 1) * (spec.num_experts or 1)
-    # A tensor of all experts has an axis for them, even if there is one.
+    # A tensor of all experts has an axis for them, even if there is only one expert.
     has_axis = spec.num_experts is not None and len(spec.hf_shape) > len(split_axes(spec.layout.partition("->")[0]))
     if len(spec.sources) == num_places and not has_axis:
-        return spec.sources[place], None
-    layer, expert = divmod(place, spec.num_experts or 1)
+        return spec.sources[number], None
+    layer, expert = divmod(number, spec.num_experts or 1)
     return spec.sources[layer], expert
 
 
 def _by_expert(fill: Fill, num_experts: int) -> Fill:
-    """Return the function that fills one layer, of one that fills one expert."""
+    """Return a function that fills one layer, from a function that fills one expert."""
 
     def fill_layer(layer: int, pieces: Sequence[Piece]) -> None:
         for expert in range(num_experts):
-            own = [_part_of(piece, expert) for piece in pieces if expert in range(*piece.bounds[0])]
-            if own:  # another host may have it
-                fill(layer * num_experts + expert, own)
+            held = [_part_of(piece, expert) for piece in pieces if expert in range(*piece.bounds[0])]
+            if held:  # another host may hold it
+                fill(layer * num_experts + expert, held)
 
     return fill_layer
 
 
-def _fill_random(table: np.ndarray, array: ArraySpec, place: int, pieces: Sequence[Piece]) -> None:
-    """Fill each parameter of a layer, or expert, with consecutive numbers of the table, from a place of its own on."""
+def _fill_random(table: np.ndarray, array: ArraySpec, number: int, pieces: Sequence[Piece]) -> None:
+    """Fill each parameter of a layer, or expert, with consecutive numbers of the table, from its own offset."""
     for path, spec in array.params.items():
-        shape, own = stored_shape(spec), list(own_pieces(spec, pieces))
+        shape, parts = stored_shape(spec), list(own_pieces(spec, pieces))
         size = math.prod(shape)
-        start = (zlib.crc32(path.encode()) + place * size) % len(table)
-        if all(piece.array.shape == shape for piece in own):
-            for piece in own:
+        start = (zlib.crc32(path.encode()) + number * size) % len(table)
+        if all(piece.array.shape == shape for piece in parts):
+            for piece in parts:
                 _tile(table, start, piece.array.reshape(-1))
             continue
         whole = np.empty(size, table.dtype)
         _tile(table, start, whole)
-        for piece in own:
+        for piece in parts:
             piece.array[...] = whole.reshape(shape)[stored_index(spec, piece.bounds)]
 
 
 def own_pieces(spec: ParamSpec, pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Return what pieces of an array's layer have of one of its parameters, as pieces of that."""
+    """Return the parts of an array's pieces that belong to one of its parameters, as pieces of that parameter."""
     if spec.segment is None:
         yield from pieces
         return
@@ -248,13 +249,13 @@ def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
 
 
 def stored_shape(spec: ParamSpec) -> tuple[int, ...]:
-    """Return the shape of one layer's or expert's part as the checkpoint has it, in our order: no head is repeated."""
+    """Return the checkpoint's shape of one layer or expert, in our axis order: its KV heads are not repeated."""
     shape, axes = spec.shape[spec.num_lead :], spec.axes[spec.num_lead :]
     return tuple(size // spec.repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
 
 
 def stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
-    """Return where the checkpoint has what lies within `bounds` of one layer's or expert's part of ours."""
+    """Return the checkpoint's index of the elements within `bounds` of one layer or expert of ours."""
 
     def index(axis: str | None, bound: tuple[int, int]) -> slice | np.ndarray:
         if axis == KV_HEADS and spec.repeats > 1:
@@ -267,7 +268,7 @@ def stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
 
 
 def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format | None, fill: Fill) -> Any:
-    """Make one array, or what is held of it, on the devices that `where` names or on the default device."""
+    """Make one array, or its stored form, on the devices that `where` names or on the default device."""
     dtype = np.dtype(dtype)
     layout, sharding = (where.layout, where.sharding) if isinstance(where, Format) else (None, where)
     assert layout is None or isinstance(layout, Layout)  # not left to the compiler
@@ -290,13 +291,13 @@ def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format |
 
 
 def _round(array: ArraySpec) -> Callable[[jax.Array], Quantized]:
-    """Return the function that rounds an array's numbers to its format."""
+    """Return the function that quantizes an array to its format."""
     assert array.format is not None
     return partial(quantize, num_inputs=array.num_inputs, form=array.format, is_packed=array.is_packed)
 
 
 def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
-    """Allocate what is held of the array on the devices, and bring its layers there one by one."""
+    """Allocate the array's stored form on the devices, and copy its layers there one by one."""
     layer_shape, layer_sharding = array.shape[1:], _of_axes(sharding, 1, None)
     specs = stored(replace(array, dtype=dtype))
     shardings = _shardings(specs, sharding)
@@ -314,22 +315,22 @@ def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sh
     program = jax.jit(set_layer, donate_argnums=0, out_shardings=shardings)
     for layer in range(array.shape[0]):
         params = program(params, read(layer), layer)
-        # Otherwise the host would run ahead, holding every layer.
+        # Without this the host would run ahead and hold every layer.
         jax.block_until_ready(params)
     return params
 
 
 def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
-    """Say whether an array on these devices can be a host's array as it is."""
+    """Return whether an array on these devices can use the host array's memory."""
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
 def _shardings(specs: Any, sharding: jax.sharding.Sharding, layout: Layout | None = None) -> Any:
-    """Return how what is held of an array is placed, from how the array is; only matrices have the layout."""
+    """Return the placements of an array's stored parts, from the array's own; only matrices have the layout."""
 
     def placed(spec: ArraySpec) -> jax.sharding.Sharding | Format:
-        own_layout, own = _part_placing(spec, sharding, layout)
-        return own if own_layout is None else Format(own_layout, own)
+        own_layout, part_sharding = _part_placing(spec, sharding, layout)
+        return part_sharding if own_layout is None else Format(own_layout, part_sharding)
 
     return jax.tree.map(placed, specs)
 
@@ -337,26 +338,26 @@ def _shardings(specs: Any, sharding: jax.sharding.Sharding, layout: Layout | Non
 def _part_placing(
     spec: ArraySpec, sharding: jax.sharding.Sharding, layout: Layout | None
 ) -> tuple[Layout | None, jax.sharding.Sharding]:
-    """Return how a part is placed, from how the whole array is; a part that is no matrix as that has no layout."""
+    """Return the placement of a part, from that of the whole array; a part of fewer axes has no layout."""
     count = len(spec.shape)
-    own = _of_axes(sharding, 0, count if spec.axes[-1] is not None else count - 1)
-    return layout if layout is not None and count == len(layout.major_to_minor) else None, own
+    part_sharding = _of_axes(sharding, 0, count if spec.axes[-1] is not None else count - 1)
+    return layout if layout is not None and count == len(layout.major_to_minor) else None, part_sharding
 
 
 def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> jax.sharding.Sharding:
-    """Return how what has only some of an array's axes is placed."""
+    """Return the sharding of some of an array's axes."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[start:stop]))
 
 
-def _part_of(piece: Piece, place: int) -> Piece:
-    """Return what a piece has at one place of its first axis."""
-    return Piece(piece.array[place - piece.bounds[0][0]], piece.bounds[1:])
+def _part_of(piece: Piece, index: int) -> Piece:
+    """Return the entry of a piece at one index of its first axis."""
+    return Piece(piece.array[index - piece.bounds[0][0]], piece.bounds[1:])
 
 
 def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[Piece]:
-    """Allocate what this process's devices hold; devices that hold the same share it."""
+    """Allocate host memory for this process's devices; devices with the same part share it."""
     owners: dict[Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
@@ -371,7 +372,7 @@ def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding
 def _assemble(
     shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[Piece], layout: Layout | None = None
 ) -> jax.Array:
-    """Put the pieces on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
+    """Put the pieces on their devices. They are aligned, so a CPU device uses their memory and keeps them alive."""
     arrays = []
     for piece in pieces:
         piece.array.flags.writeable = False

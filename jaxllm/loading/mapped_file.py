@@ -15,7 +15,7 @@ class MappedFile:
         self.path = path
         with path.open("rb") as file:
             self.size = file.seek(0, 2)
-            # mmap refuses empty files.
+            # mmap fails on empty files.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
         source = self._map if self._map is not None else b""
         self.bytes: np.ndarray = np.frombuffer(source, np.uint8)
@@ -27,7 +27,7 @@ class MappedFile:
         return self.bytes[start : start + num_bytes]
 
     def drop(self, start: int, num_bytes: int) -> None:
-        """Let the system take back the pages that lie wholly inside the range; reading them again is still right."""
+        """Let the system reclaim the pages that lie wholly inside the range; they can still be read again."""
         if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Compare the tensors that a model needs with those that a checkpoint has, before any of them is read."""
+"""Compare the tensors that a model needs with those in a checkpoint, before any of them is read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ INT_DTYPES = ("int32", "int64")
 
 
 def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
-    """Raise one VLLMValidationError that lists every missing, misshapen and unexpected tensor, if there is any.
+    """Raise one VLLMValidationError that lists all missing, misshapen and unexpected tensors.
 
-    `ignored` are glob patterns of tensors that the checkpoint may hold for nothing, as it may those of modules of
-    sentence-transformers.
+    `ignored` are glob patterns of tensors that the model does not use, such as those of sentence-transformers' modules.
     """
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
     tensors = checkpoint.tensors
@@ -47,7 +46,7 @@ def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignor
 
 
 def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
-    """Say how the tensor differs from what the spec needs, or ""."""
+    """Return how the tensor differs from the spec; "" if it does not."""
     info = checkpoint.tensors[name]
     if tuple(info.shape) != tuple(spec.hf_shape):
         return f"{name} has shape {list(info.shape)}, the model needs {list(spec.hf_shape)}"
@@ -58,7 +57,7 @@ def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
 
 
 def _listed(label: str, names: Iterable[str]) -> list[str]:
-    """Return one line for all names that differ in their first number only, as layers do."""
+    """Return one line for all names that differ only in their first number, as layers do."""
     groups: dict[tuple[str, str], list[int]] = {}
     lines: list[str] = []
     for name in names:

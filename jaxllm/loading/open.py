@@ -1,4 +1,4 @@
-"""Open what a user names as the model: a folder, a .gguf file, or a repository of the hub.
+"""Open the model that a user names: a folder, a .gguf file, or a hub repository.
 
 This is the only module that knows every kind of checkpoint.
 """
@@ -24,7 +24,7 @@ from jaxllm.params.checks import shown
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 type CheckConfig = Callable[[Mapping[str, Any]], object]
-"""It gets a config.json, and raises VLLMValidationError if the weights are not worth opening."""
+"""It is called with config.json's contents, and raises VLLMValidationError if the model is not supported."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
 
-    `check_config` is called before any file of weights is opened; a .gguf file holds its own config.
-    Raises VLLMValidationError if it cannot be found or read, or if the load format is not supported.
+    `check_config` is called before any weight file is opened; a .gguf file holds its own config. Raises
+    VLLMValidationError if the model cannot be found or read, or if the load format is not supported.
     """
     if load_format not in LOAD_FORMATS:
         raise VLLMValidationError(
@@ -53,12 +53,12 @@ def open_checkpoint(
     path = _local_path(model)
     if path is None:
         repository = Repository(model.partition(":")[0], revision, token, download_dir)
-        found = _open_hub(model, repository, load_format=load_format, check_config=check_config)
+        checkpoint = _open_hub(model, repository, load_format=load_format, check_config=check_config)
     elif path.is_dir():
-        found = _open_folder(path, load_format=load_format, check_config=check_config)
+        checkpoint = _open_folder(path, load_format=load_format, check_config=check_config)
     else:
-        found = _open_file(path, load_format)
-    return with_quantized(found)
+        checkpoint = _open_file(path, load_format)
+    return with_quantized(checkpoint)
 
 
 def open_config(
@@ -68,7 +68,7 @@ def open_config(
     token: str | bool | None = None,
     download_dir: str | None = None,
 ) -> Checkpoint:
-    """Open what a model says of itself, without weights: `model` is as above, or a config.json by its path.
+    """Open a model's config and tokenizer, without weights. `model` is as above, or the path of a config.json.
 
     Raises VLLMValidationError if it cannot be found or read.
     """
@@ -81,12 +81,12 @@ def open_config(
 
 
 def _local_path(model: str) -> Path | None:
-    """Return the folder or file that `model` names, or None if it can only be meant as a hub id."""
+    """Return the folder or file that `model` names, or None if it can only be a hub id."""
     try:
         path = Path(model).expanduser()
         if path.is_dir() or path.is_file():
             return path
-    except (OSError, RuntimeError):  # too long for a name, or the home folder of an unknown user
+    except (OSError, RuntimeError):  # the name is too long, or the home folder's user unknown
         pass
     if looks_like_path(model):
         raise VLLMValidationError(
@@ -98,7 +98,7 @@ def _local_path(model: str) -> Path | None:
 
 
 def _open_file(path: Path, load_format: str) -> Checkpoint:
-    """Open a single file, which has to be GGUF: it alone carries its own config and tokenizer."""
+    """Open a single file, which must be GGUF: no other format holds its own config and tokenizer."""
     with path.open("rb") as file:
         is_gguf = path.suffix == ".gguf" or file.read(4) == b"GGUF"
     if not is_gguf or load_format == "safetensors":
@@ -113,7 +113,7 @@ def _open_file(path: Path, load_format: str) -> Checkpoint:
 
 
 def looks_like_path(model: str) -> bool:
-    """Say whether `model` can only be a path: a hub id is "name" or "org/name", with no dots alone or suffix."""
+    """Return whether `model` can only be a path: a hub id is "name" or "org/name", without leading dot or suffix."""
     parts = model.split("/")
     return (
         model.startswith((".", "/", "~"))
@@ -125,14 +125,14 @@ def looks_like_path(model: str) -> bool:
 
 
 def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
-    """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
+    """Open a local folder in this format. "auto" prefers safetensors, and otherwise takes the only GGUF file."""
     source = str(folder)
     ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
     has_safetensors = any(folder.glob("*.safetensors")) or (folder / local.INDEX_NAME).exists()
     if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
         if len(ggufs) != 1:
-            found = ", ".join(path.name for path in ggufs) or "none"
-            message = f"expected one .gguf file in the folder, found {found}; give the path of the file"
+            listed = ", ".join(path.name for path in ggufs) or "none"
+            message = f"expected one .gguf file in the folder, found {listed}; give the path of the file"
             raise VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)
         return GGUFCheckpoint(ggufs[0], source=source)
     if check_config is not None:
@@ -143,7 +143,7 @@ def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | 
 
 
 def _open_hub(model: str, repository: Repository, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
-    """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
+    """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no weights are downloaded yet."""
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
     _bring_modules(repository, small, model)
@@ -167,7 +167,7 @@ def _open_hub(model: str, repository: Repository, *, load_format: str, check_con
 def _open_hub_config(
     model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
 ) -> Checkpoint:
-    """Open what "org/name" has in JSON of itself: config.json, and sentence-transformers' files if there are some."""
+    """Open the JSON files of "org/name": config.json, and those of sentence-transformers if there are any."""
     repository = Repository(model, revision, token, download_dir)
     folder = repository.download([local.CONFIG_NAME, local.QUANTIZATION_NAME, *SENTENCE_FILES])
     _bring_modules(repository, folder, model)
@@ -175,14 +175,16 @@ def _open_hub_config(
 
 
 def _bring_modules(repository: Repository, folder: Path, source: str) -> None:
-    """Fetch the settings of the modules that modules.json tells of, and of the tokenizer, which limit their inputs."""
+    """Download the settings of the tokenizer and of the modules in modules.json, which limit the inputs."""
     names = module_files(folder, source)
     if names:
         repository.download([*(glob.escape(name) for name in names), TOKENIZER_NAME], commit=folder.name)
 
 
 def _check_has_safetensors(repository: Repository, source: str, commit: str, modules: Sequence[str]) -> None:
-    """Refuse a repository that has neither an index nor a single safetensors file, or lacks a file of `modules`."""
+    """Raise an error for a repository with neither an index nor a single safetensors file, or without a file of
+    `modules`.
+    """
     names = repository.files(commit)
     lacking = [name for name in modules if name not in names]
     has_model = local.SINGLE_NAME in names or local.INDEX_NAME in names
@@ -202,14 +204,14 @@ def _check_has_safetensors(repository: Repository, source: str, commit: str, mod
 
 
 def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
-    """Fetch the one GGUF file that is meant, with all its parts, and open it."""
+    """Download and open the GGUF file of this quantization, with all its parts."""
     names = first_parts(repository.files(commit))
     chosen = [name for name in names if quant.lower() in name.lower()]
     if len(chosen) != 1 or load_format == "safetensors":
-        found = ", ".join(sorted(names)) or "none"
+        listed = ", ".join(sorted(names)) or "none"
         hint = f'say which one, as in "{repository.name}:Q4_K_M"' if names else "and no config.json either"
         raise VLLMValidationError(
-            f"{source}: expected one GGUF file, the repository has: {found}; {hint}.", parameter="model", value=source
+            f"{source}: expected one GGUF file, the repository has: {listed}; {hint}.", parameter="model", value=source
         )
     logger.info("Fetching %s of %s", chosen[0], repository.name)
     parts = [glob.escape(name) for name in part_names(chosen[0])]

@@ -1,6 +1,6 @@
-"""A reader of safetensors files: the header is checked in full, tensors are views of the mapped file.
+"""Read safetensors files: the header is checked in full, tensors are views of the mapped file.
 
-Any malformed file is a ValueError. The bytes come from strangers: nothing is allocated on their word.
+Any malformed file is a ValueError. Files are untrusted: no size in them is allocated unchecked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from jaxllm.loading.mapped_file import MappedFile
 
 MAX_HEADER_BYTES = 100_000_000
-"""The largest header, in bytes, as the format's own reader has it."""
+"""The largest header, in bytes; the same limit as in the format's own reader."""
 MAX_ENTRY_BYTES = 4096
-"""The largest entry of one tensor; a list of millions of sizes would take more memory than the file."""
+"""The longest header entry of one tensor: a list of millions of sizes would take more memory than the file."""
 
 DTYPES: Mapping[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -42,7 +42,7 @@ DTYPES: Mapping[str, np.dtype] = {
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """One tensor, as the header spells it; offsets count from the end of the header."""
+    """One tensor's entry in the header; offsets count from the end of the header."""
 
     dtype: str
     shape: list[int]
@@ -60,7 +60,7 @@ class Entry:
 
 
 def header_size(first_bytes: bytes, file_size: int) -> int:
-    """Return the number of header bytes that follow the first eight."""
+    """Return the number of header bytes after the first eight."""
     if len(first_bytes) < 8:
         raise ValueError("not a safetensors file: shorter than the 8 bytes of the header's size")
     size = int.from_bytes(first_bytes[:8], "little")
@@ -72,7 +72,7 @@ def header_size(first_bytes: bytes, file_size: int) -> int:
 
 
 def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
-    """Read the header's JSON, and check that its tensors tile the `data_size` bytes after it exactly."""
+    """Parse the header's JSON, and check that its tensors tile the `data_size` bytes after it exactly."""
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
@@ -91,7 +91,7 @@ def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
 
 
 def _entry(name: str, raw: msgspec.Raw) -> Entry:
-    """Read one tensor's entry, and check its dtype, shape and byte range against each other."""
+    """Parse one tensor's entry, and check its dtype, shape and byte range against each other."""
     if memoryview(raw).nbytes > MAX_ENTRY_BYTES:
         raise ValueError(f"the entry of tensor {name!r} is longer than {MAX_ENTRY_BYTES} bytes")
     entry = msgspec.json.decode(raw, type=_Entry)
@@ -101,7 +101,7 @@ def _entry(name: str, raw: msgspec.Raw) -> Entry:
     if any(size < 0 for size in entry.shape) or len(entry.shape) > 32:
         raise ValueError(f"tensor {name!r} has shape {entry.shape}")
     start, stop = entry.data_offsets
-    # Python integers do not overflow, so that a huge shape simply does not fit its range.
+    # Python integers do not overflow, so a huge shape simply does not fit its range.
     num_bytes = math.prod(entry.shape) * dtype.itemsize
     if start < 0 or stop - start != num_bytes:
         raise ValueError(
@@ -126,6 +126,6 @@ class SafetensorsFile:
         return self._file.view(self._data_start + entry.start, entry.num_bytes).view(entry.dtype).reshape(entry.shape)
 
     def release(self, name: str) -> None:
-        """Let go of the tensor's pages."""
+        """Release the tensor's pages."""
         entry = self.entries[name]
         self._file.drop(self._data_start + entry.start, entry.num_bytes)

@@ -1,7 +1,7 @@
-"""A folder of sentence-transformers: beside a model's files, those that say how its hidden states become embeddings.
+"""Read the files with which sentence-transformers describes how hidden states become embeddings.
 
-Opening a checkpoint reads the files as they are. What they say is made out when it is asked for: a model that only
-generates has no use for it.
+Opening a checkpoint reads the files without checking them. They are interpreted on request: a model that only generates
+does not need them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ SETTINGS_NAME = "config_sentence_transformers.json"
 ENCODER_NAMES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
-"""The file of the settings of the model's inputs, which older versions named after the model."""
+"""The settings of the model's inputs; older versions named the file after the model."""
 SENTENCE_FILES = (MODULES_NAME, SETTINGS_NAME, *ENCODER_NAMES)
-"""The files of a model's own folder; modules have folders of their own."""
+"""The files in the model's own folder; modules have folders of their own."""
 CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
 MAX_MODULES = 64
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 POOLING_MODES: Mapping[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
-"""The pooling here for each mode of sentence-transformers that there is one for."""
+"""Our pooling for each supported mode of sentence-transformers."""
 ACTIVATIONS: Mapping[str, str | None] = {
     "Identity": None,
     "Tanh": "tanh",
@@ -37,7 +37,7 @@ ACTIVATIONS: Mapping[str, str | None] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
-"""The activation here for each of PyTorch's modules that there is one for."""
+"""Our activation for each supported module of PyTorch."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _LEGACY_MODE = re.compile(r"pooling_mode_(.+?)(?:_tokens?)?")
 
@@ -47,7 +47,7 @@ class Module:
     """One row of modules.json."""
 
     kind: str
-    """The name of its class; one of another library has the whole path of it."""
+    """The name of its class; for a class of another library, its full path."""
     folder: str
     """The folder of its files; "" is the model's own."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Module:
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """The files of a model's folder that are sentence-transformers', as they are; missing ones are empty."""
+    """The raw contents of sentence-transformers' files in a model's folder; missing ones are empty."""
 
     source: str
     modules: tuple[Module, ...] = ()
@@ -64,23 +64,23 @@ class SentenceFiles:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
 
     def has(self, kind: str) -> bool:
-        """Say whether there is a module of this kind."""
+        """Return whether there is a module of this kind."""
         return any(module.kind == kind for module in self.modules)
 
     @property
     def weight_files(self) -> list[str]:
-        """Return the files of weights of the modules after the model."""
+        """Return the weight files of the modules after the model."""
         return [prefix + WEIGHTS_NAME for prefix in self.tensor_prefixes]
 
     @property
     def tensor_prefixes(self) -> tuple[str, ...]:
-        """Return what the names of those weights begin with, "2_Dense/"."""
+        """Return the prefixes of the names of those weights, such as "2_Dense/"."""
         return tuple(f"{module.folder}/" for module in self.modules if module.kind == "Dense")
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer after pooling: a matmul, and an activation by its name here."""
+    """A layer after pooling: a matmul and an activation, by our name."""
 
     folder: str
     in_features: int
@@ -91,17 +91,17 @@ class Dense:
 
 @dataclass(frozen=True)
 class Embedding:
-    """What the modules make of hidden states."""
+    """How the modules turn hidden states into embeddings."""
 
     kind: str
-    """The pooling by its name here, or the mode as the file names it, where there is none."""
+    """The pooling by our name, or the file's mode if it is not supported."""
     layers: tuple[Dense, ...]
     normalizes: bool
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What texts are embedded with, and how embeddings are compared."""
+    """The prompts, input limits and similarity function of an embedding model."""
 
     prompts: Mapping[str, str]
     default_prompt_name: str | None
@@ -110,11 +110,11 @@ class Settings:
     """The most tokens of a text."""
     lowercases: bool
     activation: Any = None
-    """What makes scores of a classifier's numbers, by its name in PyTorch; None if no file says so."""
+    """PyTorch's name of the function that turns a classifier's logits into scores; None if no file names it."""
 
 
 def read_files(folder: Path, source: str) -> SentenceFiles | None:
-    """Read the files of a model's folder that are sentence-transformers'; None if there are none."""
+    """Read sentence-transformers' files in a model's folder; None if there are none."""
     modules = _read_modules(folder, source)
     encoders = [folder / name for name in ENCODER_NAMES if (folder / name).is_file()]
     settings = folder / SETTINGS_NAME
@@ -125,7 +125,7 @@ def read_files(folder: Path, source: str) -> SentenceFiles | None:
 
 
 def module_files(folder: Path, source: str) -> list[str]:
-    """Return the files of the modules' settings that modules.json, which is here already, tells of."""
+    """Return the settings files of the modules that the local modules.json lists."""
     return [f"{module.folder}/{CONFIG_NAME}" for module in _read_modules(folder, source) if module.folder]
 
 
@@ -143,8 +143,8 @@ def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
             raise model_error(message, source)
         config = folder / path / CONFIG_NAME
         read = read_json(config, source) if path and config.is_file() else {}
-        own = kind.startswith("sentence_transformers.")
-        modules.append(Module(kind.rpartition(".")[2] if own else kind, path, read))
+        is_known = kind.startswith("sentence_transformers.")
+        modules.append(Module(kind.rpartition(".")[2] if is_known else kind, path, read))
     return tuple(modules)
 
 
@@ -153,7 +153,7 @@ def _is_folder(path: object, *, may_be_model: bool) -> bool:
 
 
 def read_embedding(files: SentenceFiles) -> Embedding:
-    """Make out pooling, dense layers and normalizing; errors name the module, or the key of its settings."""
+    """Read pooling, dense layers and normalization; errors name the module or the key of its settings."""
     modules = [module for module in files.modules if module.kind != "Dropout"]
     kinds = [module.kind for module in modules]
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
@@ -177,13 +177,13 @@ def read_embedding(files: SentenceFiles) -> Embedding:
 def _read_mode(config: Mapping[str, Any], *, has_prompts: bool) -> str:
     from jaxllm.models.fields import read_bool
 
-    given = config.get("pooling_mode")
-    if given is None:
+    modes_value = config.get("pooling_mode")
+    if modes_value is None:
         flags = {key: _LEGACY_MODE.fullmatch(key) for key in config}
-        given = [match[1] for key, match in flags.items() if match and read_bool(config, key)] or "mean"
-    modes = [given] if isinstance(given, str) else given
+        modes_value = [match[1] for key, match in flags.items() if match and read_bool(config, key)] or "mean"
+    modes = [modes_value] if isinstance(modes_value, str) else modes_value
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        raise ValueError(f"pooling_mode is {shown(given)}, expected a name")
+        raise ValueError(f"pooling_mode is {shown(modes_value)}, expected a name")
     if not read_bool(config, "include_prompt", True) and has_prompts:
         raise ValueError("include_prompt is false, which is not supported: prompts are pooled with their texts")
     mode = "+".join(modes)
@@ -206,9 +206,9 @@ def _read_dense(module: Module, source: str) -> Dense:
 
 
 def read_classifier_tokens(files: SentenceFiles) -> list[int] | None:
-    """Return the tokens whose logits a reranker's score is made of: one, or the one to take away before that to add.
+    """Return the tokens whose logits give a reranker's score: [yes], or [no, yes] for their difference.
 
-    None means that no module says so.
+    None if no module names them.
     """
     from jaxllm.models.fields import read_int
 
@@ -221,7 +221,7 @@ def read_classifier_tokens(files: SentenceFiles) -> list[int] | None:
 
 
 def read_settings(files: SentenceFiles) -> Settings:
-    """Make out prompts, similarity and the limits of texts; errors name the key."""
+    """Read prompts, similarity and the limits of texts; errors name the key."""
     from jaxllm.models.fields import read_bool, read_choice, read_mapping, read_optional_int
 
     with _named(files.source, SETTINGS_NAME):
@@ -236,7 +236,7 @@ def read_settings(files: SentenceFiles) -> Settings:
     with _named(files.source, ENCODER_NAMES[0]):
         length = read_optional_int(files.encoder, "max_seq_length")
         lowercases = read_bool(files.encoder, "do_lower_case")
-    if length is None and files.modules:  # newer versions keep it with the tokenizer, where HF has 1e30 for none
+    if length is None and files.modules:  # newer versions store it with the tokenizer, where HF writes 1e30 for none
         limit = files.tokenizer.get("model_max_length")
         length = limit if type(limit) is int and 0 < limit <= INT32_MAX else None
     return Settings(prompts, name, similarity, length, lowercases, files.settings.get("activation_fn"))
@@ -244,7 +244,7 @@ def read_settings(files: SentenceFiles) -> Settings:
 
 @contextmanager
 def _named(source: str, file_name: str) -> Iterator[None]:
-    """Say in which file it was that a field is wrong."""
+    """Add the file's name to errors about a field."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A checkpoint in a .gguf file, or in its parts: config, tokenizer and weights, with HF's names and values."""
+"""A checkpoint in a .gguf file, or in several parts: config, tokenizer and weights, with HF's names and values."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file, or all parts of one, by the first.
+    """A GGUF file, or all parts of a split one, opened by the first part.
 
-    Raises VLLMValidationError if it is corrupt or holds something that is not supported.
+    Raises VLLMValidationError if it is corrupt or uses an unsupported feature.
     """
 
     def __init__(self, path: Path, *, source: str = "") -> None:
@@ -106,14 +106,14 @@ class GGUFCheckpoint(Checkpoint):
             self._file.release(theirs)
 
     def _part(self, theirs: str, expert: int | None, part: str) -> np.ndarray:
-        """Return a part of a tensor of the file, or of one expert of it."""
+        """Return one part (codes, scales, ...) of a tensor of the file, or of one of its experts."""
         shape = self._shape(theirs)
         lead = shape[:-1] if expert is None else shape[1:-1]
-        found = gguf_parts.read_part(self._file.tensors[theirs].type, self._rows(theirs, expert), part)
-        return found.reshape(*lead, found.shape[-1])
+        values = gguf_parts.read_part(self._file.tensors[theirs].type, self._rows(theirs, expert), part)
+        return values.reshape(*lead, values.shape[-1])
 
     def _experts(self, source: Source, expert: int | None) -> np.ndarray:
-        """Return one expert, or all, of the tensors of a source."""
+        """Return one expert, or all, of a source's tensors, joined."""
         parts = [self._expert_values(theirs, expert) for theirs in source.names]
         join = _take_turns if source.alternates else np.concatenate
         [values] = parts if len(parts) == 1 else [join(parts, axis=-2 if source.transposed else -1)]
@@ -125,7 +125,7 @@ class GGUFCheckpoint(Checkpoint):
         return self._decode(tensor, self._rows(theirs, expert)).reshape(shape)
 
     def _rows(self, theirs: str, expert: int | None = None) -> np.ndarray:
-        """Return the stored rows of a tensor, or of one expert of it, in HF's order."""
+        """Return the stored rows of a tensor, or of one of its experts, in HF's order."""
         tensor, data = self._file.tensors[theirs], self._file.data(theirs)
         if expert is not None:
             num_rows = math.prod(tensor.shape[1:-1])
@@ -144,7 +144,7 @@ class GGUFCheckpoint(Checkpoint):
 
     @staticmethod
     def _decode(tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
-        """Return the numbers of stored rows."""
+        """Decode stored rows to numbers."""
         kind = tensor.type
         return data.view(_FLOATS[kind.name]) if kind.name in _FLOATS else dequantize(kind, data)
 
@@ -162,14 +162,14 @@ class GGUFCheckpoint(Checkpoint):
             ) from error
 
     def tokenizer_digest(self) -> str:
-        # Ours is the code that reads it.
+        # The digest covers the code that reads the tokenizer.
         digest = hashlib.sha256(self._file.metadata_digest().encode())
         for name in ("file.py", "special_tokens.py", "text_splitting.py", "tokenizer.py"):
             digest.update(Path(__file__).with_name(name).read_bytes())
         return digest.hexdigest()
 
     def _shape(self, theirs: str) -> tuple[int, ...]:
-        """Return the shape of a tensor as HF has it: the gate of a shared expert is a matrix there."""
+        """Return the shape of a tensor in HF: the gate of a shared expert is a matrix there."""
         shape = self._file.tensors[theirs].shape
         return (1, *shape) if theirs.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
 
@@ -197,7 +197,7 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def _take_turns(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Return arrays of one shape in turns along an axis, which counts from the end."""
+    """Interleave arrays of one shape along an axis, counted from the end."""
     shape = list(parts[0].shape)
     shape[axis] *= len(parts)
     return np.stack(parts, axis=axis).reshape(shape)

@@ -1,4 +1,4 @@
-"""GGUF metadata become a config in the form of HF's config.json."""
+"""Translate GGUF metadata into a config in the form of HF's config.json."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
 }
-"""HF's model type and class for each GGUF architecture; "llama" with experts is Mixtral, and the file of a Qwen-VL
-holds its text part alone."""
+"""HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral, and a Qwen-VL file holds only
+the text model.
+"""
 
 PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
-"""The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
+"""Architectures whose query and key rows the converter interleaves, as in the original Llama code."""
 
 
 def architecture(file: GGUFFile) -> str:
-    """Return the GGUF architecture; one that is not supported is a ValueError naming those that are."""
+    """Return the GGUF architecture. Raises ValueError for an unsupported one, naming the supported ones."""
     name = file.value("general.architecture", str, "")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -57,7 +58,7 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     numbers = Numbers(file, arch)
     hidden_size = numbers.count("embedding_length")
     num_heads, num_layers = numbers.count("attention.head_count"), _num_layers(file, numbers)
-    # Layers of Gemma 4 differ, which its own part of the config says.
+    # Gemma 4's layers differ; its own config code handles them.
     count = numbers.count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
     config: dict[str, Any] = {
         "architectures": [class_name],
@@ -98,7 +99,7 @@ def special_tokens(file: GGUFFile) -> SpecialTokens:
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Return the embedding's rows: vocabularies may be padded beyond their tokens."""
+    """Return the embedding's rows: a vocabulary may be padded beyond its tokens."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("the file has no token_embd.weight of two dimensions")
@@ -106,7 +107,7 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _num_layers(file: GGUFFile, numbers: Numbers) -> int:
-    """Return the number of layers, which lists are made of: a file cannot claim more than it has tensors."""
+    """Return the number of layers. Raises ValueError if it exceeds the number of tensors, since lists grow with it."""
     num_layers = numbers.count("block_count") - num_draft_layers(file)
     if num_layers < 1:
         raise ValueError("nextn_predict_layers leaves no layer of block_count")
@@ -116,13 +117,13 @@ def _num_layers(file: GGUFFile, numbers: Numbers) -> int:
 
 
 def num_draft_layers(file: GGUFFile) -> int:
-    """Return the number of last layers that predict a draft of more tokens, which are not of the decoder."""
+    """Return the number of last layers that predict draft tokens; they are not part of the decoder."""
     arch = architecture(file)
     return Numbers(file, arch).whole("nextn_predict_layers", 0) if arch == "glm4moe" else 0
 
 
 def _width_key(numbers: Numbers) -> str:
-    """Return the key that says how wide an MLP is; files of which every layer has experts may have theirs only."""
+    """Return the key of an MLP's width; a file with experts in every layer may have only theirs."""
     return "feed_forward_length" if "feed_forward_length" in numbers else "expert_feed_forward_length"
 
 
@@ -132,7 +133,7 @@ def _head_dim(numbers: Numbers, hidden_size: int, num_heads: int) -> int:
 
 
 def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what one family has beyond the common keys."""
+    """Return the keys of one family besides the common ones."""
     if arch == "gemma2":
         return _gemma_config(config, large_layers=46, pattern=2) | {
             "sliding_window": numbers.count("attention.sliding_window", 4096),
@@ -169,7 +170,7 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
 
 
 def _phi3_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what Phi-3 has of its own. Its heads have the width over their number; a window of 0 is none."""
+    """Return Phi-3's own keys. The head size is the width over the number of heads; a window of 0 means none."""
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     window = file.value("phi3.attention.sliding_window", int, 0)
     rotated = numbers.count("rope.dimension_count", head_dim) / max(1, head_dim)
@@ -183,7 +184,7 @@ def _phi3_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> di
 
 
 def _mistral3_config(numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what Ministral 3 has of its own; a file whose queries do not grow is another Mistral."""
+    """Return Ministral 3's own keys. A file without query scaling is another Mistral."""
     beta, mscale = (
         numbers.number(key, 0.0) for key in ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier")
     )
@@ -197,7 +198,7 @@ def _mistral3_config(numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]
 
 
 def _olmo_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what OLMo 2 has of its own; a file with windows is an OLMo 3."""
+    """Return OLMo 2's own keys. A file with windows is an OLMo 3."""
     family = {"attention_bias": has_biases(file.tensors, ATTENTION)}
     if "attention.sliding_window" not in numbers:
         return family
@@ -214,9 +215,9 @@ def _olmo_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> di
 
 
 def _gemma_config(config: dict[str, Any], *, large_layers: int, pattern: int) -> dict[str, Any]:
-    """Return what Gemma 2 and 3 share: every `pattern`-th layer is global, the others slide."""
+    """Return the keys shared by Gemma 2 and 3: every `pattern`-th layer is global, the others slide."""
     num_layers = config["num_hidden_layers"]
-    # The file does not hold the score scale: the largest model alone has hidden size / heads, not the head size.
+    # The file does not hold the score scale: only the largest model has hidden size / heads, not the head size.
     largest = num_layers == large_layers
     scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     return {

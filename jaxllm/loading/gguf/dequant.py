@@ -1,6 +1,6 @@
-"""Turn block-quantized GGUF data into float32, vectorised over blocks.
+"""Decode block-quantized GGUF data to float32, vectorised over blocks.
 
-Operations are in the order of the format's own reference, so that results are bitwise the same.
+Operations follow the order of the format's reference, so that results are bitwise the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from jaxllm.loading.gguf.parts import CHUNK_NUMBERS, FORMATS, block_part, blocks
 
 
 def dequantize(kind: TensorType, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the float32 numbers of stored bytes `data`, uint8 [rows, row bytes], as [rows, row size]; into `out`."""
+    """Return the float32 numbers of stored bytes `data`, uint8 [rows, row bytes], as [rows, row size], in `out` if
+    passed.
+    """
     num_rows = data.shape[0]
     row_size = data.shape[1] // kind.num_bytes * kind.block_size
     if out is None:
@@ -29,7 +31,7 @@ def dequantize(kind: TensorType, data: np.ndarray, out: np.ndarray | None = None
 
 
 def _read_floats(kind: TensorType, data: np.ndarray) -> np.ndarray:
-    """Read F32, F16 or BF16 rows as they are; the latter as float32, since numpy has no such type."""
+    """Read F32, F16 or BF16 rows; BF16 becomes float32, since numpy has no such type."""
     if kind.name == "F32":
         return data.view("<f4")
     if kind.name == "F16":
@@ -45,14 +47,14 @@ def _unpack(name: str, blocks: np.ndarray, out: np.ndarray) -> None:
         values = values - np.int8(form.offset)
     scales = _scales(name, blocks, "scale")
     groups = out.reshape(*scales.shape[:2], -1)
-    with np.errstate(over="ignore"):  # MXFP4 reaches beyond float32
+    with np.errstate(over="ignore"):  # MXFP4's range exceeds float32's
         np.multiply(values.reshape(groups.shape), scales, out=groups)
     if form.has_mins:
         groups -= _scales(name, blocks, "min")
 
 
 def _scales(name: str, blocks: np.ndarray, which: str) -> np.ndarray:
-    """Return the scales or the mins, float32 [blocks, groups, 1], their factors included."""
+    """Return the scales or the mins, float32 [blocks, groups, 1], multiplied by their factors."""
     scales = block_part(name, blocks, f"{which}s").astype(np.float32)
     if FORMATS[name].factor_group is not None:
         scales *= block_part(name, blocks, f"{which}_factors").astype(np.float32)

@@ -1,6 +1,7 @@
-"""A reader of GGUF files: metadata and tensor infos are checked in full, tensor data are views of the mapped file.
+"""Read GGUF files: metadata and tensor infos are checked in full, tensor data are views of the mapped file.
 
-It reads versions 2 and 3, little endian. Any malformed file is a ValueError; nothing is allocated on the file's word.
+Versions 2 and 3, little endian, are supported. Any malformed file is a ValueError; no size in a file is allocated
+unchecked.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a tensor is stored: `num_bytes` for every block of `block_size` numbers of one row."""
+    """A storage type of tensors: `num_bytes` for every block of `block_size` numbers of one row."""
 
     name: str
     block_size: int
@@ -88,7 +89,7 @@ UNSUPPORTED_TYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One tensor; `shape` is outermost first, as numpy has it (the file has it the other way round)."""
+    """One tensor; `shape` is outermost first, as in numpy (the file has the reverse)."""
 
     type: TensorType
     shape: tuple[int, ...]
@@ -98,7 +99,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class _StringArray:
-    """The place of an array of strings, which is decoded when asked for, since vocabularies are long."""
+    """The position of an array of strings in the file. Vocabularies are long, so it is decoded on request."""
 
     start: int
     num_bytes: int
@@ -134,7 +135,7 @@ class GGUFFile:
         self._holders = dict.fromkeys(self.tensors, self._file)
 
     def extend(self, part: GGUFFile) -> None:
-        """Add the tensors of another file. Raises ValueError for those that are here already."""
+        """Add the tensors of another file. Raises ValueError for tensors that are already in this one."""
         twice = next((name for name in part.tensors if name in self.tensors), None)
         if twice is not None:
             raise ValueError(f"tensor {twice!r} is in another part too")
@@ -150,7 +151,7 @@ class GGUFFile:
         return tuple(self._metadata)
 
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """Return a scalar of type `kind`, or `default` where the key is absent."""
+        """Return a scalar of type `kind`, or `default` if the key is absent."""
         if key not in self._metadata:
             return default
         value = self._metadata[key]
@@ -166,7 +167,7 @@ class GGUFFile:
         return value
 
     def is_array(self, key: str) -> bool:
-        """Say whether the key holds an array, of numbers or of strings."""
+        """Return whether the key holds an array, of numbers or of strings."""
         return isinstance(self._metadata.get(key), (np.ndarray, _StringArray))
 
     def strings(self, key: str) -> list[str]:
@@ -188,7 +189,7 @@ class GGUFFile:
         return stored.reshape(math.prod(tensor.shape[:-1]), row_bytes)
 
     def release(self, name: str) -> None:
-        """Let go of the tensor's pages."""
+        """Release the tensor's pages."""
         tensor = self.tensors[name]
         self._holders[name].drop(tensor.start, tensor.num_bytes)
 
@@ -216,13 +217,13 @@ class _Reader:
         if version not in (2, 3):
             raise ValueError(f"GGUF version {version} is not supported; versions 2 and 3 are")
         num_tensors, num_values = self._unpack(_U64), self._unpack(_U64)
-        # Least sizes: a tensor info of an empty name and no dims, a value of an empty key and one byte.
+        # Minimum sizes: a tensor info with an empty name and no dims, a value with an empty key and one byte.
         if num_tensors * 24 + num_values * 13 > self.file.size - self.position:
             raise ValueError(f"{num_tensors} tensors and {num_values} values do not fit {self.file.size} bytes")
         return num_tensors, num_values
 
     def read_value(self) -> Any:
-        """Read a typed value: a Python scalar, a numpy view, or the place of an array of strings."""
+        """Read a typed value: a Python scalar, a numpy view, or the position of an array of strings."""
         kind = self._unpack(_U32)
         if kind == _STRING:
             return self.read_string()
@@ -297,7 +298,7 @@ class _Reader:
 def _place_tensors(
     infos: list[tuple[str, TensorType, tuple[int, ...], int]], header_end: int, alignment: int, file_size: int
 ) -> dict[str, GGUFTensor]:
-    """Check that the tensors follow each other, padded to `alignment`, inside the file."""
+    """Check that the tensors follow each other inside the file, padded to `alignment`."""
     data_start = _align(header_end, alignment)
     tensors: dict[str, GGUFTensor] = {}
     expected = 0

@@ -1,4 +1,4 @@
-"""GGUF metadata of Gemma 4, whose layers differ, become HF's keys."""
+"""Translate the GGUF metadata of Gemma 4, whose layers differ, into HF's keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxllm.loading.gguf.numbers import Numbers
 from jaxllm.loading.gguf.rope import ROPE_FACTORS_NAME, rope_factors
 
 NOT_ROTATED = 1e29
-"""The least divisor of a frequency that stands for no rotation at all."""
+"""A frequency divisor from this on means that the dimension is not rotated."""
 
 
 def gemma4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Gemma 4 has beyond the common keys; `config` holds those, of the first layer where layers differ."""
+    """Return Gemma 4's own keys; `config` holds the common keys, for the first layer where layers differ."""
     num_layers, pattern = config["num_hidden_layers"], "gemma4.attention.sliding_window_pattern"
     if not file.is_array(pattern) or len(file.array(pattern)) < num_layers:
         raise ValueError(f"the metadata key {pattern!r} does not hold a truth value for each layer")
@@ -69,7 +69,7 @@ def _expert_config(numbers: Numbers) -> dict[str, Any]:
 
 
 def _doubles(numbers: Numbers, num_layers: int, num_borrowers: int) -> bool:
-    """Say whether the MLPs of the last layers, which borrow keys and values, are twice as wide as the others."""
+    """Return whether the last layers, which borrow keys and values, have MLPs twice as wide as the others."""
     widths = numbers.per_layer("feed_forward_length", num_layers)
     first = num_layers - num_borrowers
     alike, doubled = [widths[0]] * num_layers, [widths[0]] * first + [2 * widths[0]] * num_borrowers
@@ -81,7 +81,7 @@ def _doubles(numbers: Numbers, num_layers: int, num_borrowers: int) -> bool:
 
 
 def _rotated(file: GGUFFile) -> float:
-    """Return the share of a global layer's head that is rotated: the other frequencies are divided by a huge number."""
+    """Return the rotated share of a global layer's head: the other frequencies are divided by a huge number."""
     if ROPE_FACTORS_NAME not in file.tensors:
         raise ValueError(f"the file has no {ROPE_FACTORS_NAME}, which says how much of a head is rotated")
     factors = rope_factors(file)

@@ -1,4 +1,4 @@
-"""GGUF metadata about experts, as the HF keys of each family."""
+"""Translate GGUF metadata about experts into the HF keys of each family."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxllm.loading.gguf.names import ATTENTION, has_biases
 from jaxllm.loading.gguf.numbers import Numbers
 
 SIGMOID = 2
-"""llama.cpp's number for sigmoid scores, among the gating functions that a file may name."""
+"""llama.cpp's number of the gating function sigmoid."""
 
 
 def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a family with experts besides the common ones; {} for an architecture without experts."""
+    """Return a family's keys about experts besides the common ones; {} for an architecture without experts."""
     if arch == "llama" and "expert_count" in numbers:
         window = numbers.count("attention.sliding_window") if "attention.sliding_window" in numbers else None
         return _counts(numbers, "num_local_experts") | {
@@ -85,7 +85,7 @@ def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> 
 def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_scaling"] or {"rope_type": "default"}
     if rope["rope_type"] == "yarn":
-        # The file does not say so, but no gpt-oss model truncates.
+        # The file lacks this setting, but no gpt-oss model truncates.
         rope = rope | {"truncate": False}
     return _counts(numbers, "num_local_experts") | {
         "intermediate_size": numbers.count("expert_feed_forward_length"),
@@ -96,8 +96,8 @@ def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any])
 
 
 def _llama4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Llama 4 has of its own. The file does not say what is alike in Scout and Maverick: chunks, the layers
-    without RoPE, and how queries grow.
+    """Return Llama 4's own keys. Scout and Maverick share settings that the file lacks: chunks, the layers without
+    RoPE, and the growth of queries.
     """
     if numbers.whole("attention.sliding_window", 1) == 0:
         raise ValueError("llama4.attention.sliding_window is 0; models that attend globally alone are not supported")
@@ -107,6 +107,6 @@ def _llama4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) 
         "intermediate_size_mlp": config["intermediate_size"],
         "interleave_moe_layer_step": numbers.count("interleave_moe_layer_step", 1),
         "attention_bias": has_biases(file.tensors, ATTENTION),
-        # Only Maverick has so many experts, and it does without.
+        # Only Maverick has this number of experts, and it has no such norm.
         "use_qk_norm": counts["num_local_experts"] != 128,
     }

@@ -1,4 +1,4 @@
-"""GGUF tensor names become HF names. A file holds all experts of a layer in one tensor, which HF's may be parts of."""
+"""Map GGUF tensor names to HF names. A file stores all experts of a layer in one tensor; HF may store them apart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxllm.loading.gguf.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 
 IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
-"""The architectures whose norm weights the converter stores plus one."""
+"""Architectures whose norm weights the converter stores plus one."""
 ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
-"""The matrices of a layer that may have a bias each."""
+"""The matrices of a layer that can have a bias."""
 _ALWAYS_BIASED = ("qwen2", "qwen2vl")
 _NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe")
-"""The architectures that HF gives biases of queries, keys and values, in any case or if at all, but none of outputs."""
+"""Architectures for which HF has query, key and value biases (always, or if the file has any) but no output bias."""
 MAX_EXPERTS = 4096
-"""Far above any model; a file that claims more experts would only cost memory for their names."""
+"""Far above any model: a larger number of experts in a file is corrupt, and would cost memory for their names."""
 
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -55,22 +55,22 @@ _MIXTRAL_EXPERT_NAMES = {
 
 
 class _Names(NamedTuple):
-    """HF's names of one architecture's tensors."""
+    """HF's names for the tensors of one architecture."""
 
     layer: Mapping[str, str] = _LAYER_NAMES
-    """The names within a layer, which HF ends in ".weight" or ".bias" as the file does."""
+    """Names within a layer that end in ".weight" or ".bias" in HF as in the file."""
     bare: Mapping[str, str] = {}
-    """The names within a layer that HF ends otherwise."""
+    """Names within a layer with another ending in HF."""
     experts: Mapping[str, str] = _EXPERT_NAMES
-    """The names within a layer of each expert's part of a tensor of all experts."""
+    """Names within a layer of a single expert's slice of a tensor of all experts."""
     fused_experts: str | None = None
-    """The name within a layer of the experts, if HF has their gates and their ups in one tensor, inputs first."""
+    """The name within a layer of the experts, if HF has their gates and ups in one tensor, inputs first."""
     alternates: bool = False
-    """The gates and the ups take turns in that tensor, instead of following one another."""
+    """Whether gate and up columns alternate in that tensor, instead of all gates before all ups."""
     top: Mapping[str, str] = _TOP_NAMES
     layers: str = "model.layers."
     transposed: Collection[str] = ()
-    """The layer's matrices whose inputs HF has before their outputs."""
+    """The layer's matrices that HF stores with inputs before outputs."""
 
 
 _NAMES: Mapping[str, _Names] = {
@@ -166,55 +166,55 @@ _NAMES: Mapping[str, _Names] = {
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
     ),
 }
-"""The names of the architectures that have others than Llama."""
+"""The names of architectures whose tensors are not named like Llama's."""
 
 
 class Source(NamedTuple):
-    """What a tensor is made of in the file."""
+    """Where one HF tensor is stored in the file."""
 
     names: tuple[str, ...]
-    """One tensor, or two whose rows are one tensor's of HF's."""
+    """One tensor, or two whose rows together form the HF tensor."""
     expert: int | None = None
-    """The expert that it is, of a tensor of all experts."""
+    """The index of the expert in a tensor of all experts."""
     transposed: bool = False
-    """HF has a matrix's inputs before its outputs."""
+    """Whether HF has a matrix's inputs before its outputs."""
     alternates: bool = False
-    """The rows of two tensors take turns, instead of following one another."""
+    """Whether the rows of the two tensors alternate, instead of following one another."""
 
     @property
     def has_experts(self) -> bool:
-        """Say whether the first axis in the file counts experts, each of which has more than one number."""
+        """Return whether the first axis in the file counts experts, and each has more than one number."""
         return "_exps." in self.names[0] and not self.names[0].endswith(".scale")
 
 
 def find_sources(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: range) -> dict[str, Source]:
-    """Return what each HF tensor is made of; what has no counterpart keeps its name, to be reported as unexpected."""
+    """Return the source of each HF tensor. A tensor without a counterpart keeps its name, and is reported later."""
     names = _NAMES.get(arch, _Names())
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_0-9]+)\.(weight|bias|scale)", name)
         if name in IGNORED_NAMES or (ignored_layers and _layer_of(name) in ignored_layers):
             continue
         if match is None:
-            found[names.top.get(name, name)] = Source((name,))
+            sources[names.top.get(name, name)] = Source((name,))
             continue
         prefix = f"{names.layers}{int(match[1])}."
         for ours, source in _layer_sources(match[2], match[3], name, tensor, tensors, arch):
-            found[name if ours is None else prefix + ours] = source
-    return found
+            sources[name if ours is None else prefix + ours] = source
+    return sources
 
 
 def has_biases(tensors: Collection[str], stems: Collection[str]) -> bool:
-    """Say whether any layer of a file has a bias of one of the matrices `stems`."""
+    """Return whether any layer of a file has a bias of one of the matrices `stems`."""
     return any(name.endswith(".bias") and name.split(".")[-2] in stems for name in tensors)
 
 
 def find_zeros(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: range) -> dict[str, int]:
-    """Return the HF biases that a file leaves out though others of their kind are there, with their lengths.
+    """Return the HF biases that a file omits although it has others of their kind, with their lengths.
 
-    They are zeros: a file needs no bias of its own for each matrix and each layer.
+    Omitted biases are zeros.
     """
-    names, found = _NAMES.get(arch, _Names()), dict[str, int]()
+    names, zeros = _NAMES.get(arch, _Names()), dict[str, int]()
     kinds = [stems for stems in (ATTENTION, MLP) if has_biases(tensors, stems)]
     wanted = {stem for stems in kinds for stem in stems} | set(ATTENTION if arch in _ALWAYS_BIASED else ())
     wanted -= {"attn_output"} if arch in _NO_OUTPUT_BIAS else set()
@@ -223,8 +223,8 @@ def find_zeros(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: ran
         if match is None or match[2] not in wanted & names.layer.keys() or int(match[1]) in ignored_layers:
             continue
         if f"blk.{match[1]}.{match[2]}.bias" not in tensors:
-            found[f"{names.layers}{int(match[1])}.{names.layer[match[2]]}.bias"] = tensor.shape[0]
-    return found
+            zeros[f"{names.layers}{int(match[1])}.{names.layer[match[2]]}.bias"] = tensor.shape[0]
+    return zeros
 
 
 def _layer_of(name: str) -> int:
@@ -236,7 +236,9 @@ def _layer_of(name: str) -> int:
 def _layer_sources(
     stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor], arch: str
 ) -> Iterator[tuple[str | None, Source]]:
-    """Yield the HF names within a layer that a tensor of the file takes part in; None for one without counterpart."""
+    """Yield the HF names within a layer that a tensor of the file is stored in, with their sources; None for no
+    counterpart.
+    """
     names = _NAMES.get(arch, _Names())
     if names.fused_experts is not None and stem in _EXPERT_NAMES:
         for ours, source in _fused_sources(stem, kind, name, tensor, tensors):
@@ -256,7 +258,7 @@ def _layer_sources(
 def _fused_sources(
     stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor]
 ) -> Iterator[tuple[str | None, Source]]:
-    """Yield the names within the experts of HF's tensors of all of them; that of gates and ups is made of two."""
+    """Yield the names of HF's tensors of all experts, with their sources; gates and ups have two."""
     is_matrix = kind == "weight"
     suffix = "" if is_matrix else "_bias"
     gate, up = name.replace(stem, "ffn_gate_exps"), name.replace(stem, "ffn_up_exps")

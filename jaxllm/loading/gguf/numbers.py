@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file under its architecture's prefix, checked as they are read."""
+"""Read and check the metadata of a GGUF file under its architecture's prefix."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from jaxllm.loading.gguf.file import GGUFFile
 
 
 class Numbers:
-    """The metadata under one architecture's prefix. What is missing or malformed raises ValueError that names it."""
+    """The metadata under one architecture's prefix. A missing or malformed value raises ValueError with its key."""
 
     def __init__(self, file: GGUFFile, arch: str) -> None:
         self._file = file
         self._arch = arch
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer; an array of equal ones, which some files hold per layer, counts as one."""
+        """Return a positive integer. An array of equal ones, which some files hold per layer, counts as one."""
         value = self.whole(key, default)
         if value <= 0:
             raise ValueError(f"the metadata key {f'{self._arch}.{key}'!r} is not positive")
         return value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return an integer from 0; an array of equal ones counts as one."""
+        """Return an integer of at least 0. An array of equal ones counts as one."""
         full = f"{self._arch}.{key}"
         if self._file.is_array(full):
             values = np.unique(self._file.array(full))
@@ -57,7 +57,7 @@ class Numbers:
         return default if value is None else float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a truth value or `default`."""
+        """Return a boolean or `default`."""
         return self._file.value(f"{self._arch}.{key}", bool, default)
 
     def __contains__(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of block-quantized GGUF data: what each type is as a `WeightFormat`, and its codes and scales by block."""
+"""Split block-quantized GGUF data into codes, scales and mins, and give the `WeightFormat` of each type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxllm.loading.gguf.file import TensorType
 from pallas_kernels.weights import WeightFormat
 
 CHUNK_NUMBERS = 1 << 17
-"""How many numbers are worked out at once, so that temporaries stay in the cache."""
+"""The number of elements decoded at once, so that temporaries stay in the cache."""
 
 _BLOCK = WeightFormat(4, 32, offset=8)
 _SUPER = WeightFormat(4, 32, scale_dtype="uint8", has_mins=True, factor_group=256)
@@ -32,9 +32,9 @@ FORMATS: Mapping[str, WeightFormat] = {
     "IQ4_NL": replace(_BLOCK, bits=8, offset=0),
     "IQ4_XS": replace(_SIGNED, bits=8, group=32, offset=0),
 }
-"""What each quantized type is held as, by its name in GGUF.
+"""The format in which each quantized GGUF type is kept, by the type's name.
 
-The 16 numbers of an IQ4 code are integers, so it is held as one of 8 bits, which kernels have on every platform.
+The 16 values of an IQ4 code are integers, so it is kept as 8-bit codes, for which every platform has kernels.
 """
 
 _HALF = "<f2"
@@ -68,7 +68,7 @@ def blocks_of(kind: TensorType, data: np.ndarray) -> np.ndarray:
 def read_part(kind: TensorType, data: np.ndarray, part: str) -> np.ndarray:
     """Return one part, [rows, width], of stored bytes `data`, uint8 [rows, row bytes]; codes are not packed.
 
-    A scale of MXFP4 whose byte is 255 is not a number, as its standard has it, where llama.cpp reads 2**128.
+    An MXFP4 scale byte of 255 is NaN, as in its standard; llama.cpp reads it as 2**128.
     """
     form, blocks = FORMATS[kind.name], blocks_of(kind, data)
     width = form.width(part, kind.block_size)
@@ -80,7 +80,7 @@ def read_part(kind: TensorType, data: np.ndarray, part: str) -> np.ndarray:
 
 
 def block_part(name: str, blocks: np.ndarray, part: str) -> np.ndarray:
-    """Return one part, [blocks, width], of blocks of the type `name`."""
+    """Return one part, [blocks, width], of blocks of type `name`."""
     if part == "codes":
         return _CODES[name](blocks)
     if part == "scale_factors":
@@ -105,7 +105,7 @@ def _pairs(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q3_k(blocks: np.ndarray) -> np.ndarray:
-    # A cleared mask bit means four less, which is the format's offset.
+    # A cleared mask bit subtracts four, which is the format's offset.
     return _pairs(blocks) | (((blocks["hmask"][:, None, :] >> _BITS) & 1) << 2).reshape(-1, 256)
 
 
@@ -123,7 +123,7 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _iq4(blocks: np.ndarray) -> np.ndarray:
-    """Return 16 bytes per group of 32 as the integers that their halves stand for: all low ones, then all high ones."""
+    """Return 16 bytes per group of 32 as the integers of their 4-bit codes: all low halves, then all high ones."""
     return _IQ4[(blocks["qs"].reshape(len(blocks), -1, 1, 16) >> _NIBBLES) & 15].reshape(len(blocks), -1)
 
 
@@ -140,7 +140,7 @@ def _q3_k_scales(blocks: np.ndarray) -> np.ndarray:
 
 
 def _six_bit_scales(blocks: np.ndarray) -> np.ndarray:
-    """Return the eight scales of six bits that twelve bytes hold, together with eight mins."""
+    """Return the eight 6-bit scales that twelve bytes hold together with eight mins."""
     scale, _, rest = (blocks["scales"][:, start : start + 4] for start in (0, 4, 8))
     return np.concatenate([scale & 63, (rest & 15) | ((scale >> 2) & 48)], axis=-1)
 

@@ -1,4 +1,4 @@
-"""Turn GGUF's ways of saying how RoPE is scaled into HF's `rope_scaling`."""
+"""Translate GGUF's RoPE scaling keys and tensors into HF's `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGROPE_NAMES = {"short_factor": "rope_factors_short.weight", "long_factor": "r
 
 
 def rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
-    """Return HF's rope_scaling, or None for plain RoPE. Raises ValueError for a kind that is not supported."""
+    """Return HF's rope_scaling, or None for plain RoPE. Raises ValueError for an unsupported kind."""
     if ROPE_FACTORS_NAME in file.tensors:
         return _from_factors(file, arch)
     prefix = f"{arch}.rope.scaling."
@@ -26,7 +26,7 @@ def rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
     kind = file.value(f"{prefix}type", str, "none")
     factor = file.value(f"{prefix}factor", (int, float))
     if factor is None and kind == "none":
-        # How files said it before scaling had a type.
+        # Older files, from before scaling had a type.
         factor = file.value(f"{arch}.rope.scale_linear", (int, float))
         kind = "none" if factor is None else "linear"
     if kind == "none" or factor in (None, 0, 1):
@@ -54,7 +54,7 @@ def _values(file: GGUFFile, name: str) -> np.ndarray:
 
 
 def rope_factors(file: GGUFFile) -> np.ndarray:
-    """Return the divisors of frequencies that the file holds, one per pair of dimensions."""
+    """Return the file's frequency divisors, one per pair of dimensions."""
     return _values(file, ROPE_FACTORS_NAME)
 
 
@@ -89,7 +89,7 @@ def llama3_factors(wavelengths: np.ndarray, scaling: dict[str, Any]) -> np.ndarr
 
 
 def _fit(factors: np.ndarray, wavelengths: np.ndarray, factor: float) -> dict[str, Any] | None:
-    """Fit the smooth part, which is a line over 1/wavelength. The context length is free: any gives the same line."""
+    """Fit the smooth part, a line over 1/wavelength. The context length is free: any gives the same line."""
     middle = (factors > 1 + 1e-6) & (factors < factor * (1 - 1e-6))
     if middle.sum() < 2:
         return None

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file that begin and end texts: by its keys, by llama.cpp's defaults, and by their names."""
+"""Find the tokens of a GGUF file that begin and end texts: from its keys, llama.cpp's defaults, and token names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxllm.loading.gguf.file import GGUFFile
 
 PREFIX = "tokenizer.ggml."
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""llama.cpp's numbers of token types."""
+"""llama.cpp's numbers for token types."""
 
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {"llama": {"bos": 1, "eos": 2, "unk": 0}}
-"""The ids of a tokenizer kind that a file need not hold. For byte-level files llama.cpp has token 11, which ends a text
-of Falcon alone; there it has a name that ends texts anyway.
+"""Default ids by tokenizer kind, which a file may omit. llama.cpp ends byte-level texts with token 11, which is right
+for Falcon alone; its name there ends texts anyway.
 """
 _END_KEYS = ("eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 _END_NAMES = frozenset(
@@ -41,7 +41,7 @@ _END_NAMES = frozenset(
         "<|tool_response>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "[e~[",
-        # What follows a piece of code that was to be filled in: padding, another repository, another file.
+        # Tokens after a filled-in piece of code: padding, another repository, another file.
         "<|fim_pad|>",
         "<fim-pad>",
         "<fim_pad>",
@@ -55,14 +55,14 @@ _END_NAMES = frozenset(
         "<|file_sep|>",
     )
 )
-"""Tokens of these names end a text, whatever else the file declares."""
+"""Tokens with these names end a text, whatever else the file declares."""
 _MARK_NAMES = frozenset(
     (
         "<|channel|>",
         "<|message|>",
         "<|start|>",
         "<|constrain|>",
-        # What stands before, after and in place of a piece of code that is to be filled in.
+        # Tokens before, after and in place of a piece of code to fill in.
         "<|fim_prefix|>",
         "<fim-prefix>",
         "<fim_prefix>",
@@ -89,12 +89,12 @@ _MARK_NAMES = frozenset(
         "<|middle|>",
     )
 )
-"""Tokens of these names are read whole in a text, whatever their type."""
+"""Tokens with these names are read whole in a text, whatever their type."""
 _MARKUP_END = "</s>"
-"""This ends a text only where it is a control token: Gemma's vocabularies have it for HTML."""
+"""This token ends a text only if it is a control token: Gemma's vocabularies have it for HTML."""
 _MESSAGE_END = "<|end|>"
 _CHANNEL_FORMATS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
-"""In vocabularies with both tokens of a pair, those of gpt-oss and Solar, `<|end|>` ends a message within an answer."""
+"""In vocabularies with both tokens of a pair (gpt-oss and Solar), `<|end|>` ends a message within an answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,15 +104,17 @@ class SpecialTokens:
     """The special tokens of a file."""
 
     roles: Mapping[str, int]
-    """The ids of the roles "bos", "eos", "unk" and "pad" that the file has."""
+    """The ids of the roles "bos", "eos", "unk" and "pad", where the file has them."""
     ends: tuple[int, ...]
-    """The ids that end a text; that of the role "eos" is the first."""
+    """The ids that end a text, the one with the role "eos" first."""
     marks: frozenset[int] = frozenset()
-    """Further ids of tokens that are read whole."""
+    """Other ids of tokens that are read whole."""
 
 
 def read_special_tokens(file: GGUFFile, tokens: Sequence[str], num_ids: int) -> SpecialTokens:
-    """Return the special tokens of a file with these `tokens`, or with none; ids from `num_ids` on count as absent."""
+    """Return the special tokens of a file with these `tokens`, or with an empty vocabulary; ids from `num_ids` on are
+    ignored.
+    """
     roles = _roles(file, num_ids)
     names = _named_ends(file, tokens)
     keys = [file.value(PREFIX + key, int) for key in _END_KEYS]
@@ -128,7 +130,7 @@ def read_special_tokens(file: GGUFFile, tokens: Sequence[str], num_ids: int) -> 
 
 
 def _roles(file: GGUFFile, num_ids: int) -> dict[str, int]:
-    """Return the id of each role; one that is no token's gives way to the default of the file's tokenizer kind."""
+    """Return the id of each role; an invalid id is replaced by the default of the file's tokenizer kind."""
     defaults = _DEFAULTS.get(file.value(PREFIX + "model", str, ""), {})
     roles: dict[str, int] = {}
     for role, key in _ROLES.items():
@@ -143,7 +145,7 @@ def _roles(file: GGUFFile, num_ids: int) -> dict[str, int]:
 
 
 def _listed_ends(file: GGUFFile) -> list[int]:
-    """Return the ids of the list that Ollama's converter writes."""
+    """Return the end ids in the list that Ollama's converter writes."""
     key = PREFIX + "eos_token_ids"
     if not file.is_array(key):
         return []
@@ -154,12 +156,12 @@ def _listed_ends(file: GGUFFile) -> list[int]:
 
 
 def _named_ends(file: GGUFFile, tokens: Sequence[str]) -> dict[str, int]:
-    """Return the tokens that end a text by their names, in the order of their ids."""
-    found: dict[str, int] = {}
+    """Return the tokens with names that end a text, in the order of their ids."""
+    ids: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if token in _END_NAMES or (token == _MARKUP_END and _type_of(file, index) in (CONTROL, None)):
-            found.setdefault(token, index)
-    return found
+            ids.setdefault(token, index)
+    return ids
 
 
 def _type_of(file: GGUFFile, index: int) -> int | None:

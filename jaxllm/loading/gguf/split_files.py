@@ -1,4 +1,6 @@
-"""A model in several GGUF files, NAME-00001-of-00003.gguf and so on: the first has the metadata, each has tensors."""
+"""Open a model split into several GGUF files (NAME-00001-of-00003.gguf, ...): the first has the metadata, each has
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _MAX_PARTS = 65535
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a file, with all parts where it is the first of several. Raises ValueError where parts do not fit."""
+    """Open a file, with all its parts if it is the first of several. Raises ValueError if the parts do not fit
+    together.
+    """
     file = GGUFFile(path)
     count = file.value("split.count", int, 1)
     if not 0 <= count <= _MAX_PARTS:
@@ -26,14 +30,14 @@ def open_gguf(path: Path) -> GGUFFile:
     if file.value("split.no", int, 0) != 0:
         raise ValueError(f"it is a later part of {count}; give the first one, {names[0]}")
     for number, name in enumerate(names[1:], start=1):
-        each = path.with_name(name)
-        if not each.is_file():
+        part_path = path.with_name(name)
+        if not part_path.is_file():
             raise ValueError(f"its part {name} is missing; all {count} parts must be in one folder")
         try:
-            part = GGUFFile(each)
-            found = part.value("split.no", int, 0)
-            if found != number:
-                raise ValueError(f"it is part {found + 1}, though its name is that of part {number + 1}")
+            part = GGUFFile(part_path)
+            part_number = part.value("split.no", int, 0)
+            if part_number != number:
+                raise ValueError(f"it is part {part_number + 1}, though its name is that of part {number + 1}")
             file.extend(part)
         except ValueError as error:
             raise ValueError(f"in its part {name}: {error}") from error
@@ -44,7 +48,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a model that the file of this name is one of; the name alone if of none."""
+    """Return the names of all parts of the model to which this file belongs; just the name if it is not split."""
     match = _PART.fullmatch(name)
     if match is None or int(match[4]) < 1:
         return [name]
@@ -52,6 +56,6 @@ def part_names(name: str) -> list[str]:
 
 
 def first_parts(names: Iterable[str]) -> list[str]:
-    """Return the names of the models among files: of parts the first; of images' encoders none."""
+    """Return the names of the models among files: the first part of each, without image encoders."""
     models = [name for name in names if name.endswith(".gguf") and "mmproj" not in PurePath(name).name]
     return list(dict.fromkeys(_PART.sub(r"\g<1>00001\g<3>", name) for name in models))

@@ -1,7 +1,7 @@
-"""How byte-level vocabularies cut text into words before their merges, by the names that GGUF files give it.
+"""The patterns with which byte-level vocabularies split text into words, by their names in GGUF files.
 
-The patterns are those of the models' own tokenizers, in the syntax of the tokenizers library. Each one cuts what the
-one before left: what it matches becomes a word, and so does what lies between.
+The patterns are those of the models' own tokenizers, in the syntax of the tokenizers library. Each pattern splits the
+pieces left by the one before: its matches become words, and so does the text between them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 def _cased(
     short: str, digits: str, upper: str = f"[{_UPPER}]", lower: str = f"[{_LOWER}]", ends: str = r"\r\n/"
 ) -> str:
-    """Return the pattern of words that end where a small letter is followed by a capital one."""
+    """Return the pattern of words that end before a capital letter that follows a small one."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = f"{lead}{upper}*{lower}+{short}|{lead}{upper}+{lower}*{short}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*|{_SPACES}"
@@ -68,15 +68,15 @@ _EXAONE_MOE = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """The way in which a byte-level vocabulary cuts text before its merges."""
+    """How a byte-level vocabulary splits text before its merges."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A word that is in the vocabulary is taken whole."""
+    """Whether a word in the vocabulary becomes one token without merges."""
     compose: bool = False
-    """Characters are composed (NFC) first."""
+    """Whether characters are composed (NFC) first."""
     adds_bos: bool = False
-    """True if a BOS token is added where the file does not say."""
+    """Whether a BOS token is added if the file does not specify it."""
 
 
 _CASCADE = "|".join([*(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)), r"\s{1,2}(?!\S)|\s"])
@@ -130,4 +130,4 @@ _TABLE = (
     ("chameleon", Splitting(_CHAMELEON, adds_bos=True)),
 )
 SPLITTINGS: Mapping[str, Splitting] = {name: splitting for names, splitting in _TABLE for name in names.split()}
-"""The splitting for each value of tokenizer.ggml.pre; of a file without one it is that of "default"."""
+"""The splitting for each value of tokenizer.ggml.pre; "default" for a file without one."""

@@ -1,4 +1,4 @@
-"""GGUF metadata become a tokenizer of the tokenizers library, wrapped as transformers has them (without torch)."""
+"""Build a tokenizer of the tokenizers library from GGUF metadata, in transformers' wrapper (without torch)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxllm.loading.hf import PreTrainedTokenizerFast
 
 _SPACE = "\u2581"
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
-"""These tokens of Phi-3 are of no chat format."""
+"""Tokens of Phi-3 that are not part of a chat format."""
 
 logger = logging.getLogger(__name__)
 
 
 class GGUFTokenizer(PreTrainedTokenizerFast):
-    """This is transformers' wrapper: it would copy a tokenizer passed as an argument, which takes a second or more."""
+    """transformers' wrapper, without its copy of the tokenizer, which takes a second or more."""
 
     def __init__(self, *, backend: Tokenizer, **kwargs: Any) -> None:
         self._tokenizer = backend
@@ -29,7 +29,7 @@ class GGUFTokenizer(PreTrainedTokenizerFast):
 
 
 def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
-    """Build the tokenizer that the file describes. Raises ValueError for a kind that is not supported."""
+    """Build the tokenizer that the file describes. Raises ValueError for an unsupported kind."""
     if not file.is_array(PREFIX + "tokens"):
         raise ValueError(f"the file has no {PREFIX}tokens, so it describes no tokenizer")
     tokens = file.strings(PREFIX + "tokens")
@@ -43,13 +43,13 @@ def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
     elif kind in ("llama", "gemma4"):
         unknown = special.roles.get("unk")
         tokenizer = _sentencepiece(file, tokens, unknown, has_merges=kind == "gemma4")
-        # Files of Gemma 4 that say otherwise are wrong, and llama.cpp overrides them too.
+        # Files of Gemma 4 with another setting are wrong, and llama.cpp overrides them too.
         adds_bos = kind == "gemma4" or adds_bos is None or adds_bos
     else:
         raise ValueError(
             f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM) are"
         )
-    # Files do not hold this, which Phi-3's own tokenizer does; llama.cpp goes by the name too.
+    # Files lack this setting of Phi-3's own tokenizer; llama.cpp detects the model by name too.
     strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
     _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens), special), strips=strips)
     texts = {f"{role}_token": tokens[index] for role, index in special.roles.items()}
@@ -100,11 +100,11 @@ def _merge(line: str) -> tuple[str, str]:
 
 
 def _sentencepiece(file: GGUFFile, tokens: list[str], unknown: int | None, *, has_merges: bool) -> Tokenizer:
-    """Build an SPM BPE: spaces spelled as U+2581, bytes as <0x..> where no token fits.
+    """Build an SPM BPE: spaces are spelled as U+2581, and bytes as <0x..> where no token fits.
 
     Merges are the file's own if it `has_merges`, and otherwise follow from the scores.
     """
-    # Files spell runs of spaces as such, the tokenizer with its own mark.
+    # Files spell runs of spaces with spaces, the tokenizer with its own mark.
     spelled = [token.replace(" ", _SPACE) if token.isspace() and " " in token else token for token in tokens]
     vocab = _vocabulary(spelled)
     merges = _stored_merges(file) if has_merges else _merges(vocab, spelled, _merge_order(file, len(tokens)))
@@ -121,7 +121,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], unknown: int | None, *, ha
 
 
 def _merge_order(file: GGUFFile, num_tokens: int) -> list[float]:
-    """Return each token's score. Gemma's do not follow the order of its merges, but its tokens' positions do."""
+    """Return each token's score. Gemma's merges follow the tokens' positions instead of their scores."""
     if file.value("general.architecture", str, "").startswith("gemma"):
         return [-float(position) for position in range(num_tokens)]
     if not file.is_array(PREFIX + "scores"):
@@ -133,7 +133,7 @@ def _merge_order(file: GGUFFile, num_tokens: int) -> list[float]:
 
 
 def _merges(vocab: Mapping[str, int], tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return every way to make a token of two others, the best token first, and with longer left parts first."""
+    """Return every way to join two tokens into another, best token first, and longer left parts first."""
     order = sorted(range(len(tokens)), key=lambda index: -scores[index])
     merges: list[tuple[str, str]] = []
     for index in order:
@@ -146,7 +146,7 @@ def _merges(vocab: Mapping[str, int], tokens: Sequence[str], scores: Sequence[fl
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
-    """Return token -> id; of tokens that are spelled alike the first one counts."""
+    """Return token -> id; for tokens with the same spelling, the first."""
     vocab: dict[str, int] = {}
     for index, token in enumerate(tokens):
         vocab.setdefault(token, index)
@@ -154,7 +154,7 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _token_types(file: GGUFFile, num_tokens: int, special: SpecialTokens) -> list[int]:
-    """Return the type of each token, which a file need not hold; those that end texts are control tokens anyway."""
+    """Return the type of each token, normal if the file has none; tokens that end texts are always control tokens."""
     types = [NORMAL] * num_tokens
     if file.is_array(PREFIX + "token_type"):
         types = file.array(PREFIX + "token_type").tolist()
@@ -167,14 +167,14 @@ def _token_types(file: GGUFFile, num_tokens: int, special: SpecialTokens) -> lis
 
 
 def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], *, strips: bool) -> None:
-    """Make control tokens special, and user-defined ones whole, wherever the text has them.
+    """Make control tokens special, and match user-defined ones whole anywhere in the text.
 
-    With `strips`, tokens of the chat format leave out the white space after them.
+    With `strips`, tokens of the chat format absorb the white space after them.
     """
     known = tokenizer.get_vocab(with_added_tokens=False)
     by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        # A token that is spelled otherwise in the vocabulary, or twice, would get a new id.
+        # A token with another spelling in the vocabulary, or a repeated one, would get a new id.
         if kind in by_type and token and known.get(token) == index:
             rstrip = strips and token not in _KEEP_SPACES
             by_type[kind].append(AddedToken(token, rstrip=rstrip, normalized=False, special=kind == CONTROL))

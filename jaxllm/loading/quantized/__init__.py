@@ -1,7 +1,7 @@
-"""Checkpoints whose matrices are quantized, in the forms of the tools that make them.
+"""Checkpoints with quantized matrices, in the formats of the tools that make them.
 
-`config.json` says by which method (`methods.py`), before weights are opened: each method's file makes a `Scheme` of it,
-which knows how each module's tensors lie. `QuantizedCheckpoint` offers those tensors as the one matrix that they are.
+`config.json` names the method (`methods.py`), before weights are opened: each method's file turns it into a `Scheme`
+with the tensor layout of each module. `QuantizedCheckpoint` presents those tensors as one matrix.
 """
 
 from jaxllm.loading.quantized.checkpoint import QuantizedCheckpoint, with_quantized

@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ's "gemm" lays it out: 4 bits, groups of inputs, and a zero for each group."""
+"""AWQ in the layout of AutoAWQ's "gemm": 4 bits, groups of inputs, and a zero for each group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pallas_kernels.weights import WeightFormat
 
 PER_WORD = 8
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of the eight outputs of a word is in it."""
+"""The position in a word of each of its eight outputs."""
 
 
 def read(config: Mapping[str, Any], dtype: str) -> Scheme:
@@ -34,7 +34,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 
 @dataclass(frozen=True)
 class AWQLayout(Layout):
-    """Words [in, out / 8] of eight outputs, zeros alike [groups, out / 8], and scales [groups, out]."""
+    """Words [in, out / 8] of eight outputs, zeros packed alike [groups, out / 8], and scales [groups, out]."""
 
     @property
     @override
@@ -60,6 +60,6 @@ class AWQLayout(Layout):
         words = np.ascontiguousarray(stored[".qweight" if name == "codes" else ".qzeros"].T)
         in_bytes = words.view(np.uint8).reshape(*words.shape, 4)
         out = np.empty((len(words), PER_WORD, words.shape[1]), np.uint8)
-        for output, place in enumerate(ORDER):
-            np.bitwise_and(in_bytes[..., place // 2] >> np.uint8(place % 2 * 4), np.uint8(15), out=out[:, output])
+        for output, position in enumerate(ORDER):
+            np.bitwise_and(in_bytes[..., position // 2] >> np.uint8(position % 2 * 4), np.uint8(15), out=out[:, output])
         return out.reshape(-1, words.shape[1])

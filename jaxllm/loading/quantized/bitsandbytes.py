@@ -1,4 +1,4 @@
-"""bitsandbytes: NF4 in blocks of a flat matrix, whose scales may be quantized too, and int8 with scales of rows."""
+"""bitsandbytes: NF4 in blocks of a flat matrix, with plain or quantized scales, and int8 with a scale per row."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 
 @dataclass(frozen=True)
 class _State:
-    """What a matrix's quant_state says in JSON."""
+    """The JSON of a matrix's quant_state."""
 
     shape: tuple[int, int]
     block: int
@@ -53,7 +53,7 @@ class _State:
 
 @dataclass(frozen=True)
 class NF4Layout(Layout):
-    """Bytes of a flat matrix [out * in / 2, 1], the high half of a byte first, and a scale for each block of it."""
+    """Bytes of a flat matrix [out * in / 2, 1], the high half of a byte first, and a scale for each block."""
 
     @property
     @override
@@ -93,7 +93,7 @@ class NF4Layout(Layout):
 
     @override
     def widened(self, stored: Stored) -> np.ndarray | None:
-        """Return the numbers where blocks do not end with rows."""
+        """Return the numbers of a matrix whose blocks cross the ends of rows."""
         state = _read_state(stored)
         if state.shape[1] % state.block == 0:
             return None

@@ -1,4 +1,4 @@
-"""Matrices of one byte a number, as int8 or FP8, which several methods store alike."""
+"""Matrices with one byte per number, as int8 or FP8, in the layout that several methods share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jaxllm.loading.quantized.scheme import E8M0, SCALE_DTYPES, Infos, Layout, S
 
 @dataclass(frozen=True)
 class ByteLayout(Layout):
-    """A matrix of int8 or FP8 [out, in], and its scales: one, one for each row, or one for each block or group."""
+    """A matrix of int8 or FP8 [out, in] with one scale, one per row, or one per block or group."""
 
     block_rows: int = 1
-    """How many rows share a scale, where blocks have more than one."""
+    """The number of rows that share a scale, where blocks have more than one row."""
     scale_ends: tuple[str, ...] = (".weight_scale",)
-    """What the scales' name may end in."""
+    """The possible endings of the scales' name."""
     factor: float = 1.0
-    """What scales are multiplied by."""
+    """The factor of all scales."""
     has_zeros: bool = False
 
     @property
@@ -40,7 +40,7 @@ class ByteLayout(Layout):
         sizes = [size for size in expect(infos, end, None, *SCALE_DTYPES, *E8M0) if size != 1]
         num_groups = -(-num_inputs // self.form.group) if self.form.group else 1
         wanted = [size for size in (-(-num_rows // self.block_rows), num_groups) if size != 1]
-        # A scale for all of a matrix may stand in for one for each row.
+        # One scale for the whole matrix may replace one per row.
         if sizes not in (wanted, [] if num_groups == 1 else wanted):
             raise ValueError(f"{end} has shape {list(infos[end].shape)}, expected {wanted}")
         if self.has_zeros:
@@ -65,17 +65,17 @@ class ByteLayout(Layout):
             scales = scales * np.float32(self.factor)
         return self._spread(scales, codes.shape)
 
-    def _spread(self, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an entry for each group of each row."""
+    def _spread(self, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Expand scales or zero points to one entry for each group of each row."""
         num_rows, num_inputs = shape
         num_groups = -(-num_inputs // self.form.group) if self.form.group else 1
-        entries = given.reshape(-1, num_groups)
+        entries = values.reshape(-1, num_groups)
         if self.block_rows > 1:
             entries = np.repeat(entries, self.block_rows, axis=0)[:num_rows]
         return np.broadcast_to(entries, (num_rows, num_groups))
 
     def _scale_end(self, names: Infos | Stored) -> str:
-        found = next((end for end in self.scale_ends if end in names), None)
-        if found is None:
+        scale_end = next((end for end in self.scale_ends if end in names), None)
+        if scale_end is None:
             raise ValueError(f" is quantized, but there is no {' or '.join(self.scale_ends)}")
-        return found
+        return scale_end

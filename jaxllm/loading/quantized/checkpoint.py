@@ -1,4 +1,4 @@
-"""A checkpoint whose quantized matrices are offered under HF's names, widened or by their parts."""
+"""A checkpoint that presents quantized matrices under HF's names, dequantized or by their parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHUNK_NUMBERS = 1 << 17
-"""How many numbers are widened at once, so that temporaries stay small."""
+"""The number of elements dequantized at once, so that temporaries stay small."""
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
 INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
 
@@ -81,8 +81,8 @@ class QuantizedCheckpoint(Checkpoint):
         if part == "order":
             order = self.input_order(name)
             return np.arange(matrix.info.shape[-1], dtype=np.int32) if order is None else order
-        found = self._part(matrix, part, index)
-        return found if index is None or matrix.layout.is_stacked else found[index]
+        values = self._part(matrix, part, index)
+        return values if index is None or matrix.layout.is_stacked else values[index]
 
     def input_order(self, name: str) -> np.ndarray | None:
         matrix = self._matrices.get(name)
@@ -106,7 +106,7 @@ class QuantizedCheckpoint(Checkpoint):
         return self._inner.tokenizer_digest()
 
     def _find(self) -> Iterator[Matrix]:
-        """Yield the matrices among the tensors."""
+        """Yield the quantized matrices among the tensors."""
         tensors = self._inner.tensors
         for name in tensors:
             for end in (".weight", ".qweight", ".weight_packed", "_blocks"):
@@ -153,7 +153,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @contextmanager
     def _named(self, matrix: Matrix) -> Iterator[None]:
-        """Name the matrix in errors; scales may be anything."""
+        """Add the matrix's name to errors."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
@@ -182,7 +182,7 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def widen(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarray:
-    """Return the float32 numbers of a matrix's parts, also where the last group of a row is a partial one."""
+    """Return the float32 numbers of a matrix's parts, also if the last group of a row is incomplete."""
     num_rows, num_inputs = parts["codes"].shape
     num_groups = parts["scales"].shape[-1]
     whole = num_groups * form.group if form.group and num_groups > 1 else num_inputs
@@ -198,9 +198,9 @@ def widen(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarray:
 
 
 def with_quantized(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint as one whose quantized matrices can be read, if its config says that it has some.
+    """Wrap a checkpoint so that its quantized matrices can be read; return it unchanged if its config declares none.
 
-    Raises VLLMValidationError for a method or an option that is not supported, by its name.
+    Raises VLLMValidationError for an unsupported method or option, by its name.
     """
     quantization = checkpoint.config.get("quantization_config")
     if not quantization or checkpoint.is_gguf:

@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: groups of modules, each with its own format."""
+"""compressed-tensors, the format of llm-compressor: groups of modules, each with its own format."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _LINEAR = ("Linear", "LinearBase")
 
 @dataclass(frozen=True)
 class _Targets:
-    """Modules by name, by regular expression, or all matmuls."""
+    """A set of modules: by name, by regular expression, or all matmuls."""
 
     names: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
     are_all: bool
 
     def rank(self, module: str) -> int:
-        """Return 3 if the module is named, 2 if a pattern has it, 1 if it is one of all, and 0 if it is not meant."""
+        """Return 3 if the module is named, 2 if a pattern matches, 1 if all modules are meant, 0 if none of these."""
         if module in self.names:
             return 3
         return 2 if any(pattern.match(module) for pattern in self.patterns) else int(self.are_all)
@@ -53,10 +53,10 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     read_choice(sparsity, "format", ("dense",), "dense")
     ignored = _targets(config, "ignore")
     named = read_object(config, "config_groups")
-    given = [read_object(named, name) for name in named]
-    if not given:
+    group_configs = [read_object(named, name) for name in named]
+    if not group_configs:
         raise ValueError("quantization_config: config_groups is missing")
-    groups = [(_targets(group, "targets"), _layout(group, config, dtype)) for group in given]
+    groups = [(_targets(group, "targets"), _layout(group, config, dtype)) for group in group_configs]
 
     def layout_of(module: str) -> Layout | None:
         if ignored.rank(module):
@@ -64,8 +64,8 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
         rank, layout = max(((targets.rank(module), layout) for targets, layout in groups), key=lambda pair: pair[0])
         return layout if rank else None
 
-    kinds = sorted({_kind(group, config) for group in given if group.get("weights")})
-    rounds_inputs = any(group.get("input_activations") for group in given)
+    kinds = sorted({_kind(group, config) for group in group_configs if group.get("weights")})
+    rounds_inputs = any(group.get("input_activations") for group in group_configs)
     return Scheme(
         f"compressed-tensors ({', '.join(kinds)})",
         layout_of,
@@ -75,22 +75,22 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 
 
 def _kind(group: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the format of a group, which may be that of all."""
+    """Return the format of a group, or the format that all groups share."""
     return read_choice(group if group.get("format") is not None else config, "format", FORMATS, "")
 
 
 def _targets(config: Mapping[str, Any], key: str) -> _Targets:
-    given = read_names(config, key)
-    patterns = tuple(compiled(name[3:], key) for name in given if name.startswith("re:"))
-    names = frozenset(name for name in given if not name.startswith("re:") and name not in _LINEAR)
+    entries = read_names(config, key)
+    patterns = tuple(compiled(name[3:], key) for name in entries if name.startswith("re:"))
+    names = frozenset(name for name in entries if not name.startswith("re:") and name not in _LINEAR)
     classes = sorted(name for name in names if name[:1].isupper() and "." not in name)
     if classes and key == "targets":
         raise ValueError(f"quantization_config: targets has {classes[0]}, which is not supported, only Linear")
-    return _Targets(names, patterns, any(name in _LINEAR for name in given))
+    return _Targets(names, patterns, any(name in _LINEAR for name in entries))
 
 
 def _layout(group: Mapping[str, Any], config: Mapping[str, Any], dtype: str) -> Layout | None:
-    """Return how the modules of a group are held; None if only their inputs are rounded."""
+    """Return the layout of a group's modules; None if only their inputs are rounded."""
     weights = read_object(group, "weights")
     if not weights:
         return None
@@ -157,7 +157,7 @@ def _is_symmetric(weights: Mapping[str, Any]) -> bool:
 
 
 def _group(weights: Mapping[str, Any]) -> int:
-    """Return how many inputs share a scale; 0 if all of a row do."""
+    """Return the number of inputs that share a scale; 0 for a whole row."""
     strategy = read_choice(weights, "strategy", ("tensor", "channel", "group"), "group")
     if strategy != "group":
         return 0

@@ -1,4 +1,4 @@
-"""Typed fields of a quantization_config, which may hold anything: what is wrong is a ValueError that names its key."""
+"""Read typed fields of a quantization_config. A wrong value is a ValueError with its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_INT = 1 << 20
 
 
 def read_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return an integer from -1 on; `default` stands in for one that is missing or null."""
+    """Return an integer of at least -1; `default` if it is missing or null."""
     value = config.get(key)
     value = default if value is None else value
     if type(value) is not int or not -1 <= value <= MAX_INT:
@@ -22,7 +22,7 @@ def read_int(config: Mapping[str, Any], key: str, default: int | None = None) ->
 
 
 def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Return a truth value; `default` stands in for one that is missing or null."""
+    """Return a boolean; `default` if it is missing or null."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, bool):
@@ -31,19 +31,19 @@ def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def read_choice[T: (str, int)](config: Mapping[str, Any], key: str, choices: Collection[T], default: T) -> T:
-    """Return one of the values that are supported; `default` stands in for one that is missing or null."""
+    """Return a value that must be one of `choices`; `default` if it is missing or null."""
     value = config.get(key)
     value = default if value is None else value
     value = value.lower() if isinstance(value, str) else value
-    found = [choice for choice in choices if choice == value and type(choice) is type(value)]
-    if not found:
+    matches = [choice for choice in choices if choice == value and type(choice) is type(value)]
+    if not matches:
         known = ", ".join(map(str, choices))
         raise ValueError(f"quantization_config: {key} is {shown(value)}, which is not supported, only {known}")
-    return found[0]
+    return matches[0]
 
 
 def read_names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """Return the list of names under the first of `keys` that is there; empty if none is."""
+    """Return the list of names under the first of `keys` that is present; empty if none is."""
     key = next((key for key in keys if config.get(key) is not None), None)
     value = [] if key is None else config[key]
     if not isinstance(value, list) or len(value) > MAX_NAMES:
@@ -64,6 +64,6 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def refuse(config: Mapping[str, Any], key: str, way_out: str) -> None:
-    """Raise ValueError if an option is set that changes the numbers in a way that is not supported."""
+    """Raise ValueError if an unsupported option is set that would change the numbers."""
     if config.get(key):
         raise ValueError(f"quantization_config: {key} is {shown(config[key])}, which is not supported; {way_out}")

@@ -18,12 +18,12 @@ NVFP4 = WeightFormat(4, 16, values="e2m1", scale_dtype="float8_e4m3fn", factor_g
 
 @dataclass(frozen=True)
 class Float4Layout(Layout):
-    """A matrix of bytes [out, in / 2], the low half of a byte first, its scales, and a factor of them all."""
+    """A matrix of bytes [out, in / 2], the low half of a byte first, with scales and one factor for all of them."""
 
     codes_end: str = ".weight_packed"
     factor_end: str | None = None
     is_divided: bool = False
-    """Scales are divided by the stored factor, instead of multiplied."""
+    """Whether scales are divided by the stored factor, instead of multiplied."""
 
     @property
     @override

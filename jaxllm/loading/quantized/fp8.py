@@ -1,4 +1,4 @@
-"""FP8 as transformers, DeepSeek and FBGEMM store it: E4M3 with a scale for all, for each row, or for blocks."""
+"""FP8 as transformers, DeepSeek and FBGEMM store it: E4M3 with one scale, one per row, or one per block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = WeightFormat(8, None, values="e4m3", scale_dtype="float32")
 
 
 def blocks_of(shape: Any, key: str, scale_dtype: str = "float32") -> tuple[WeightFormat, int]:
-    """Return the format of blocks, and how many rows they have. Raises ValueError if it is no pair of numbers."""
+    """Return the format of blocks and their number of rows. Raises ValueError if the value is not a pair of numbers."""
     is_pair = isinstance(shape, list | tuple) and len(shape) == 2
     if not is_pair or not all(type(size) is int and 0 < size <= MAX_BLOCK for size in shape):
         raise ValueError(f"quantization_config: {key} is {shown(shape)}, expected numbers of rows and columns")
@@ -41,7 +41,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 
 
 def read_fbgemm(config: Mapping[str, Any], dtype: str) -> Scheme:
-    """Read a quantization_config of "fbgemm_fp8", which has a scale for each row."""
+    """Read a quantization_config of "fbgemm_fp8", which has a scale per row."""
     del dtype
     skipped = SkipList(read_names(config, "modules_to_not_convert"), "modules_to_not_convert")
     skipped.check()

@@ -1,4 +1,4 @@
-"""GPTQ, as AutoGPTQ and GPTQModel lay it out: 2, 3, 4 or 8 bits in groups of inputs, which may be in any order."""
+"""GPTQ in the layout of AutoGPTQ and GPTQModel: 2, 3, 4 or 8 bits in groups of inputs, which may be in any order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _layout(config: Mapping[str, Any], dtype: str) -> GPTQLayout:
 
 
 def _read_dynamic(config: Mapping[str, Any], dtype: str) -> list[tuple[re.Pattern[str], GPTQLayout | None]]:
-    """Return the rules for modules of a name: how they are held, or None for those that are not quantized."""
+    """Return the layouts for modules with matching names; None for modules that are not quantized."""
     rules = []
     for pattern, change in read_object(config, "dynamic").items():
         if not isinstance(change, Mapping):
@@ -65,12 +65,12 @@ def _read_dynamic(config: Mapping[str, Any], dtype: str) -> list[tuple[re.Patter
 
 
 def _read_blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the ends of the names of the modules that alone are quantized; none if all are."""
+    """Return the name endings of the only modules that are quantized; empty if all are."""
     key = "modules_in_block_to_quantize"
-    given = config.get(key) or []
-    if not isinstance(given, list) or len(given) > MAX_NAMES:
-        raise ValueError(f"quantization_config: {key} is {shown(given)}, expected a list of names")
-    names = [name for each in given for name in (each if isinstance(each, list) else [each])]
+    entries = config.get(key) or []
+    if not isinstance(entries, list) or len(entries) > MAX_NAMES:
+        raise ValueError(f"quantization_config: {key} is {shown(entries)}, expected a list of names")
+    names = [name for each in entries for name in (each if isinstance(each, list) else [each])]
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"quantization_config: {key} holds what is no name")
     return tuple(names)
@@ -82,7 +82,7 @@ class GPTQLayout(Layout):
 
     writes_biases: ClassVar[bool] = True
     is_v1: bool = True
-    """Zeros are stored less one."""
+    """Whether zeros are stored less one."""
 
     @property
     @override
@@ -132,10 +132,10 @@ class GPTQLayout(Layout):
         return order_by_group(groups, len(stored[".scales"]), self.form.group or len(groups))
 
     def _zeros(self, stored: Stored) -> np.ndarray:
-        """Return the code that stands for zero, uint8 [out, groups]."""
+        """Return the codes of zero, uint8 [out, groups]."""
         bits, words = self.form.bits, np.ascontiguousarray(stored[".qzeros"])
         if self.is_v1 and 32 % bits == 0:
-            # One is added to whole words, as it was taken off them: a zero of 0 has borrowed from the next one.
+            # One is added to whole words, as it was subtracted from them: a zero of 0 has borrowed from the next one.
             ones = sum(1 << low for low in range(0, 32, bits))
             words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
         zeros = unpack_words(words, bits)

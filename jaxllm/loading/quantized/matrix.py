@@ -1,4 +1,4 @@
-"""One quantized matrix of a checkpoint: the module that it is of, and the tensors that hold it."""
+"""A quantized matrix of a checkpoint: its module, and the tensors that store it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Matrix:
     layout: Layout
     info: TensorInfo
     form: WeightFormat | None
-    """What it can be held as; None if it can only be widened."""
+    """The format it can be kept in; None if it can only be dequantized."""
     ends: tuple[str, ...]
-    """What the names of its tensors end in."""
+    """The endings of its tensors' names."""
 
     @property
     def stored(self) -> list[str]:
-        """Return the names of its tensors."""
+        """Return the full names of its tensors."""
         return [self.module + end for end in self.ends]
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """A module's tensors by what their names end in, read when asked for; of a stack one expert's."""
+    """A module's tensors by the endings of their names, read on access; for a stack, those of one expert."""
 
     def __init__(self, inner: Checkpoint, module: str, ends: tuple[str, ...], index: int | None = None) -> None:
         self._inner, self._module, self._ends, self._index = inner, module, ends, index

@@ -1,4 +1,4 @@
-"""The methods of quantization that checkpoints may name, and what reads the settings of each."""
+"""The supported quantization methods of checkpoints, and the reader of each one's settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Scheme]] = {
     "mxfp4": mxfp4.read,
     "bitsandbytes": bitsandbytes.read,
 }
-"""What reads a quantization_config, by its quant_method; with it comes the dtype that scales are taken to have."""
+"""The function that reads a quantization_config, by its quant_method; its second argument is the dtype of scales."""
 ALIASES: Mapping[str, str] = {
     "auto_awq": "awq",
     "auto_gptq": "gptq",
@@ -32,9 +32,9 @@ WAY_OUT = "use the original checkpoint, a GGUF file, or one quantized with one o
 
 
 def read_scheme(quantization: Any, dtype: str | None = None) -> Scheme:
-    """Read a config.json's quantization_config; `dtype` is the model's, where it states one.
+    """Read a config.json's quantization_config; `dtype` is the model's, if it states one.
 
-    Raises ValueError, naming the key, for what is malformed and for what is not supported.
+    Raises ValueError, naming the key, for a malformed or unsupported setting.
     """
     if not isinstance(quantization, Mapping):
         raise ValueError(f"quantization_config is {shown(quantization)}, expected an object")

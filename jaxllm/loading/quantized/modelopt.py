@@ -1,4 +1,4 @@
-"""NVIDIA's ModelOpt: FP8, NVFP4 and MXFP8, and layers that differ; in `hf_quant_config.json` or `config.json`."""
+"""NVIDIA's ModelOpt: FP8, NVFP4 and MXFP8, or a mix by layer, from `hf_quant_config.json` or `config.json`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "nvfp4": _NVFP4,
     "w4a16_nvfp4": _NVFP4,
 }
-"""How each quant_algo lays out a matrix."""
+"""The layout of a matrix for each quant_algo."""
 
 
 def read(config: Mapping[str, Any], dtype: str) -> Scheme:
@@ -55,22 +55,22 @@ def _check_group(config: Mapping[str, Any], algorithm: str) -> None:
 
 
 def _read_layers(config: Mapping[str, Any]) -> dict[str, Layout]:
-    """Return how each layer is laid out, where they differ."""
-    found = {}
+    """Return the layout of each layer, where they differ."""
+    layouts = {}
     for module, layer in read_object(config, "quantized_layers").items():
         if not isinstance(layer, Mapping):
             raise ValueError(f"quantization_config: quantized_layers has {shown(layer)} for {shown(module)}")
         algorithm = read_choice(layer, "quant_algo", LAYOUTS, "")
         _check_group(layer, algorithm)
-        found[module] = LAYOUTS[algorithm]
-    return found
+        layouts[module] = LAYOUTS[algorithm]
+    return layouts
 
 
 def _matcher(config: Mapping[str, Any], *keys: str) -> Callable[[str], bool]:
-    """Return a function that says whether a module, or one that it is in, is in a list of names with asterisks."""
-    given = read_names(config, *keys)
-    names = frozenset(given)
-    patterns = [compiled(translate(name.removeprefix("re:")), keys[0]) for name in given if "*" in name]
+    """Return a function that tells whether a module, or a parent of it, is in a list of names with asterisks."""
+    entries = read_names(config, *keys)
+    names = frozenset(entries)
+    patterns = [compiled(translate(name.removeprefix("re:")), keys[0]) for name in entries if "*" in name]
 
     def is_in(module: str) -> bool:
         parts = module.split(".")

@@ -21,7 +21,7 @@ from jaxllm.loading.quantized.words import unpack_nibbles
 BLOCK_BYTES = 16
 BLOCKS, SCALES = "_blocks", "_scales"
 CHUNK_BYTES = 1 << 16
-"""How many bytes of blocks are widened at once, so that temporaries stay in the cache."""
+"""The number of bytes decoded at once, so that temporaries stay in the cache."""
 
 
 def read(config: Mapping[str, Any], dtype: str) -> Scheme:
@@ -41,7 +41,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 class StackedMXFP4(Layout):
     """All experts' blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32].
 
-    HF has the inputs of a matrix in the middle, [experts, in, out].
+    HF's matrix is [experts, in, out].
     """
 
     target: ClassVar[str] = ""
@@ -78,7 +78,7 @@ def _make_pairs() -> np.ndarray:
     """Return the two bfloat16 numbers of each byte under each scale as one uint32, at [scale * 256 + byte]."""
     nibbles = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-    # The low half of a byte is the first of its numbers.
+    # The low half of a byte is the first number.
     pairs = np.stack([np.tile(nibbles, 16), np.repeat(nibbles, 16)], axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
         values = (scales[:, None, None] * pairs).astype(ml_dtypes.bfloat16)
@@ -89,7 +89,7 @@ _PAIRS = _make_pairs()
 
 
 def widen(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the bfloat16 numbers of uint8 blocks [..., b, 16] with their scales [..., b], as [..., b * 32]."""
+    """Return the bfloat16 numbers of uint8 blocks [..., b, 16] with scales [..., b], as [..., b * 32]."""
     flat, exponents = blocks.reshape(-1, BLOCK_BYTES), scales.reshape(-1, 1)
     out = np.empty(flat.shape, np.uint32)
     step = CHUNK_BYTES // BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""The integers of compressed-tensors' "pack-quantized": a row is one stream of bits, in words."""
+"""compressed-tensors' "pack-quantized" integers: each row is one stream of bits, in words."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PackedLayout(Layout):
         return order_by_group(groups, stored[".weight_scale"].shape[-1], self.form.group or len(groups))
 
     def _num_inputs(self, num_words: int, sizes: tuple[int, ...]) -> int:
-        """Return how many codes a row has; the last of its words may have room for more."""
+        """Return the number of codes in a row; its last word may have room for more."""
         most = num_words * 32 // self.form.bits
         by_groups = sizes[-1] * self.form.group if self.form.group and len(sizes) == 2 else most
         return by_groups if -(-by_groups * self.form.bits // 32) == num_words else most

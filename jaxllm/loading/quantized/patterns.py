@@ -1,4 +1,4 @@
-"""Lists of modules in configs: by name, by part of a name, or by regular expression."""
+"""Match modules against the lists in configs: by name, by part of a name, or by regular expression."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UP_TO_A_DOT = r"(?:{})(?:(?<=\.)|(?=\.|$))"
 
 
 def compiled(pattern: str, key: str, around: str = "{}") -> re.Pattern[str]:
-    """Compile a regular expression of a config, put into another. Raises ValueError, naming its key, if it is none."""
+    """Compile a config's regular expression within a larger one. Raises ValueError with its key if it is invalid."""
     try:
         return re.compile(around.format(pattern))
     except (re.error, RecursionError, OverflowError) as error:
@@ -20,13 +20,13 @@ def compiled(pattern: str, key: str, around: str = "{}") -> re.Pattern[str]:
 
 
 def is_seldom_quantized(module: str) -> bool:
-    """Say whether tools leave a module as it is unless told otherwise: a norm, embedding, router or head."""
+    """Return whether tools leave a module unquantized by default: a norm, embedding, router or head."""
     last = module.rpartition(".")[2]
     return last in _PLAIN or "norm" in last or "embed" in last or last.startswith("ln_")
 
 
 class SkipList:
-    """The modules that a tool was told to leave as they are, as transformers understands `modules_to_not_convert`.
+    """The modules that a tool left unquantized, with transformers' rules for `modules_to_not_convert`.
 
     An entry is the start of a name up to a dot, the end of a name, or a regular expression of the start.
     """
@@ -43,7 +43,7 @@ class SkipList:
         return [compiled(entry, self._key, _UP_TO_A_DOT) for entry in others]
 
     def check(self) -> None:
-        """Raise ValueError if an entry is no regular expression."""
+        """Raise ValueError if an entry is not a regular expression."""
         _ = self._patterns
 
     def __contains__(self, module: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a method says of a checkpoint: how the tensors of each module hold its matrix, known from the config alone."""
+"""The interface of quantization methods: which tensors of each module store its matrix, known from the config alone."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from pallas_kernels.weights import WeightFormat
 
 Infos = Mapping[str, TensorInfo]
 Stored = Mapping[str, np.ndarray]
-"""A module's tensors by what their names end in; each is read when asked for."""
+"""A module's tensors by the endings of their names, read on access."""
 _SCALE_DTYPES = {
     **{name: name for name in ("float16", "bfloat16", "float32", "float8_e4m3fn")},
-    # Powers of two, all of which bfloat16 has.
+    # Powers of two, which bfloat16 represents exactly.
     **dict.fromkeys(("uint8", "float8_e8m0fnu"), "bfloat16"),
 }
 
 
 @dataclass(frozen=True)
 class Layout(ABC):
-    """How the tensors of a module hold its matrix."""
+    """How the tensors of a module store its matrix."""
 
     form: WeightFormat
-    """What the matrix is held as. A group or factor group of 0 is a whole row, whose length a config does not say."""
+    """The format of the parts. A group or factor group of 0 is a whole row, as a config does not state its length."""
 
     target: ClassVar[str] = ".weight"
-    """What HF's name of the matrix ends in."""
+    """The ending of HF's name of the matrix."""
     dtype: ClassVar[str] = "float32"
-    """The dtype of the widened numbers."""
+    """The dtype of the dequantized numbers."""
     writes_biases: ClassVar[bool] = False
-    """Tools write biases of zeros for modules that have none."""
+    """Whether tools write biases of zeros for modules without a bias."""
     is_stacked: ClassVar[bool] = False
-    """There is one matrix for each expert, along the first axis."""
+    """Whether there is one matrix per expert, along the first axis."""
     is_ordered: bool = field(default=False, kw_only=True)
-    """The parts have the inputs sorted by group, in an order of their own."""
+    """Whether the parts have the inputs sorted by group, not in HF's order."""
 
     @property
     @abstractmethod
     def needed(self) -> tuple[str, ...]:
-        """Return what the names of the module's tensors end in. The first has the codes."""
+        """Return the name endings of the module's tensors. The first has the codes."""
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Return what the names of tensors end in that some modules have besides."""
+        """Return the name endings of tensors that only some modules have."""
         return ()
 
     @abstractmethod
@@ -58,35 +58,36 @@ class Layout(ABC):
 
     @abstractmethod
     def part(self, name: str, stored: Stored) -> np.ndarray:
-        """Return one part of the matrix, [..., out, width]; what is one for all rows may be repeated without copies."""
+        """Return one part of the matrix, [..., out, width]; one row for all may be broadcast without a copy."""
 
     def scales(self, infos: Infos) -> TensorInfo | None:
-        """Return the tensor whose dtype the scales have; None if it is always the format's."""
+        """Return the tensor with the dtype of the scales; None if it is always the format's."""
         del infos
         return None
 
     def held_as(self, num_inputs: int, infos: Infos) -> WeightFormat | None:
-        """Return the format of rows of `num_inputs`, whose last group is a whole one; None if it can only be widened.
+        """Return the format for rows of `num_inputs`; None if the last group is incomplete, so it can only be
+        dequantized.
 
-        It has the dtype that scales are stored in.
+        Its scale dtype is that of the stored scales.
         """
         form = whole_groups(self.form, num_inputs)
         scales = None if form is None or form.group is None else self.scales(infos)
         return form if form is None or scales is None else replace(form, scale_dtype=_SCALE_DTYPES[scales.dtype])
 
     def order(self, stored: Stored) -> np.ndarray | None:
-        """Return the order of the inputs in which the parts have their columns; None if it is HF's."""
+        """Return the order of the inputs in the parts' columns; None if it is HF's."""
         del stored
         return None
 
     def widened(self, stored: Stored) -> np.ndarray | None:
-        """Return the widened numbers where there is a quicker way than by the parts."""
+        """Return the dequantized numbers if there is a quicker way than through the parts; otherwise None."""
         del stored
         return None
 
 
 def whole_groups(form: WeightFormat, num_inputs: int) -> WeightFormat | None:
-    """Return a format of rows of `num_inputs`, where groups of 0 are whole rows; None if the last group is none."""
+    """Return the format for rows of `num_inputs`, with groups of 0 as whole rows; None if a group is incomplete."""
     if not num_inputs:
         return form
     group = None if form.group is None else min(form.group or num_inputs, num_inputs)
@@ -100,22 +101,22 @@ class Scheme:
     """How a checkpoint is quantized."""
 
     method: str
-    """The method's name, with what of it matters to a reader."""
+    """The method's name, with details for the reader."""
     layout_of: Callable[[str], Layout | None]
-    """It tells how the module of a name is held if it is quantized; None if the config says that it is not."""
+    """Return the layout of a module by name; None if the config does not quantize it."""
     notes: tuple[str, ...] = ()
-    """What the method asks of activations or caches that is not done: sentences for the log."""
+    """Log messages about ignored requests of the method, such as quantized activations or caches."""
     has_head: bool = False
-    """lm_head is quantized too."""
+    """Whether lm_head is quantized too."""
     dtype: str | None = None
-    """The dtype of models that state none; None if that of the other tensors tells."""
+    """The dtype of models that state none; None to take it from the other tensors."""
     needs_weights: bool = False
-    """Shapes are among the weights, and not in the headers of files."""
+    """Whether shapes are stored in the weights, not in the files' headers."""
 
     def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
-        """Return what HF's tensor `name` with rows of `num_inputs` is held as, from the config alone.
+        """Return the format of HF's tensor `name` with rows of `num_inputs`, from the config alone.
 
-        Norms, embeddings and routers count as plain, as no tool quantizes them unless told to.
+        Norms, embeddings and routers count as plain, since tools quantize them only on request.
         """
         module = name.removesuffix(".weight")
         is_head = module.rpartition(".")[2] == "lm_head"
@@ -129,7 +130,7 @@ class Scheme:
 
 
 def expect(infos: Infos, end: str, shape: tuple[int, ...] | None, *dtypes: str) -> tuple[int, ...]:
-    """Return a tensor's shape; raise ValueError if it is not `shape`, or its dtype none of `dtypes`."""
+    """Return a tensor's shape. Raises ValueError if it is not `shape`, or if the dtype is not one of `dtypes`."""
     if end not in infos:
         raise ValueError(f" is quantized, but there is no {end}")
     info = infos[end]
@@ -141,7 +142,7 @@ def expect(infos: Infos, end: str, shape: tuple[int, ...] | None, *dtypes: str) 
 
 
 def expect_matrix(infos: Infos, end: str, *dtypes: str) -> tuple[int, int]:
-    """Return the shape of a tensor that has to have two axes."""
+    """Return the shape of a tensor that must have two axes."""
     shape = expect(infos, end, None, *dtypes)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"{end} has shape {list(shape)}, expected a matrix")
@@ -149,7 +150,7 @@ def expect_matrix(infos: Infos, end: str, *dtypes: str) -> tuple[int, int]:
 
 
 def as_scales(stored: np.ndarray, form: WeightFormat) -> np.ndarray:
-    """Return scales as numbers: bytes and E8M0 are powers of two."""
+    """Return scales as numbers: bytes and E8M0 are exponents of two."""
     if stored.dtype == np.uint8:
         stored = stored.view(_E8M0)
     dtype = np.dtype(np.float32) if form.group is None else _dtype(_SCALE_DTYPES[stored.dtype.name])

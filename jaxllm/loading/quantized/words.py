@@ -1,17 +1,17 @@
-"""Codes of a few bits, out of the words and bytes that they are packed in."""
+"""Unpack codes of a few bits from words and bytes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 CHUNK_BYTES = 1 << 20
-"""How many bytes are unpacked at once, so that temporaries stay small."""
+"""The number of bytes unpacked at once, so that temporaries stay small."""
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
     """Return the codes of rows of int32 words [rows, n], as uint8 [rows, n * 32 // bits].
 
-    A row is one stream of bits, the lowest first, in which a code may lie in two words.
+    A row is one stream of bits, lowest first; a code may cross from one word to the next.
     """
     rows = np.ascontiguousarray(words).view(np.uint8)
     num_codes = rows.shape[-1] * 8 // bits
@@ -24,7 +24,7 @@ def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_nibbles(packed: np.ndarray, *, high_first: bool = False) -> np.ndarray:
-    """Return the codes of bytes [..., n] that hold two each, uint8 [..., 2 n], the low half's first unless told so."""
+    """Return the codes of bytes [..., n] that hold two each, uint8 [..., 2 n]; the low half is first by default."""
     out = np.empty((*packed.shape[:-1], packed.shape[-1], 2), np.uint8)
     np.bitwise_and(packed, 15, out=out[..., int(high_first)])
     np.right_shift(packed, 4, out=out[..., int(not high_first)])
@@ -37,9 +37,9 @@ def signed(codes: np.ndarray) -> np.ndarray:
 
 
 def order_by_group(groups: np.ndarray, num_groups: int, size: int) -> np.ndarray | None:
-    """Return the order that sorts inputs by the group that each is in, int32; None if they are sorted.
+    """Return the order that sorts inputs by group, int32; None if they are sorted.
 
-    Raises ValueError if the groups are not of `size`, but for the last.
+    Raises ValueError if the groups are not of `size`, except the last.
     """
     counts = np.bincount(np.clip(groups, 0, num_groups), minlength=num_groups)
     if len(counts) > num_groups or groups.min() < 0 or (counts[:-1] != size).any() or counts[-1] > size:
@@ -49,8 +49,8 @@ def order_by_group(groups: np.ndarray, num_groups: int, size: int) -> np.ndarray
 
 def _cut(rows: np.ndarray, bits: int) -> np.ndarray:
     out = np.empty((*rows.shape, 8 // bits), np.uint8)
-    for place in range(8 // bits):
-        np.bitwise_and(rows >> np.uint8(place * bits), np.uint8((1 << bits) - 1), out=out[..., place])
+    for position in range(8 // bits):
+        np.bitwise_and(rows >> np.uint8(position * bits), np.uint8((1 << bits) - 1), out=out[..., position])
     return out.reshape(len(rows), -1)
 
 
