@@ -1,1 +1,1 @@
-"""Constraints say which tokens may follow: grammars of structured outputs, and the masks that all rules add up to."""
+"""Restrict which tokens may be sampled next: grammars of structured outputs, and the masks that combine all rules."""

@@ -1,4 +1,4 @@
-"""Words that must not be generated, as token sequences: the last token of one is banned where the output ends with
+"""Words that must not be generated, as token sequences. The last token of a word is banned when the output ends with
 the tokens before it. Prompt tokens do not count as the beginning of a word.
 """
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 
 
 class BadWords:
-    """The banned sequences of one request, indexed by the token that the output must end with. Never changes."""
+    """The banned sequences of one request, indexed by their second-to-last token. Immutable."""
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
         always: dict[int, None] = {}
         self._by_last: dict[int, list[tuple[list[int], int]]] = {}
         """The (prefix, token banned after it) pairs by the prefix's last token."""
         self.num_recent = 0
-        """How many output tokens `banned` needs to see at most; 0 when nothing depends on them."""
+        """The number of last output tokens that `banned` needs; 0 if it depends on none."""
         for sequence in sequences:
             *prefix, banned = sequence
             if not prefix:
@@ -24,10 +24,10 @@ class BadWords:
             self._by_last.setdefault(prefix[-1], []).append((prefix, banned))
             self.num_recent = max(self.num_recent, len(prefix))
         self.always = tuple(always)
-        """The words of one token, which are banned whatever the output."""
+        """The words of one token, which are always banned."""
 
     def banned(self, output_ids: Sequence[int]) -> list[int]:
-        """List the ids banned after this output (its last num_recent tokens will do), besides `always`."""
+        """List the ids banned after this output (its last num_recent tokens suffice), besides `always`."""
         if not output_ids:
             return []
         words = self._by_last.get(output_ids[-1], ())

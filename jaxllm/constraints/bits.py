@@ -12,12 +12,13 @@ import numpy as np
 
 
 class RowMask(NamedTuple):
-    """Restricts one row of logits. The bits are not to be written to."""
+    """The allowed ids for one row of logits. The arrays are read-only."""
 
     allowed_w: np.ndarray
-    """int32, what all rules let follow."""
+    """int32, the ids that all rules allow."""
     grammar_w: np.ndarray | None
-    """int32, what the grammar alone lets follow, after which raw log-probabilities are taken; None without one."""
+    """int32, the ids that the grammar alone allows; raw log-probabilities are taken over them. None without a grammar.
+    """
 
 
 def num_words(vocab_size: int) -> int:
@@ -34,7 +35,7 @@ def all_ids(vocab_size: int) -> np.ndarray:
 
 
 def only(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
-    """Return int32 [w] with just these ids set. Raises IndexError for an id outside the vocabulary."""
+    """Return int32 [w] with only these ids set. Raises IndexError for an id outside the vocabulary."""
     words, masks = _places(token_ids, vocab_size)
     bits_w = np.zeros(num_words(vocab_size), np.uint32)
     np.bitwise_or.at(bits_w, words, masks)
@@ -50,7 +51,7 @@ def without(bits_w: np.ndarray, token_ids: Sequence[int], vocab_size: int) -> np
 
 
 def has(bits_w: np.ndarray, token_id: int) -> bool:
-    """Say whether an id is set."""
+    """Return whether an id is set."""
     return bool(int(bits_w[token_id // 32]) >> token_id % 32 & 1)
 
 
@@ -60,12 +61,12 @@ def ids(bits_w: np.ndarray) -> list[int]:
 
 
 def is_empty(bits_w: np.ndarray) -> bool:
-    """Say whether no id is set."""
+    """Return whether no id is set."""
     return not bits_w.any()
 
 
 def _places(token_ids: Iterable[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each id's word and, as uint32, its bit in it."""
+    """Return each id's word index and, as uint32, its bit in the word."""
     ids = np.asarray(token_ids if isinstance(token_ids, Sequence) else list(token_ids), np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise IndexError(f"token ids must lie in [0, {vocab_size}), got {ids.min()} to {ids.max()}")

@@ -1,4 +1,4 @@
-"""Compiles grammars off the engine's thread, within a deadline, each once, and keeps the latest ones."""
+"""Compile grammars off the engine's thread, within a deadline, each once, and cache the latest ones."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NESTING_ERROR = "recursion limit exceeded"
 _ONE_OF_ERROR = "oneOf constraints are not supported"
 _NOTHING_ERROR = "schema is false"
 _SHOWN_GRAMMAR = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?| 1 \| start: .*", re.DOTALL)
-"""Where an error is in a grammar's text, and that text."""
+"""Two parts of llguidance's errors: the position in a grammar's text, and that text."""
 
 
 class GrammarCompiler:
-    """Turns params into grammars. `vocab_size` is the logits' width; `eos_token_ids` may end a complete output."""
+    """Compiles params into grammars. `vocab_size` is the logits' width; `eos_token_ids` may end a complete output."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class GrammarCompiler:
         self._match_thread: BigStackThread | None = None
 
     def check(self, params: StructuredOutputsParams, seconds: float | None = None) -> None:
-        """Compile, and raise VLLMValidationError, naming the keyword or limit, when that fails or takes too long.
+        """Compile, and raise VLLMValidationError, naming the keyword or limit, if that fails or takes too long.
 
-        With `seconds` return after that many, though it may still fail.
+        With `seconds`, return after that time without an error, though compiling may still fail later.
         """
         with suppress(TimeoutError):
             self.start(params).result(seconds)
 
     def start(self, params: StructuredOutputsParams) -> Future[Grammar]:
-        """Begin to compile, unless that is under way or done; the future fails with a VLLMValidationError."""
+        """Start compiling, unless it is running or done. The future fails with a VLLMValidationError."""
         key = grammar_key(params)
         with self._lock:
             grammar = self._cache.get(key)
@@ -76,7 +76,7 @@ class GrammarCompiler:
             if key in self._in_flight:
                 return self._in_flight[key]
             future: Future[Grammar] = Future()
-            future.set_running_or_notify_cancel()  # shared: nobody may cancel it
+            future.set_running_or_notify_cancel()  # shared: no caller may cancel it
             try:
                 inner = self._submit(params)
             except RuntimeError as error:  # no thread can be started
@@ -87,7 +87,7 @@ class GrammarCompiler:
         return future
 
     def submit[T](self, run: Callable[[], T]) -> Future[T]:
-        """Run what uses matchers on their thread, after the calls before it."""
+        """Run a function that uses matchers on their thread, after earlier calls."""
         with self._lock:
             if self._match_thread is None:
                 self._match_thread = BigStackThread("jaxllm-matchers")
@@ -98,7 +98,7 @@ class GrammarCompiler:
             self._compile_thread = DeadlineThread("jaxllm-grammars")
         vocabulary = self._vocabulary
         if vocabulary is None or (vocabulary.done() and isinstance(vocabulary.exception(), RuntimeError)):
-            # Or there was no thread to load it: now there may be.
+            # If no thread could be started to load it, one may start now.
             late = f"the tokenizer could not be prepared in {_TOKENIZER_SECONDS:.0f} s"
             vocabulary = self._vocabulary = self._compile_thread.submit(self._load_vocabulary, _TOKENIZER_SECONDS, late)
         late = f"it did not compile in {self._deadline_seconds:g} s; make it smaller or simpler"
@@ -147,7 +147,7 @@ class GrammarCompiler:
         except VLLMValidationError as error:
             if _NOTHING_ERROR in str(error):
                 raise
-            # The opposite of a branch has no schema, or only a part of it has: branches cannot be kept apart.
+            # A branch, or a part of one, has no known opposite schema: branches cannot be kept apart.
             return self._compile_with(vocabulary, params, OneOf.ANY)
 
     def _compile_with(self, vocabulary: Vocabulary, params: StructuredOutputsParams, one_of: OneOf) -> Grammar:
@@ -155,7 +155,7 @@ class GrammarCompiler:
 
         limits = LLParserLimits(
             max_lexer_states=50_000,  # each takes 1 to 2 KB
-            max_items_in_row=20 * MAX_PROPERTIES,  # where all are optional, each takes 16
+            max_items_in_row=20 * MAX_PROPERTIES,  # if all are optional, each takes 16
             step_max_items=500 * MAX_PROPERTIES,  # about 20,000 take a millisecond
             verbose_errors=False,
         )
@@ -164,7 +164,7 @@ class GrammarCompiler:
         if start.is_error():
             nested = "nested too deep; not, if, oneOf and contains count more than once: "
             error = brief_error(start.get_error())
-            if params.kind == "structural_tag":  # which was not written as the grammar that the error shows
+            if params.kind == "structural_tag":  # the error quotes a grammar that the user did not write
                 error = _SHOWN_GRAMMAR.sub("", error)
             raise refuse(params.kind, nested + error if _NESTING_ERROR in error else error)
         grammar = Grammar(vocabulary, start, _num_text_bytes(params.kind, text))
@@ -180,7 +180,7 @@ class GrammarCompiler:
 def make_grammar_compiler(
     tokenizer: Tokenizer, vocab_size: int, generation_config: Mapping[str, Any]
 ) -> GrammarCompiler:
-    """Make the compiler for a model: the tokenizer's EOS and those of its generation config may end an output."""
+    """Make the compiler for a model. An output may end with the tokenizer's EOS or those of the generation config."""
     more = generation_config.get("eos_token_id")
     ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     eos_token_ids = list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
@@ -188,14 +188,16 @@ def make_grammar_compiler(
 
 
 def _num_text_bytes(kind: str, text: str) -> int:
-    """Estimate what a grammar of this text takes, from above: so much was measured for the worst of each kind."""
+    """Return an upper estimate of a grammar's memory from its text; the factors were measured on the worst case of each
+    kind.
+    """
     if kind in ("json", "json_object"):
         return 32 * len(text) + 8_000 * text.count("{")
     return {"choice": 32, "regex": 96}.get(kind, 256) * len(text)
 
 
 class _Cache:
-    """The most recently used grammars, up to a number of bytes."""
+    """The most recently used grammars, up to a total number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -209,7 +211,9 @@ class _Cache:
         return grammar
 
     def put(self, key: bytes, grammar: Grammar) -> None:
-        """Keep a grammar; the latest one stays even if it alone is too large, or its requests would all compile it."""
+        """Store a grammar. The latest one stays even if it alone is too large, or each of its requests would compile it
+        again.
+        """
         self._grammars[key] = grammar
         self.num_bytes += grammar.num_bytes + len(key)
         while self.num_bytes > self._max_bytes and len(self._grammars) > 1:

@@ -47,7 +47,7 @@ class _Part(NamedTuple):
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Translate a grammar. Raises VLLMValidationError, with the line, for what is not covered."""
+    """Translate a grammar. Raises VLLMValidationError, with the line, for unsupported syntax."""
     rules = _Parser(text).rules()
     if "root" not in rules:
         raise refuse("grammar", "GBNF starts at the rule `root`, which is missing.")
@@ -70,7 +70,7 @@ def _names(alternatives: list[list[_Part]]) -> Iterator[str]:
 
 
 def _recursive(graph: dict[str, list[str]]) -> set[str]:
-    """Find the rules that are, or lead to, a rule that contains itself: what is left after the others are taken off."""
+    """Find the rules that contain themselves or lead to such a rule, by removing all other rules."""
     left = {name: set(ends) for name, ends in graph.items()}
     users: dict[str, list[str]] = {name: [] for name in graph}
     for name, ends in graph.items():
@@ -124,7 +124,7 @@ class _Parser:
         return token
 
     def _alternatives(self, depth: int) -> list[list[_Part]]:
-        """Parse up to a closing parenthesis (depth > 0), the next rule or the end; that one is left."""
+        """Parse up to a closing parenthesis (depth > 0), the next rule or the end, which is not consumed."""
         if depth > MAX_PARENTHESES:
             raise self._error(self._tokens[self._at].offset, f"more than {MAX_PARENTHESES} nested parentheses")
         found: list[list[_Part]] = [[]]
@@ -172,7 +172,7 @@ class _Parser:
         return _PLAIN_ESCAPES[match[4]]
 
     def _character_class(self, token: _Token) -> str:
-        """Rewrite `[...]` as a regular expression in which every character is given by its number."""
+        """Rewrite `[...]` as a regular expression with every character written by its number."""
         inside = token.text[1:-1]
         negated = inside.startswith("^")
         inside = inside[negated:]
@@ -193,7 +193,7 @@ def _code(character: str) -> str:
 
 
 class _Writer:
-    """Writes rules as Lark: those without recursion, and the stretches without it in others, as terminals."""
+    """Writes rules as Lark: rules without recursion, and such stretches of other rules, become terminals."""
 
     def __init__(self, rules: dict[str, list[list[_Part]]], recursive: set[str]) -> None:
         self._rules = rules
@@ -228,7 +228,7 @@ class _Writer:
         return " | ".join(self._sequence(sequence) for sequence in alternatives)
 
     def _sequence(self, sequence: list[_Part]) -> str:
-        """Write a sequence; neighbours without recursion are one terminal."""
+        """Write a sequence; neighbours without recursion become one terminal."""
         written: list[str] = []
         stretch: list[_Part] = []
         for part in [*sequence, None]:

@@ -1,4 +1,4 @@
-"""`StructuredOutputsParams` become the text that llguidance compiles."""
+"""Turn `StructuredOutputsParams` into the text that llguidance compiles."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 def grammar_key(params: StructuredOutputsParams) -> bytes:
-    """Return a digest that equal params share; the order of a schema's keys matters."""
+    """Return a digest, equal for equal params; the order of a schema's keys matters."""
     return hashlib.sha256(msgspec.msgpack.encode(params)).digest()
 
 
 def grammar_text(
     params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, one_of: OneOf = OneOf.KEPT
 ) -> str:
-    """Write the grammar for llguidance. Raises VLLMValidationError for what is out of bounds or not understood."""
+    """Return the grammar for llguidance. Raises VLLMValidationError if it exceeds a limit or cannot be read."""
     from llguidance import LLMatcher
 
     kind = params.kind

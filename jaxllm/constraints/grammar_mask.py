@@ -1,5 +1,5 @@
-"""One request's place in its grammar. The matcher works on the grammar compiler's thread while the device runs; the
-engine's thread only asks for the outcome.
+"""Follow one request's output through its grammar. The matcher runs on the grammar compiler's thread while the device
+computes; the engine's thread only asks for the result.
 """
 
 from __future__ import annotations
@@ -19,63 +19,65 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 class DeadEndError(Exception):
-    """No token may follow; the message says why, and `parameter` names the argument that is to blame, if one is."""
+    """No token can follow. The message has the reason; `parameter` names the argument to blame, if there is one."""
 
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
 
 
-class Place(NamedTuple):
-    """The place of an output in its grammar."""
+class GrammarState(NamedTuple):
+    """The state of an output in its grammar."""
 
     matcher: Matcher
-    """The matcher, for the compiler's thread alone."""
+    """The matcher; only the compiler's thread may use it."""
     bits_w: np.ndarray
-    """The ids that the grammar lets follow, int32. Not to be written to."""
+    """The ids that the grammar allows next, int32. Read-only."""
     is_complete: bool
-    """True if nothing but the end may follow."""
+    """True if only the end may follow."""
 
 
 class GrammarMask:
-    """Follows one output through its grammar. Nothing here raises but `place`, and that a DeadEndError only."""
+    """Follows one output through its grammar. Only `state` and `check_compiled` raise, and only DeadEndError."""
 
     def __init__(self, grammars: GrammarCompiler, params: StructuredOutputsParams, vocab_size: int) -> None:
         self._grammars = grammars
         self._num_words = bits.num_words(vocab_size)
         self.compiled = _attempt(partial(grammars.start, params))
-        self._place: Future[Place] | None = None
-        """The place that the accepted tokens have led to; None until the grammar is compiled and someone asks."""
+        self._state: Future[GrammarState] | None = None
+        """The state after the accepted tokens; None until the grammar is compiled and the state is requested."""
 
     @property
     def is_ready(self) -> bool:
-        """Say whether compiling is over, well or not."""
+        """Return whether compiling is over, with success or not."""
         return self.compiled.done()
 
-    def prepare(self) -> Future[Place]:
-        """Start to make the mask of the first token, if that has not been done."""
-        if self._place is None:
+    def prepare(self) -> Future[GrammarState]:
+        """Start to make the mask of the first token, unless that has been done."""
+        if self._state is None:
             begin = partial(_begin, self.compiled, self._num_words)
-            self._place = _attempt(lambda: self._grammars.submit(begin))
-        return self._place
+            self._state = _attempt(lambda: self._grammars.submit(begin))
+        return self._state
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Append output tokens and start to make the next mask."""
         job = partial(_advance, self.prepare(), tuple(token_ids), self._num_words)
-        self._place = _attempt(lambda: self._grammars.submit(job))
+        self._state = _attempt(lambda: self._grammars.submit(job))
 
     def fork(self) -> GrammarMask:
-        """Return a mask at the same place, for other tokens to follow."""
+        """Return a mask with the same state, for other tokens to follow."""
         fork, before = copy.copy(self), self.prepare()
-        fork._place = _attempt(lambda: self._grammars.submit(lambda: _fork(before)))
+        fork._state = _attempt(lambda: self._grammars.submit(lambda: _fork(before)))
         return fork
 
-    def place(self) -> Place:
-        """Wait until all accepted tokens are worked in. Raises DeadEndError where the grammar has no way on."""
-        place = self.prepare()
-        error = place.exception()
+    def state(self) -> GrammarState:
+        """Wait until all accepted tokens are processed, and return the state. Raises DeadEndError if no token can
+        follow.
+        """
+        state = self.prepare()
+        error = state.exception()
         if error is None:
-            return place.result()
+            return state.result()
         if isinstance(error, DeadEndError):
             raise error
         raise DeadEndError(f"structured_outputs failed: {_said(error)}") from error
@@ -88,28 +90,28 @@ class GrammarMask:
             raise DeadEndError(f"structured_outputs did not compile: {_said(error)}", parameter) from error
 
 
-def _begin(compiled: Future[Grammar], num_words: int) -> Place:
+def _begin(compiled: Future[Grammar], num_words: int) -> GrammarState:
     return _look(compiled.result().matcher(), num_words)
 
 
-def _fork(before: Future[Place]) -> Place:
-    place = before.result()
-    return place._replace(matcher=place.matcher.fork())
+def _fork(before: Future[GrammarState]) -> GrammarState:
+    state = before.result()
+    return state._replace(matcher=state.matcher.fork())
 
 
-def _advance(before: Future[Place], token_ids: Sequence[int], num_words: int) -> Place:
-    place = before.result()  # done: jobs run in order
-    matcher = place.matcher
+def _advance(before: Future[GrammarState], token_ids: Sequence[int], num_words: int) -> GrammarState:
+    state = before.result()  # done: jobs run in order
+    matcher = state.matcher
     for token_id in token_ids:
         if matcher.is_complete:
-            break  # what follows a complete output is its end
+            break  # only the end follows a complete output
         if not matcher.accept(token_id):
             raise DeadEndError(f"structured_outputs does not let token {token_id} follow: {matcher.error}")
     return _look(matcher, num_words)
 
 
-def _look(matcher: Matcher, num_words: int) -> Place:
-    """Make the mask of what may follow. Raises DeadEndError if nothing may though the output is not complete."""
+def _look(matcher: Matcher, num_words: int) -> GrammarState:
+    """Make the mask of the next token. Raises DeadEndError if no token may follow an incomplete output."""
     bits_w = np.zeros(num_words, np.int32)
     if not matcher.is_complete:
         matcher.fill(bits_w)
@@ -118,11 +120,11 @@ def _look(matcher: Matcher, num_words: int) -> Place:
     is_complete = matcher.is_complete or (bits.is_empty(bits_w) and matcher.may_end)
     if not is_complete and bits.is_empty(bits_w):
         raise DeadEndError("structured_outputs came to an end: no token can follow, and the output is not complete")
-    return Place(matcher, bits_w, is_complete)
+    return GrammarState(matcher, bits_w, is_complete)
 
 
 def _attempt[T](start: Callable[[], Future[T]]) -> Future[T]:
-    """Start some work; if it cannot be started, the future says so."""
+    """Start some work; if it cannot start, return a failed future."""
     try:
         return start()
     except Exception as error:  # noqa: BLE001 - a compiler that was shut down must not end the engine's loop

@@ -1,4 +1,4 @@
-"""Lark grammars as llguidance reads them: told from GBNF, written, and bounded before they are compiled."""
+"""Lark grammars for llguidance: tell them from GBNF, write literals, and bound grammars before they are compiled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from jaxllm.constraints.limits import check_depth, check_parentheses
 
-# Linear in any text: a string or regular expression without its end is taken up to the end of the line.
+# Takes linear time on any text: an unterminated string or regular expression extends to the end of the line.
 _TOKEN = re.compile(
     r"""
     (?P<space> \s+ | //[^\n]* | \#[^\n]* )
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 
 
 def check_lark(parameter: str, text: str) -> None:
-    """Refuse a grammar whose rules or parentheses lead too deep."""
+    """Raise VLLMValidationError for a grammar whose rules or parentheses nest too deep."""
     graph: dict[str, list[str]] = {}
     rule = ""
     marks: list[str] = []
@@ -43,7 +43,7 @@ def check_lark(parameter: str, text: str) -> None:
 
 
 def is_gbnf(text: str) -> bool:
-    """Tell GBNF (`name ::= ...`) from Lark (`name: ...`)."""
+    """Return whether a grammar is GBNF (`name ::= ...`) rather than Lark (`name: ...`)."""
     code = re.sub(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?|#[^\n]*', "", text)
     return "::=" in code
 
@@ -54,7 +54,7 @@ def literal(text: str) -> str:
 
 
 def regex_literal(parameter: str, pattern: str) -> str:
-    """Write a regular expression as a Lark one, between slashes."""
+    """Write a regular expression in Lark's form, between slashes."""
     from llguidance import regex_to_lark
 
     check_parentheses(parameter, pattern)

@@ -1,4 +1,4 @@
-"""Bounds that keep any grammar from exhausting a stack or a minute; every refusal names the bound."""
+"""Bounds that keep a grammar from exhausting the stack or compiling for minutes. Every error names the bound."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxllm.params.limits import MAX_DEPTH, MAX_PARENTHESES
 
 
 def refuse(parameter: str, message: str) -> VLLMValidationError:
-    """Make the error for a constraint that cannot be used; `parameter` is a field of StructuredOutputsParams."""
-    words = "Invalid grammar specification: " if parameter == "grammar" else ""  # vLLM's, which people's code matches
+    """Return the error for an unusable constraint; `parameter` is a field of StructuredOutputsParams."""
+    words = "Invalid grammar specification: " if parameter == "grammar" else ""  # vLLM's; user code matches it
     return VLLMValidationError(f"structured_outputs.{parameter}: {words}{message}", parameter=parameter)
 
 
 def check_parentheses(parameter: str, text: str) -> None:
-    """Refuse more than MAX_PARENTHESES open parentheses; escapes and character classes do not count."""
+    """Raise an error for more than MAX_PARENTHESES open parentheses; escapes and character classes do not count."""
     depth = 0
     escaped = in_class = False
     for character in text:
@@ -36,7 +36,7 @@ def check_parentheses(parameter: str, text: str) -> None:
 
 
 def check_depth[Node: Hashable](parameter: str, what: str, graph: Mapping[Node, Sequence[Node]]) -> None:
-    """Refuse a graph in which more than MAX_DEPTH nodes may lie on one path.
+    """Raise an error for a graph in which more than MAX_DEPTH nodes may lie on one path.
 
     A cycle counts with all its nodes, so the bound holds in whatever order a recursive compiler walks the graph.
     """

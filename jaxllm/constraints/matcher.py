@@ -1,4 +1,4 @@
-"""A matcher follows one output through its grammar. Everything here must run on `GrammarCompiler.submit`'s thread."""
+"""Match one output against a compiled grammar. All code here must run on `GrammarCompiler.submit`'s thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _GRAMMAR_BYTES = 200_000
 _FORCED_BYTES = 640
-"""A byte that must follow takes 190 to 610 bytes: llguidance looks ahead for all of them."""
+"""llguidance looks ahead over all forced bytes; each takes 190 to 610 bytes of memory."""
 
 
 class Vocabulary:
-    """The tokens that grammars speak of, and the width of the masks."""
+    """The tokens that grammars use, and the width of the masks."""
 
     def __init__(self, tokenizer: LLTokenizer, num_tokens: int, vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -29,7 +29,7 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled grammar, and an estimate of its memory: `num_text_bytes` is the part that its text's size decides."""
+    """A compiled grammar and an estimate of its memory: `num_text_bytes` is the part that its text decides."""
 
     def __init__(self, vocabulary: Vocabulary, start: LLMatcher, num_text_bytes: int) -> None:
         self._vocabulary = vocabulary
@@ -39,19 +39,19 @@ class Grammar:
         self.num_bytes = _GRAMMAR_BYTES + num_text_bytes + _FORCED_BYTES * num_forced
 
     def first_error(self) -> str | None:
-        """Say why no output matches, or None. Makes the first mask once for all matchers."""
+        """Return why no output matches, or None. The first call makes the first mask for all matchers."""
         bits_w = np.empty(self._vocabulary.num_words, np.int32)
         first = Matcher(self._vocabulary, self._start)
         first.fill(bits_w)
         return first.error or (None if bits_w.any() else "no token can begin it")
 
     def matcher(self) -> Matcher:
-        """Begin an output; matchers of one grammar are independent."""
+        """Start an output; matchers of one grammar are independent."""
         return Matcher(self._vocabulary, self._start.deep_copy())
 
 
 class Matcher:
-    """The tokens of one output so far, and which may follow."""
+    """Follows the tokens of one output, and tells which may come next."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
         self._vocabulary = vocabulary
@@ -62,7 +62,7 @@ class Matcher:
         return Matcher(self._vocabulary, self._matcher.deep_copy())
 
     def accept(self, token_id: int) -> bool:
-        """Append a token. False if it may not follow: then nothing may any more."""
+        """Append a token. Returns False if it may not follow; then no other token may either."""
         return self._matcher.consume_token(token_id)
 
     def fill(self, bits_w: np.ndarray) -> None:
@@ -72,7 +72,7 @@ class Matcher:
         filled = bits_w if fits else np.empty(vocabulary.num_filled_words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(filled.ctypes.data, filled.nbytes)
         if self.error is not None:
-            bits_w[:] = 0  # llguidance asks for the end here, which would show broken output as complete
+            bits_w[:] = 0  # llguidance calls for the end in this case, which would make broken output look complete
             return
         if not fits:
             common = min(filled.size, bits_w.size)
@@ -82,17 +82,17 @@ class Matcher:
 
     @property
     def may_end(self) -> bool:
-        """Say whether the output so far matches the grammar."""
+        """Return whether the output so far matches the grammar."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """Say whether the output matches the grammar and nothing but its end may follow."""
+        """Return whether the output matches the grammar and only its end may follow."""
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str | None:
-        """Say why nothing may follow although the output is not complete, or None. Known after `accept` or `fill`."""
+        """Return why no token can follow an incomplete output, or None. Valid after `accept` or `fill`."""
         if self._matcher.is_error():
             return brief_error(self._matcher.get_error())
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
@@ -101,7 +101,7 @@ class Matcher:
 
 
 def brief_error(message: str) -> str:
-    """Return what llguidance says, without the dump of its state or its stack."""
+    """Return llguidance's error message without the dump of its state or its stack."""
     for mark in ("<state>", "<backtrace>", "; no error message"):
         message = message.partition(mark)[0]
     text = " ".join(message.replace("<non-verbose/>", "").split())

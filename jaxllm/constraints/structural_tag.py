@@ -38,7 +38,7 @@ _OPTIONAL: Mapping[str, dict[str, type]] = {
 
 
 def structural_tag_grammar(params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, one_of: OneOf) -> str:
-    """Return llguidance's grammar for params.structural_tag; special tokens in its strings are tokens, not text."""
+    """Return llguidance's grammar for params.structural_tag. Special tokens in its strings become tokens, not text."""
     tag = parse_json("structural_tag", params.structural_tag or "")
     check_nesting("structural_tag", tag)
     if not isinstance(tag, dict):
@@ -60,7 +60,7 @@ def _get(owner: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def _modern(tag: dict[str, Any]) -> dict[str, Any]:
-    """Translate the older form into the newer one's format."""
+    """Translate the older form into a format of the newer one."""
     tags: list[dict[str, Any]] = []
     for structure in _get(tag, "structures", list):
         if not isinstance(structure, dict) or "schema" not in structure:
@@ -71,8 +71,10 @@ def _modern(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Writer:
-    """Collects Lark rules. A format is written given the text that closes it: "" where something else follows, None at
-    the end of the output; a format of free text must know its close, and then writes it too.
+    """Collects Lark rules.
+
+    Each format is written for the text that closes it: "" if something else follows, None at the end of the output. A
+    format of free text must know its close, and writes it too.
     """
 
     def __init__(self, params: StructuredOutputsParams, special_tokens: Mapping[str, int], one_of: OneOf) -> None:
@@ -109,7 +111,7 @@ class _Writer:
         return body if is_closed or not close else f"{body} {self._text(close)}"
 
     def _format(self, form: Any, close: str | None) -> tuple[str, bool]:
-        """Write a format; say whether its close was written with it."""
+        """Write a format; return it and whether its close was written with it."""
         kind = form.get("type") if isinstance(form, dict) else None
         if not isinstance(kind, str) or kind not in _FORMATS:
             raise _refuse(f"format type {kind!r} is not supported; there are {', '.join(_FORMATS)}.")
@@ -152,7 +154,7 @@ class _Writer:
         return self._any_of([self._closed(element, close) for element in form["elements"]]), True
 
     def _tag(self, form: dict[str, Any], close: str | None, skip: str = "") -> tuple[str, bool]:
-        """Write begin, content and end, less the part `skip` of begin that was written already."""
+        """Write begin, content and end, without the part `skip` of begin that is already written."""
         begin, end = self._text(form["begin"][len(skip) :]), form["end"]
         if end:
             return f"{begin} {self._closed(form['content'], end)}", False
@@ -192,7 +194,7 @@ class _Writer:
         return self._rule(" | ".join(bodies))
 
     def _trigger(self, trigger: str, triggers: list[str]) -> str:
-        """Write free text up to the first trigger, which is this one."""
+        """Write free text up to the first occurrence of this trigger."""
         return self._free_text([other for other in triggers if other != trigger], trigger)
 
     def _free_text(self, excluded: list[str], close: str | None) -> str:

@@ -1,7 +1,7 @@
-"""The thinking budget: how many tokens a model may spend in a thinking section before it is made to close it.
+"""Limit the number of tokens that a model spends in a thinking section before it is forced to close it.
 
-A section opens with the start sequence and closes with the end sequence, wherever they stand, in the prompt too; each
-section has the whole budget. What the prompt holds of an open section counts.
+A section opens with the start sequence and closes with the end sequence, anywhere in the prompt or the output; each
+section has the whole budget. Tokens of an open section in the prompt count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxllm.utils.token_search import find_last
 
 
 class ThinkingState:
-    """Knows where one sequence stands with its thinking, by its tokens alone. No budget means no limit."""
+    """Tracks the thinking sections of one sequence, by its tokens alone. No budget means no limit."""
 
     __slots__ = ("_budget", "_last_end", "_last_start", "_num_outputs", "_num_tokens", "_recent", "_tokens")
 
@@ -25,19 +25,19 @@ class ThinkingState:
         self._num_outputs = 0
         self._last_start = _last_position(prompt_token_ids, tokens.start_ids)
         self._last_end = _last_position(prompt_token_ids, tokens.end_ids)
-        """Positions at which the last start and the last end sequence begin; None where there is none."""
+        """The positions where the last start and the last end sequence begin; None if there is none."""
         kept = max(len(tokens.start_ids), len(tokens.end_ids))
         self._recent = tuple(prompt_token_ids[-kept:])
-        """The last tokens, as many as the longer of the sequences has."""
+        """The last tokens, as many as the longer of the two sequences has."""
 
     @property
     def is_open(self) -> bool:
-        """Say whether the next token is part of a thinking section."""
+        """Return whether the next token is part of a thinking section."""
         return self._last_start is not None and (self._last_end is None or self._last_start > self._last_end)
 
     @property
     def forced_token_id(self) -> int | None:
-        """The only token that may follow; None when the budget leaves the choice free."""
+        """The only token that may follow; None if the budget leaves the choice free."""
         if self._budget is None or self._last_start is None or not self.is_open:
             return None
         end_ids = self._tokens.end_ids

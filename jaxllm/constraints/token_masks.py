@@ -1,7 +1,7 @@
-"""Which tokens may be sampled next: all rules of each request, on the host, as one row of packed bits.
+"""Combine all rules of each request into one row of packed bits on the host: the tokens that may be sampled next.
 
-The rules are ANDed, but min_tokens yields where it would leave nothing, and a complete grammar ends the request
-whatever else is asked.
+The rules are ANDed. min_tokens yields if it would leave no token, and a complete grammar ends the request despite all
+other rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxllm.constraints import bits
 from jaxllm.constraints.bad_words import BadWords
 from jaxllm.constraints.bits import RowMask
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
+from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, GrammarState
 from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
 from jaxllm.core_messages import EngineCoreRequest, RequestError
 from jaxllm.exceptions import VLLMValidationError
@@ -32,10 +32,12 @@ _NO_TOKENIZER = RequestError(
 
 
 class TokenMasks:
-    """The rules of every request that has some. For one thread; no method raises for what a request asks."""
+    """The rules of every request that has some. For use by one thread; no method raises because of a request."""
 
     def __init__(self, vocab_size: int, grammars: GrammarCompiler | None, thinking: ThinkingTokens | None) -> None:
-        """Without `grammars` structured outputs end in an error; without `thinking` budgets have no effect."""
+        """Without `grammars`, requests with structured outputs end with an error; without `thinking`, budgets have no
+        effect.
+        """
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._thinking = thinking
@@ -51,7 +53,7 @@ class TokenMasks:
         self._grammars.check(constraint, seconds)
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Take on a request; its grammar starts to compile."""
+        """Add a request and start compiling its grammar."""
         request_id, params = request.request_id, request.sampling_params
         self.remove([request_id])
         grammar = None
@@ -77,7 +79,7 @@ class TokenMasks:
                 self._dead_ends[request_id] = _invalid(end)
 
     def is_ready(self, request_id: str) -> bool:
-        """Say whether rows can be asked for: False while the grammar compiles, and at a dead end."""
+        """Return whether rows can be requested: False while the grammar compiles, and at a dead end."""
         grammar = self._compiling.get(request_id)
         if grammar is not None and grammar.is_ready:
             del self._compiling[request_id]
@@ -90,20 +92,22 @@ class TokenMasks:
         return request_id not in self._compiling and request_id not in self._dead_ends
 
     def wait(self, timeout: float) -> None:
-        """Return when some grammar is compiled or some late mask made, or after `timeout` seconds; at once if there is
-        nothing to wait for.
+        """Wait until a grammar is compiled or a late mask is made, at most `timeout` seconds. Returns at once if there
+        is nothing to wait for.
         """
         awaited: list[Future[Any]] = [grammar.compiled for grammar in self._compiling.values()]
         awaited += self._late_masks().values()
         wait(awaited, timeout, FIRST_COMPLETED)
 
     def late(self) -> set[str]:
-        """Return the requests whose next mask has not been made."""
+        """Return the requests whose next mask is not made yet."""
         return {request_id for request_id, mask in self._late_masks().items() if not mask.done()}
 
-    def _late_masks(self) -> dict[str, Future[Place]]:
-        """Return the masks that are being made. Those of grammars that still compile are not begun: they would keep
-        the matchers' thread, which makes everybody's, waiting.
+    def _late_masks(self) -> dict[str, Future[GrammarState]]:
+        """Return the masks in progress.
+
+        Masks whose grammar still compiles are not started: they would block the matchers' thread, which all requests
+        share.
         """
         return {
             request_id: mask
@@ -112,16 +116,16 @@ class TokenMasks:
         }
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Append committed output tokens; the next mask starts to be made in the background."""
+        """Append committed output tokens; the next mask starts in the background."""
         rules = self._rules.get(request_id)
         if rules is not None:
             rules.accept(token_ids)
 
     def row(self, request_id: str, num_output_tokens: int) -> RowMask | None:
-        """Return what may be sampled after num_output_tokens outputs, those in flight counted; None for everything.
+        """Return the allowed tokens after num_output_tokens outputs, including those in flight; None for all.
 
-        Waits for the background. A request that turns out to be at its end is from now on in `dead_ends` or
-        `completed`, and what this step samples for it must be dropped.
+        Waits for the background work. A request at its end appears in `dead_ends` or `completed` from now on, and its
+        sample of this step must be dropped.
         """
         rules = self._rules.get(request_id)
         if rules is None or request_id in self._dead_ends or request_id in self._completed:
@@ -135,9 +139,9 @@ class TokenMasks:
         return None
 
     def cut_drafts(self, request_id: str, num_output_tokens: int, drafts: array[int]) -> array[int]:
-        """Return the leading ones of a request's drafts that its rules let follow, and after which output goes on.
+        """Return the leading drafts of a request that its rules allow and after which the output continues.
 
-        There are num_output_tokens outputs before them. Waits for the background.
+        There are num_output_tokens outputs before them. Waits for the background work.
         """
         rules = self._rules.get(request_id)
         if rules is None or request_id in self._dead_ends or request_id in self._completed:
@@ -145,34 +149,34 @@ class TokenMasks:
         return drafts[: len(rules.rows_after(num_output_tokens, drafts))]
 
     def rows(self, request_id: str, num_output_tokens: int, drafts: array[int]) -> list[RowMask | None]:
-        """Return what may be sampled before each of the drafts that `cut_drafts` has left, and after the last."""
+        """Return the allowed tokens before each draft that `cut_drafts` has left, and after the last."""
         first, rules = self.row(request_id, num_output_tokens), self._rules.get(request_id)
         if rules is None or request_id in self._dead_ends or request_id in self._completed:
             return [None] * (len(drafts) + 1)
         return [first, *rules.rows_after(num_output_tokens, drafts)]
 
     def dead_ends(self) -> dict[str, RequestError]:
-        """Return {request id: why no token may follow}, until they are removed. Does not wait."""
+        """Return {request id: why no token may follow}, kept until the requests are removed. Does not wait."""
         for request_id in list(self._compiling):
             self.is_ready(request_id)
         return dict(self._dead_ends)
 
     def completed(self) -> list[str]:
-        """List the requests whose grammar is complete and that no EOS will end, for it is ignored, banned or unknown.
+        """List the requests whose grammar is complete and that EOS cannot end, as it is ignored, banned or unknown.
 
-        They stay until they are removed. Does not wait.
+        They stay listed until they are removed. Does not wait.
         """
         return list(self._completed)
 
     def remove(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; unknown ids do no harm."""
+        """Remove requests; unknown ids are ignored."""
         for request_id in request_ids:
             for table in (self._rules, self._compiling, self._dead_ends, self._completed):
                 table.pop(request_id, None)
 
 
 class _Rules:
-    """One request's rules: the static ones as rows made once, and what moves with the output."""
+    """One request's rules: static ones as rows made once, and those that change with the output."""
 
     def __init__(
         self, request: EngineCoreRequest, vocab_size: int, grammar: GrammarMask | None, thinking: ThinkingState | None
@@ -188,14 +192,14 @@ class _Rules:
         self._grammar = grammar
         self._thinking = thinking
         self._grammar_rests = grammar is not None and thinking is not None and thinking.is_open
-        """A thinking budget lets the section that the prompt has opened come before the grammar."""
+        """With a thinking budget, the grammar applies only after a thinking section that the prompt has opened."""
         self._static_w = self._static_row()
         self._early_w = self._hold_back(self._static_w) if params.min_tokens else self._static_w
-        """The same while there are fewer than min_tokens outputs."""
+        """The static row while there are fewer than min_tokens outputs."""
         self._end_w = None if grammar is None else self._end_row()
-        """What may follow a complete grammar."""
+        """The tokens allowed after a complete grammar."""
         self._drafted: tuple[array[int], list[RowMask | None]] = array("i"), []
-        """The drafts that were last looked at, and what may follow them."""
+        """The latest drafts, and the tokens allowed after each."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Append committed output tokens."""
@@ -208,23 +212,25 @@ class _Rules:
             self._grammar.accept(token_ids[first:])
 
     def are_at_end(self) -> bool:
-        """Say whether the grammar is complete and EOS would not end the request. Waits; raises DeadEndError."""
-        place = self._place()
-        if place is None or not place.is_complete:
+        """Return whether the grammar is complete and EOS would not end the request. Waits; raises DeadEndError."""
+        state = self._state()
+        if state is None or not state.is_complete:
             return False
         return self._end_w is None
 
     def row(self, num_output_tokens: int) -> RowMask | None:
-        """Do as `TokenMasks.row` where `are_at_end` says no. Raises DeadEndError."""
-        place = self._place()
-        if place is not None and place.is_complete:
+        """Return `TokenMasks.row` for a request that is not at its end. Raises DeadEndError."""
+        state = self._state()
+        if state is not None and state.is_complete:
             return None if self._end_w is None else RowMask(self._end_w, self._end_w)
-        grammar_w = None if place is None else place.bits_w
+        grammar_w = None if state is None else state.bits_w
         allowed_w = self._allowed(grammar_w, num_output_tokens)
         return None if allowed_w is None else RowMask(allowed_w, grammar_w)
 
     def rows_after(self, num_output_tokens: int, drafts: array[int]) -> list[RowMask | None]:
-        """Return what may follow each draft, up to the first that may not come or that ends the output. Waits."""
+        """Return the allowed tokens after each draft, up to the first draft that is forbidden or ends the output.
+        Waits.
+        """
         looked_at, rows = self._drafted
         if looked_at[: len(drafts)] != drafts or len(rows) < len(drafts):
             rows = list(self._rows_after(num_output_tokens, drafts))
@@ -232,7 +238,7 @@ class _Rules:
         return rows[: len(drafts)]
 
     def _rows_after(self, num_output_tokens: int, drafts: array[int]) -> Iterator[RowMask | None]:
-        with contextlib.suppress(DeadEndError):  # is told when the output itself gets there
+        with contextlib.suppress(DeadEndError):  # reported when the output itself gets to the dead end
             if self.are_at_end():
                 return
             rules, row = self._fork(), self.row(num_output_tokens)
@@ -246,7 +252,7 @@ class _Rules:
                 yield row
 
     def _fork(self) -> _Rules:
-        """Return the rules at the same place, for other tokens to follow."""
+        """Return a copy of the rules, for other tokens to follow."""
         fork = copy.copy(self)
         fork._recent = self._recent[:]
         fork._thinking = copy.copy(self._thinking)
@@ -254,7 +260,7 @@ class _Rules:
         return fork
 
     def _allowed(self, grammar_w: np.ndarray | None, num_output_tokens: int) -> np.ndarray | None:
-        """Return what all rules leave of what the grammar allows. Raises DeadEndError where that is nothing."""
+        """Return the tokens that all rules and the grammar allow. Raises DeadEndError if there are none."""
         is_early = num_output_tokens < self._params.min_tokens
         parts = [] if grammar_w is None else [grammar_w]
         parts += self._moving_parts()
@@ -268,7 +274,7 @@ class _Rules:
         return self._hold_back(bits_w) if is_early else bits_w
 
     def _accept_thinking(self, token_ids: Sequence[int]) -> int:
-        """Follow the thinking sections; return how many of the tokens come before the grammar."""
+        """Follow the thinking sections; return the number of tokens that come before the grammar."""
         num_before = 0
         if self._thinking is not None:
             for token_id in token_ids:
@@ -279,16 +285,16 @@ class _Rules:
         return num_before
 
     @property
-    def late_mask(self) -> Future[Place] | None:
-        """What `row` would have to wait for, if anything."""
+    def late_mask(self) -> Future[GrammarState] | None:
+        """The mask that `row` would wait for, if any."""
         if self._grammar is None or self._grammar_rests:
             return None
         mask = self._grammar.prepare()
         return None if mask.done() else mask
 
-    def _place(self) -> Place | None:
-        """Return where the output stands in the grammar that rules now, if one does. Waits; raises DeadEndError."""
-        return None if self._grammar is None or self._grammar_rests else self._grammar.place()
+    def _state(self) -> GrammarState | None:
+        """Return the output's state in its grammar; None if no grammar applies now. Waits; raises DeadEndError."""
+        return None if self._grammar is None or self._grammar_rests else self._grammar.state()
 
     def _moving_parts(self) -> list[np.ndarray]:
         parts = []
@@ -301,15 +307,17 @@ class _Rules:
         return parts
 
     def _end_row(self) -> np.ndarray | None:
-        """Allow EOS alone; None if it would not end the request, or is banned."""
-        # Other stop ids are not offered: they can be ordinary text, which the output would then end with.
+        """Allow only EOS; None if it would not end the request, or is banned."""
+        # Other stop ids are not offered: they can be ordinary text, with which the output would then end.
         eos = self._eos_token_id
         if eos is None or eos >= self._vocab_size or (self._static_w is not None and not bits.has(self._static_w, eos)):
             return None
         return bits.only([eos], self._vocab_size)
 
     def _static_row(self) -> np.ndarray | None:
-        """Return what allowed_token_ids and the bad words of one token leave; None for all. Raises DeadEndError."""
+        """Return the tokens that allowed_token_ids and the bad words of one token allow; None for all. Raises
+        DeadEndError.
+        """
         allowed, always = self._params.allowed_token_ids, self._bad_words.always
         if allowed is None and not always:
             return None
@@ -321,7 +329,7 @@ class _Rules:
         return bits_w
 
     def _hold_back(self, bits_w: np.ndarray | None) -> np.ndarray | None:
-        """Clear what would end the output, unless nothing would be left."""
+        """Clear the ids that end the output, unless no id would be left."""
         if not self._ending_ids:
             return bits_w
         all_w = bits.all_ids(self._vocab_size) if bits_w is None else bits_w
@@ -338,7 +346,7 @@ def _invalid(end: DeadEndError) -> RequestError:
 
 
 def _ending_ids(request: EngineCoreRequest, vocab_size: int) -> tuple[int, ...]:
-    """List what min_tokens holds back: EOS, even if it is ignored, and all stop ids."""
+    """List the ids that min_tokens forbids: EOS, even if it is ignored, and all stop ids."""
     params = request.sampling_params
     ids = {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
     if request.eos_token_id is not None:

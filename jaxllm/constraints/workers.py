@@ -1,5 +1,5 @@
-"""llguidance runs on these threads. Its compiler and parser recurse with the grammar, and a stack overflow in Rust ends
-the process, so both get stacks far larger than any accepted grammar needs.
+"""Threads that run llguidance. Its compiler and parser recurse with the grammar, and a stack overflow in Rust ends the
+process, so these threads have stacks far larger than any accepted grammar needs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 STACK_BYTES = 512 << 20
-"""This much is reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
+"""Reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
 MAX_ABANDONED = 4
 _EXIT_SECONDS = 2.0
 
-_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size is the process's, not the thread's
+_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size applies to the process, not to one thread
 
 
 class _Call(NamedTuple):
@@ -33,9 +33,9 @@ type _Calls = queue.SimpleQueue[_Call | None]
 
 
 class _Threads:
-    """The threads of this process that run calls, the supervisors too, with what each has to do.
+    """The threads of this process that run calls, supervisors included, with each one's queue of calls.
 
-    They may outlive whoever started them, as late calls do, and must all be ended before Python ends.
+    They may outlive their callers, as late calls do, and must all end before Python ends.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Threads:
         atexit.register(self._end)
 
     def start(self, thread: threading.Thread, calls: _Calls, stack: str) -> None:
-        """Start a thread that does `calls`. Raises RuntimeError, saying what to change, if none can be started."""
+        """Start a thread that runs `calls`. Raises RuntimeError, with the way out, if none can be started."""
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
@@ -54,7 +54,7 @@ class _Threads:
         self.calls[thread] = calls
 
     def _end(self) -> None:
-        """Let calls end before Python does: a thread that comes back from Rust later than that crashes the process."""
+        """End all calls before Python ends: a thread that returns from Rust after that crashes the process."""
         threads = list(self.calls.items())
         for _, calls in threads:
             with suppress(queue.Empty):
@@ -71,7 +71,7 @@ _THREADS = _Threads()
 
 
 class BigStackThread:
-    """A daemon thread with a big stack that runs calls one after another; it ends when nobody holds this object."""
+    """A daemon thread with a big stack that runs calls one after another. It ends when this object is collected."""
 
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class BigStackThread:
         weakref.finalize(self, self._calls.put, None)
 
     def submit[T](self, run: Callable[[], T]) -> Future[T]:
-        """Run `run` after the calls before it."""
+        """Run `run` after the earlier calls."""
         future = _running_future()
         self._calls.put(_Call(run, future, 0.0, ""))
         return future
@@ -94,8 +94,8 @@ class BigStackThread:
 class DeadlineThread:
     """Runs calls one after another on a `BigStackThread`, each for a limited time.
 
-    A call that is late fails with a TimeoutError and its thread, which cannot be stopped, is left to itself; the next
-    call gets a new one. While MAX_ABANDONED of them still run, calls fail at once.
+    A late call fails with a TimeoutError. Its thread cannot be stopped and is abandoned; the next call gets a new one.
+    While MAX_ABANDONED of them still run, calls fail at once.
     """
 
     def __init__(self, name: str) -> None:
@@ -105,7 +105,7 @@ class DeadlineThread:
         weakref.finalize(self, self._calls.put, None)
 
     def submit[T](self, run: Callable[[], T], seconds: float, late: str) -> Future[T]:
-        """Run `run` after the calls before it, for at most `seconds`; `late` is the message when it takes longer."""
+        """Run `run` after the earlier calls, for at most `seconds`; `late` is the message of the timeout."""
         future = _running_future()
         self._calls.put(_Call(run, future, seconds, late))
         return future
@@ -113,7 +113,7 @@ class DeadlineThread:
 
 def _running_future() -> Future[Any]:
     future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()  # callers share it: none of them may cancel it
+    future.set_running_or_notify_cancel()  # shared by callers: none of them may cancel it
     return future
 
 
@@ -149,7 +149,7 @@ def _supervise(calls: _Calls, name: str) -> None:
 
 
 def _run_in_time(call: _Call, worker: BigStackThread) -> bool:
-    """Run a call on `worker` and settle its future; False when the worker is still at it after the deadline."""
+    """Run a call on `worker` and settle its future. Returns False if the worker still runs after the deadline."""
     inner = worker.submit(call.run)
     done, _ = wait([inner], call.seconds)
     if not done:

@@ -1,8 +1,8 @@
-"""Schemas whose objects allow no properties but those that they list.
+"""Close the objects of a JSON Schema: they allow only the properties that they list.
 
-Authors list properties and mean these alone, but JSON Schema allows others, and small models write them to the end.
-An object that `allOf`, `anyOf` or `$ref` put together lists what all its parts list: closing each part by itself would
-leave nothing that is allowed.
+Authors list properties and mean only these, but JSON Schema allows others, and small models would write them until the
+output ends. An object composed by `allOf`, `anyOf` or `$ref` lists what all its parts list: closing each part alone
+would allow nothing.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ _VALUES = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
     *("additionalProperties", "unevaluatedProperties"),
 )
-"""Keywords with schemas of what is inside a value."""
+"""Keywords with schemas of values inside a value."""
 _COMPARED = ("not", "if", "contains", "propertyNames", "contentSchema")
 _OPENING = ("additionalProperties", "unevaluatedProperties", "propertyNames")
 _DROPPED = ("$defs", "definitions", "$id", "$anchor")
 _LISTS = {"allOf": "", "anyOf": "anyOf", "oneOf": "oneOf"}
 _BRANCHES = {"then": "if", "else": "if"}
-"""Keywords with parts of an object, each with the `alternative` of these parts."""
+"""Keywords with parts of an object, and the `alternative` of these parts."""
 _DEPENDENT = ("dependentSchemas", "dependencies")
 _WITH_PARTS = (*_LISTS, *_DEPENDENT)
-"""Keywords in which the copies of parts take their places."""
+"""Keywords whose copies get the copies of parts put into them."""
 
 _MAX_SIZE = 2 * MAX_SCHEMA_NODES
 """The most subschemas, names and patterns of all copies: a subschema is copied once for each set of names beside it,
-and a closed one gets the names that are beside it."""
+and a closed one gets those names too.
+"""
 
 type Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class _Listed:
-    """What a schema and its parts say of an object's properties."""
+    """The properties of an object that a schema and its parts list."""
 
     names: Mapping[str, None] = MappingProxyType({})
-    """These names are listed, required or depended on; the order is that of the schema."""
+    """The names that are listed, required or depended on, in the schema's order."""
     patterns: Mapping[str, None] = MappingProxyType({})
-    """Names that match these are listed."""
+    """Patterns of listed names."""
     lists: bool = False
-    """Some properties are listed, if only by a pattern."""
+    """Whether any properties are listed, if only by a pattern."""
     is_open: bool = False
-    """Something is said of other properties too."""
+    """Whether the schema constrains properties that it does not list, too."""
 
     @property
     def size(self) -> int:
@@ -60,12 +61,12 @@ class _Listed:
 
     @cached_property
     def key(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The names and patterns in no order: parts that share this object share the sets."""
+        """The names and patterns without order: parts that share this object share the sets."""
         return frozenset(self.names), frozenset(self.patterns)
 
 
 class _Union:
-    """What several schemas list, counted: what all but one of them list needs no union of its own."""
+    """The union of what several schemas list, with counts, so that the union of all but one needs no second pass."""
 
     def __init__(self, members: Iterable[_Listed]) -> None:
         self._names: Counter[str] = Counter()
@@ -81,7 +82,7 @@ class _Union:
         return self._num_open > member.is_open
 
     def without(self, member: _Listed) -> _Listed:
-        """Return what is listed by the schemas but for one of them, or for none with _NOTHING."""
+        """Return what all schemas but one list; with _NOTHING, what all of them list."""
         names = {name: None for name, count in self._names.items() if count > (name in member.names)}
         patterns = {each: None for each, count in self._patterns.items() if count > (each in member.patterns)}
         return _Listed(names, patterns, self._num_listing > member.lists, self._num_open > member.is_open)
@@ -91,28 +92,28 @@ _NOTHING = _Listed()
 
 
 class _Part(NamedTuple):
-    """A schema inside another one that is about the same value."""
+    """A schema inside another one that constrains the same value."""
 
     key: str
-    place: str | int | None
-    """Its place in the keyword's value; None if it is that value."""
+    index: str | int | None
+    """Its key or index in the keyword's value; None if it is that value."""
     schema: Any
     alternative: str
-    """Parts with the same text here exclude each other; "" for those that hold beside all others."""
+    """Parts with the same alternative exclude each other; "" for parts that hold together with all others."""
 
 
 def close_objects(parameter: str, schema: Schema, target: Callable[[Schema], Any]) -> Schema:
-    """Return a schema that forbids other properties wherever some are listed and nothing is said about others.
+    """Return a schema that forbids other properties wherever some are listed and no rule for others exists.
 
-    `target` returns what a subschema's $ref leads to, or None without one. Subschemas that are only compared with, as
-    in `not`, `if` and `contains`, stay as they are. Raises VLLMValidationError, naming `parameter`, when the schema
-    would have too many parts.
+    `target` returns the target of a subschema's $ref, or None without one. Subschemas that values are only compared
+    with, as in `not`, `if` and `contains`, stay unchanged. Raises VLLMValidationError, naming `parameter`, if the
+    schema would have too many parts.
     """
     return _Closer(parameter, target).whole(schema)
 
 
 class _Closer:
-    """Copies a schema, and what its references lead to once for each set of names beside it."""
+    """Copies a schema, and each reference's target once for each set of names beside it."""
 
     def __init__(self, parameter: str, target: Callable[[Schema], Any]) -> None:
         self._parameter = parameter
@@ -131,25 +132,25 @@ class _Closer:
     def _copied(self, node: Any, beside: _Listed | None, *, closes: bool) -> Any:
         """Copy a schema, and close it to what it lists and to what is listed `beside` it.
 
-        None leaves it open, though not the values in it. Without `closes` nothing is closed.
+        With `beside` None it stays open, though values inside it are closed. Without `closes` nothing is closed.
         """
         self._charge(1)
         if not isinstance(node, dict):
             return node
-        own = self._own(node)
-        self._charge(own.size)
+        own_list = self._own(node)
+        self._charge(own_list.size)
         copied = {key: self._value(key, value, closes=closes) for key, value in node.items() if key not in _DROPPED}
         parts = list(self._parts(node))
-        around = [beside, own] if closes and beside is not None else None
+        around = [beside, own_list] if closes and beside is not None else None
         besides = itertools.repeat(None) if around is None else self._beside(around, parts)
         for part, listed in zip(parts, besides, strict=False):
             self._put(copied, part, listed, closes=closes)
-        if around is not None and own.lists and not self._all_listed(node).is_open:
+        if around is not None and own_list.lists and not self._all_listed(node).is_open:
             self._close(copied, [self._all_listed(node), *around])
         return copied
 
     def _charge(self, size: int) -> None:
-        """Count subschemas, names and patterns, which cost time here and in everything that reads the copy."""
+        """Count subschemas, names and patterns; they cost time in this class and in all readers of the copy."""
         self._size += size
         if self._size > _MAX_SIZE:
             message = (
@@ -159,7 +160,7 @@ class _Closer:
             raise refuse(self._parameter, message)
 
     def _value(self, key: str, value: Any, *, closes: bool) -> Any:
-        """Copy the value of a keyword, in which parts take their places later."""
+        """Copy the value of a keyword, into which copies of parts are put later."""
         if key in _MAPS and isinstance(value, dict):
             return {name: self._copied(inner, _NOTHING, closes=closes) for name, inner in value.items()}
         if key in (*_VALUES, *_COMPARED):
@@ -172,10 +173,10 @@ class _Closer:
     def _put(self, copied: Schema, part: _Part, beside: _Listed | None, *, closes: bool) -> None:
         if part.key == "$ref":
             copied["$ref"] = self._pointer(part.schema, beside, closes=closes)
-        elif part.place is None:
+        elif part.index is None:
             copied[part.key] = self._copied(part.schema, beside, closes=closes)
         else:
-            copied[part.key][part.place] = self._copied(part.schema, beside, closes=closes)
+            copied[part.key][part.index] = self._copied(part.schema, beside, closes=closes)
 
     def _pointer(self, target: Any, beside: _Listed | None, *, closes: bool) -> str:
         """Return a reference to a copy of `target`."""
@@ -199,18 +200,18 @@ class _Closer:
             yield from (_Part(key, name, inner, "") for name, inner in named)
 
     def _beside(self, around: list[_Listed], parts: list[_Part]) -> Iterator[_Listed | None]:
-        """Yield what each part has to allow beside what it lists itself; None if it has to stay open.
+        """Yield what each part must allow besides its own list; None if it must stay open.
 
-        `around` is listed by the schema with these parts and beside it.
+        `around` is what the schema with these parts, and the schemas beside it, list.
         """
         listed = [self._all_listed(part.schema) for part in parts]
         pairs = list(zip(parts, listed, strict=True))
         alternatives: dict[str, _Listed] = {}
         everything: _Union | None = None
-        for part, own in pairs:
+        for part, part_list in pairs:
             of = part.alternative
-            if not own.lists:
-                yield None  # nothing in it would be closed
+            if not part_list.lists:
+                yield None  # it has nothing to close
             elif of:
                 if of not in alternatives:
                     others = [each for other, each in pairs if other.alternative != of]
@@ -218,7 +219,7 @@ class _Closer:
                 yield None if alternatives[of].is_open else alternatives[of]
             else:
                 everything = everything or self._union([*around, *listed])
-                yield None if everything.is_open_without(own) else self._all_but(everything, own)
+                yield None if everything.is_open_without(part_list) else self._all_but(everything, part_list)
 
     def _union(self, members: list[_Listed]) -> _Union:
         self._charge(sum(member.size for member in members))
@@ -230,14 +231,14 @@ class _Closer:
         return listed
 
     def _close(self, node: Schema, listed: list[_Listed]) -> None:
-        """Let `node` allow what is listed and nothing else."""
+        """Make `node` allow only what is listed."""
         for key in ("properties", "patternProperties"):
-            own = node.get(key, {})
+            properties = node.get(key, {})
             names = itertools.chain(*(each.names if key == "properties" else each.patterns for each in listed))
-            others = {name: True for name in names if name not in own}
+            others = {name: True for name in names if name not in properties}
             self._charge(len(others))
             if others:
-                node[key] = {**own, **others}
+                node[key] = {**properties, **others}
         node["additionalProperties"] = False
 
     def _all_listed(self, node: Any) -> _Listed:
@@ -246,13 +247,13 @@ class _Closer:
             return _NOTHING
         if id(node) not in self._listed:
             self._listed[id(node)] = _NOTHING  # a part may refer back to this schema
-            own, parts = self._own(node), [self._all_listed(part.schema) for part in self._parts(node)]
-            self._listed[id(node)] = self._union([own, *parts]).without(_NOTHING) if parts else own
+            own_list, parts = self._own(node), [self._all_listed(part.schema) for part in self._parts(node)]
+            self._listed[id(node)] = self._union([own_list, *parts]).without(_NOTHING) if parts else own_list
         return self._listed[id(node)]
 
     @staticmethod
     def _own(node: Schema) -> _Listed:
-        """Return what a schema lists without its parts."""
+        """Return what a schema itself lists, without its parts."""
         names: dict[str, None] = {}
         condition = node.get("if")
         for schema in (node, condition if isinstance(condition, dict) else {}):

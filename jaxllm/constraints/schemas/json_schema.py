@@ -1,7 +1,7 @@
-"""JSON Schemas on their way to llguidance: read, bounded, options written in.
+"""Prepare JSON Schemas for llguidance: parse them, check bounds, and write options into them.
 
-llguidance refuses keywords that it cannot enforce, by name, but it follows references without a bound; here every
-reachable subschema is visited once, and references must stay inside the schema.
+llguidance refuses keywords that it cannot enforce, by name, but it follows references without a bound. This module
+visits every reachable subschema once, and requires references to stay inside the schema.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("$ref", "pattern", "format"), ("a string", str)),
     **dict.fromkeys((f"{m}{of}" for m in ("min", "max") for of in _COUNTED), ("a number", (int, float))),
 }
-"""The kind of value that each keyword must have; the rest llguidance checks."""
+"""The type of each keyword's value; llguidance checks the rest."""
 
-_WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a bound, small models never stop
+_WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # bounded: small models write white space for ever
 
 type Schema = dict[str, Any]
 
@@ -43,7 +43,7 @@ type Schema = dict[str, Any]
 def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, one_of: OneOf = OneOf.KEPT) -> str:
     """Return a schema (JSON text, dict or bool) as JSON text for llguidance, with the options of `params`.
 
-    Raises VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
+    Raises VLLMValidationError, naming `parameter`, if it is not a schema, is too big or has a reference out of itself.
     """
     if isinstance(schema, str):
         schema = parse_json(parameter, schema)
@@ -64,20 +64,20 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
 
 
 def check_schemas_inside(parameter: str, text: str) -> None:
-    """Hold the schemas of a Lark grammar's `%json {...}` to the same bounds."""
+    """Check the schemas of a Lark grammar's `%json {...}` against the same bounds."""
     for match in re.finditer(r"%json\s*(?=\{)", text):
         try:
             schema, _ = json.JSONDecoder().raw_decode(text, match.end())
         except RecursionError as error:
             raise refuse(parameter, f"more than {MAX_JSON_NESTING} levels of nesting.") from error
         except ValueError:
-            continue  # for llguidance to complain about
+            continue  # llguidance will report it
         check_nesting(parameter, schema)
         _check_schema(parameter, schema, _References(parameter, schema))
 
 
 def parse_json(parameter: str, text: str) -> Any:
-    """Read JSON; NaN and infinities, which Python would read too, are refused."""
+    """Parse JSON. NaN and infinities, which Python would accept, are errors."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -85,7 +85,7 @@ def parse_json(parameter: str, text: str) -> Any:
 
 
 def check_nesting(parameter: str, value: Any) -> None:
-    """Refuse JSON with more than MAX_JSON_NESTING brackets inside each other."""
+    """Raise an error for JSON with more than MAX_JSON_NESTING nested brackets."""
     level = [value]
     for _ in range(MAX_JSON_NESTING):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -103,18 +103,18 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _whitespace(params: StructuredOutputsParams, given: dict[str, Any]) -> dict[str, Any]:
-    """Return llguidance's options: those in the schema, then the params'."""
+def _whitespace(params: StructuredOutputsParams, options: dict[str, Any]) -> dict[str, Any]:
+    """Return llguidance's options: those in the schema, then those of the params."""
     if params.disable_any_whitespace:
-        return {**given, "whitespace_flexible": False}
+        return {**options, "whitespace_flexible": False}
     if params.whitespace_pattern is not None:
         check_parentheses("whitespace_pattern", params.whitespace_pattern)
-        return {**given, "whitespace_pattern": params.whitespace_pattern}
-    return {"whitespace_pattern": _WHITESPACE, **given} if given.get("whitespace_flexible", True) else given
+        return {**options, "whitespace_pattern": params.whitespace_pattern}
+    return {"whitespace_pattern": _WHITESPACE, **options} if options.get("whitespace_flexible", True) else options
 
 
 def _subschemas(node: Schema) -> Iterator[Schema]:
-    """Yield the schemas directly inside one, but for those of $defs, which are reached by reference only."""
+    """Yield the schemas directly inside one, except those of $defs, which are reached by reference only."""
     for key, value in node.items():
         if key in _MAPS and isinstance(value, dict):
             yield from (inner for inner in value.values() if isinstance(inner, dict))
@@ -124,7 +124,7 @@ def _subschemas(node: Schema) -> Iterator[Schema]:
 
 
 def _check_schema(parameter: str, schema: Schema, references: _References) -> None:
-    """Check every reachable subschema and how deep they lie inside each other."""
+    """Check every reachable subschema and the depth of their nesting."""
     graph: dict[int, list[int]] = {}
     pending = [schema]
     while pending:
@@ -170,7 +170,7 @@ def _joined(base: str, own: str) -> str:
 
 
 class _References:
-    """Finds where `$ref`s of a schema lead: to a part of the schema itself, of a subschema's `$id`, or an `$anchor`."""
+    """Finds the target of a schema's `$ref`s: a part of the schema itself, of a subschema's `$id`, or an `$anchor`."""
 
     def __init__(self, parameter: str, schema: Schema) -> None:
         self._parameter = parameter
@@ -191,7 +191,7 @@ class _References:
             pending.extend((inner, base) for inner in _inside(node))
 
     def target(self, node: Schema) -> Any:
-        """Return what `node`'s $ref leads to, `true` and `false` too; None without a $ref."""
+        """Return the target of `node`'s $ref, which may be a boolean; None without a $ref."""
         reference = node.get("$ref")
         if not isinstance(reference, str):
             return None

@@ -1,4 +1,6 @@
-"""Schemas of tools' arguments without what no grammar can say: calls are enforced as far as a grammar can."""
+"""Remove from the schemas of tools' arguments what no grammar can express, so that calls are enforced as far as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ _SCHEMAS = (
 
 
 def loosened(schema: Any) -> Any:
-    """Return a schema without `uniqueItems`, and without formats that no grammar here knows.
+    """Return a schema without `uniqueItems`, and without formats that no grammar supports.
 
-    The rest is as it was, and so are the schemas of `not` and `if`: without a keyword they match more values, and the
-    schema around them allows fewer.
+    The rest stays. So do the schemas of `not` and `if`: without a keyword they would match more values, and the schema
+    around them would allow fewer.
     """
     if not isinstance(schema, dict):
         return schema

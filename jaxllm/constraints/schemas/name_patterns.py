@@ -1,4 +1,4 @@
-"""patternProperties and propertyNames of JSON Schema, said so that llguidance can hold a model to them."""
+"""Rewrite patternProperties and propertyNames of JSON Schema into forms that llguidance can enforce."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxllm.constraints.schemas.negation import Schema, all_of, other_strings
 
 _MAX_LETTERS = 5_000
 _MAX_NAME_LENGTH = 80
-"""Each letter takes a parenthesis inside that of the one before; longer names are not compared."""
+"""Each letter takes a parenthesis inside that of the one before, so longer names are not compared."""
 _EMPTY_ERROR = "Regex is empty"
 _LISTED_NAMES = re.compile(r"\^(?:(\w{1,64})|\((?:\?:)?(\w{1,64}(?:\|\w{1,64}){0,63})\))\$")
-"""The pattern of one name, or of a few in parentheses."""
+"""A pattern of one name, or of a few in parentheses."""
 
 
 def property_names(schema: Any) -> list[str]:
-    """Collect the names that `properties` and `required` have anywhere in a schema that has patterns of names."""
+    """Collect all names in `properties` and `required` anywhere in a schema, if it has patterns of names."""
     names: set[str] = set()
     has_patterns = False
     pending = [schema]
@@ -38,10 +38,10 @@ def property_names(schema: Any) -> list[str]:
 
 
 def list_pattern_properties(node: dict[str, Any], listed_by: Callable[[str], list[str] | None]) -> None:
-    """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
+    """Turn patterns that only list names into properties: llguidance would offer a name in `properties` for them again.
 
-    `listed_by` returns the names that such a pattern lists, and None for others. Where a name is in both, both schemas
-    must hold.
+    `listed_by` returns the names that such a pattern lists, and None for other patterns. Where a name is in both, both
+    schemas must hold.
     """
     patterns, properties = node.get("patternProperties"), node.get("properties", {})
     if not patterns or not isinstance(patterns, dict) or not isinstance(properties, dict):
@@ -57,7 +57,7 @@ def list_pattern_properties(node: dict[str, Any], listed_by: Callable[[str], lis
 
 
 def take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
-    """Take propertyNames out of `node`; yield schemas of patternProperties that say the same."""
+    """Take propertyNames out of `node`; yield equivalent schemas with patternProperties."""
     names = node.get("propertyNames")
     if isinstance(names, bool):
         del node["propertyNames"]
@@ -71,25 +71,27 @@ def take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def listed_names(pattern: str, names: Collection[str]) -> list[str] | None:
-    """Return the names that a pattern spells out, or those of `names` where it matches none but these; else None."""
+    """Return the names that a pattern spells out, or those of `names` that it matches if it matches no others; else
+    None.
+    """
     if match := _LISTED_NAMES.fullmatch(pattern):
         return list(dict.fromkeys((match[1] or match[2]).split("|")))
     return matching(pattern, names) if names and matches_only(pattern, names) else None
 
 
 def matches_only(pattern: str, names: Iterable[str]) -> bool:
-    """Say whether a pattern matches none but these names."""
+    """Return whether a pattern matches only these names."""
     others = ({"pattern": f"^(?:{other_strings(part)})$"} for part in _parts(names))
     return _is_empty({"pattern": pattern}, *others)
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return those of the names that a pattern matches."""
+    """Return the names that a pattern matches."""
     return [name for name in names if not _is_empty({"pattern": pattern}, {"enum": [name]})]
 
 
 def _patterns_of(names: dict[str, Any]) -> list[str] | None:
-    """Say in patterns, all of which must match, what a schema asks of a name; None if that cannot be said."""
+    """Return patterns, all of which must match, equivalent to a schema of names; None if there are none."""
     shortest, longest = names.get("minLength", 0), names.get("maxLength")
     patterns = [names["pattern"]] if "pattern" in names else []
     if "minLength" in names or "maxLength" in names:
@@ -104,7 +106,7 @@ def _patterns_of(names: dict[str, Any]) -> list[str] | None:
 
 
 def _parts(names: Iterable[str]) -> Iterator[list[str]]:
-    """Split names into lists of which each can be negated as one pattern."""
+    """Split names into lists short enough to be negated as one pattern."""
     part: list[str] = []
     longest = 0
     for name in names:
@@ -118,7 +120,9 @@ def _parts(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _is_empty(*schemas: dict[str, Any]) -> bool:
-    """Say whether no string matches all the schemas; llguidance will complain of a pattern that it cannot read."""
+    """Return whether no string matches all the schemas. An invalid pattern counts as not empty: llguidance reports it
+    later.
+    """
     from llguidance import LLMatcher
 
     whole = {"type": "string", "allOf": schemas}

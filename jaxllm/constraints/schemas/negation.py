@@ -1,6 +1,6 @@
-"""The opposite of a JSON Schema, for `not`, `if` and `oneOf`: a schema of which every instance breaks the given one.
+"""Negate a JSON Schema, for `not`, `if` and `oneOf`: every instance of the result violates the original.
 
-Some instances that break it may be missing: generating needs outputs that are valid, not all of them.
+The result may miss some violating instances: generation needs valid outputs, not all of them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _AT_MOST = {
 
 
 def negated(schema: Any) -> Schema | None:
-    """Return a schema whose instances all break `schema`; None where none is known."""
+    """Return a schema whose instances all violate `schema`; None if none is known."""
     if isinstance(schema, bool) or schema == {}:
         return schema is False
     if not isinstance(schema, dict):
         return None
-    found: list[Schema] = []
+    opposites: list[Schema] = []
     for key, value in schema.items():
         negate = _KEYWORDS.get(key)
         opposite = negate(value) if negate is not None else _negated_bound(key, value)
         if opposite is not None:
-            found.append(opposite)
+            opposites.append(opposite)
     if isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
         wrong = negated(schema["items"])
-        found += [] if wrong is None else [{"type": "array", "prefixItems": [wrong], "minItems": 1}]
-    return any_of(found) if found else None
+        opposites += [] if wrong is None else [{"type": "array", "prefixItems": [wrong], "minItems": 1}]
+    return any_of(opposites) if opposites else None
 
 
 def any_of(schemas: Iterable[Schema]) -> Schema:
-    """Join schemas of which one must hold."""
+    """Join schemas by "or"."""
     kept = [schema for schema in schemas if schema is not False]
     if True in kept:
         return True
@@ -57,7 +57,7 @@ def any_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
-    """Join schemas that must all hold."""
+    """Join schemas by "and"."""
     kept = [schema for schema in schemas if schema is not True]
     if False in kept:
         return False
@@ -81,7 +81,7 @@ def _negated_bound(key: str, value: Any) -> Schema | None:
 def _negated_type(value: Any) -> Schema | None:
     names = {value} if isinstance(value, str) else set(value) if isinstance(value, list) else set()
     if "integer" in names:
-        names.add("number")  # numbers that are no integers have no schema
+        names.add("number")  # non-integer numbers have no schema
     others = [name for name in _TYPES if name not in names]
     return {"type": others} if others else False
 
@@ -90,21 +90,21 @@ def _negated_enum(values: Any) -> Schema | None:
     if not isinstance(values, list):
         return None
     kinds = {_type_of(value) for value in values}
-    found: list[Schema] = [{"type": [name for name in _TYPES if name not in kinds]}] if len(kinds) < 6 else []
+    opposites: list[Schema] = [{"type": [name for name in _TYPES if name not in kinds]}] if len(kinds) < 6 else []
     if "boolean" in kinds:
-        found += [{"const": value} for value in (True, False) if not any(value is other for other in values)]
+        opposites += [{"const": value} for value in (True, False) if not any(value is other for other in values)]
     if "string" in kinds:
         strings = [value for value in values if isinstance(value, str)]
         longest = max(map(len, strings))
         if longest * len(strings) > _MAX_LETTERS or longest > _MAX_LETTERS // 100:
-            found.append({"type": "string", "minLength": longest + 1})
+            opposites.append({"type": "string", "minLength": longest + 1})
         else:
-            found.append({"type": "string", "pattern": f"^(?:{other_strings(strings)})$"})
+            opposites.append({"type": "string", "pattern": f"^(?:{other_strings(strings)})$"})
     if "number" in kinds:
         numbers = [value for value in values if _type_of(value) == "number"]
-        found.append({"type": "number", "exclusiveMinimum": max(numbers)})
-        found.append({"type": "number", "exclusiveMaximum": min(numbers)})
-    return any_of(found)
+        opposites.append({"type": "number", "exclusiveMinimum": max(numbers)})
+        opposites.append({"type": "number", "exclusiveMaximum": min(numbers)})
+    return any_of(opposites)
 
 
 def _type_of(value: Any) -> str:
@@ -115,7 +115,7 @@ def _type_of(value: Any) -> str:
 
 
 def other_strings(strings: list[str]) -> str:
-    """Write a regular expression for every string but these."""
+    """Return a regular expression for every string but these."""
     if not strings:
         return "(?s:.*)"
     ends = [] if "" in strings else [""]
@@ -141,23 +141,23 @@ def _negated_required(names: Any) -> Schema | None:
 
 
 def _negated_properties(properties: Any) -> Schema | None:
-    found: list[Schema] = []
+    opposites: list[Schema] = []
     for name, schema in properties.items() if isinstance(properties, dict) else ():
         wrong = negated(schema)
         if wrong is not None and wrong is not False:
-            found.append({"type": "object", "properties": {name: wrong}, "required": [name]})
-    return any_of(found) if found else None
+            opposites.append({"type": "object", "properties": {name: wrong}, "required": [name]})
+    return any_of(opposites) if opposites else None
 
 
 def _negated_all(schemas: Any) -> Schema | None:
-    found = [wrong for wrong in map(negated, schemas if isinstance(schemas, list) else ()) if wrong is not None]
-    return any_of(found) if found else None
+    opposites = [wrong for wrong in map(negated, schemas if isinstance(schemas, list) else ()) if wrong is not None]
+    return any_of(opposites) if opposites else None
 
 
 def _negated_any(schemas: Any) -> Schema | None:
-    found = [negated(schema) for schema in schemas] if isinstance(schemas, list) else [None]
-    wrong = [schema for schema in found if schema is not None]
-    return all_of(wrong) if len(wrong) == len(found) else None
+    opposites = [negated(schema) for schema in schemas] if isinstance(schemas, list) else [None]
+    wrong = [schema for schema in opposites if schema is not None]
+    return all_of(wrong) if len(wrong) == len(opposites) else None
 
 
 _KEYWORDS: Mapping[str, Callable[[Any], Schema | None]] = {

@@ -1,7 +1,7 @@
-"""Keywords of JSON Schema that llguidance lacks, said with those that it has.
+"""Rewrite JSON Schema keywords that llguidance lacks into ones that it supports.
 
-A rewritten schema allows nothing that the original forbids, but it may allow less: the items that `contains` asks for
-come first, for example. What cannot be said stays, and llguidance refuses it by name.
+A rewritten schema allows nothing that the original forbids, but it may allow less: for example, the items that
+`contains` requires come first. A keyword that cannot be rewritten stays, and llguidance refuses it by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FORMATS: dict[str, dict[str, str]] = {
     "byte": {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
 }
 _HINTS = ("password", "binary")
-"""Formats of OpenAPI that any text has."""
+"""Formats of OpenAPI that any text satisfies."""
 FORMATS = frozenset(
     {
         *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"),
@@ -43,7 +43,7 @@ FORMATS = frozenset(
         *_HINTS,
     }
 )
-"""The formats that a grammar can say: llguidance's, and those that are rewritten."""
+"""The formats that a grammar can enforce: llguidance's, and the rewritten ones."""
 _IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
@@ -51,18 +51,18 @@ _MEASURED_INSIDE = (
     *(*_MAPS, *_SCHEMAS, "dependentSchemas", "dependencies", "not", "if", "then", "else"),
     *("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
 )
-"""Keywords with subschemas, which are measured when they are rewritten."""
+"""Keywords with subschemas, whose sizes are counted when those are rewritten."""
 
 
 class OneOf(enum.Enum):
-    """How oneOf is told to llguidance."""
+    """How oneOf is passed to llguidance."""
 
     KEPT = enum.auto()
-    """As it is: llguidance must see that the branches exclude each other."""
+    """Unchanged: llguidance must see that the branches exclude each other."""
     EXPANDED = enum.auto()
-    """As anyOf of what matches one branch and no other."""
+    """As anyOf of values that match one branch and no other."""
     ANY = enum.auto()
-    """As anyOf, as vLLM takes it, where branches cannot be kept apart: a text may match several of them."""
+    """As anyOf, as in vLLM, if branches cannot be kept apart: a text may then match several of them."""
 
 
 class Rewriter:
@@ -75,7 +75,7 @@ class Rewriter:
         self._length = 0
 
     def rewrite(self, schema: Any) -> Any:
-        """Return a schema without the keywords that could be said otherwise; the given one is not changed."""
+        """Return a schema without the keywords that can be rewritten; the argument is not changed."""
         if not isinstance(schema, dict):
             return schema
         self._length += 2 + sum(map(_length, schema.items()))
@@ -88,8 +88,8 @@ class Rewriter:
         node = dict(schema)
         extra = [part for part in self._extracted(node) if part is not True]
         if extra:
-            given = node.get("allOf")
-            node["allOf"] = [*(given if isinstance(given, list) else []), *extra]
+            present = node.get("allOf")
+            node["allOf"] = [*(present if isinstance(present, list) else []), *extra]
         for key in _MAPS:
             if isinstance(node.get(key), dict):
                 node[key] = {name: self.rewrite(inner) for name, inner in node[key].items()}
@@ -102,7 +102,7 @@ class Rewriter:
         return [self.rewrite(inner) for inner in value] if isinstance(value, list) else self.rewrite(value)
 
     def _extracted(self, node: dict[str, Any]) -> Iterator[Schema]:
-        """Take what llguidance lacks out of `node`; yield schemas that must hold as well."""
+        """Take the keywords that llguidance lacks out of `node`; yield schemas that must hold as well."""
         for key in _COUNTS:
             if isinstance(node.get(key), float) and node[key].is_integer():
                 node[key] = int(node[key])
@@ -127,7 +127,7 @@ class Rewriter:
 
 
 def _length(item: tuple[str, Any]) -> int:
-    """Measure a keyword, less the subschemas in it."""
+    """Return the length of a keyword's JSON, without the subschemas in it."""
     key, value = item
     if isinstance(value, str):
         return len(key) + len(value)
@@ -182,7 +182,7 @@ def _take_dependencies(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _take_contains(node: dict[str, Any]) -> Iterator[Schema]:
-    """Let the first items be those that `contains` asks for, and with maxContains no others."""
+    """Require the first items to be those of `contains`, and with maxContains no others to match."""
     if "contains" not in node:
         node.pop("minContains", None)
         node.pop("maxContains", None)
@@ -198,7 +198,9 @@ def _take_contains(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _take_unevaluated(node: dict[str, Any]) -> Iterator[Schema]:
-    """Say unevaluatedProperties and unevaluatedItems as additionalProperties and items, where all is in plain sight."""
+    """Turn unevaluatedProperties and unevaluatedItems into additionalProperties and items, if all evaluated ones are
+    visible.
+    """
     is_plain = not any(key in node for key in _IN_PLACE)
     rest = node.get("unevaluatedProperties", True)
     if "unevaluatedProperties" in node and (rest is True or is_plain):
@@ -214,7 +216,7 @@ def _take_unevaluated(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _seen_properties(node: dict[str, Any]) -> dict[str, Any] | None:
-    """Collect the names that a schema and its allOf evaluate; None when that depends on the instance."""
+    """Collect the names that a schema and its allOf evaluate; None if that depends on the instance."""
     seen: dict[str, Any] = {"properties": {}, "patternProperties": {}}
     if any(key in node for key in _IN_PLACE):
         return None
