@@ -63,11 +63,11 @@ def calls(
 
     With `at_least_one` there are only calls, with `separator` between them; else free text before and between them.
     """
-    given = list(tags)
+    tag_list = list(tags)
     if at_least_one:
-        form: dict[str, Any] = {"type": "tags_with_separator", "tags": given, "separator": separator}
+        form: dict[str, Any] = {"type": "tags_with_separator", "tags": tag_list, "separator": separator}
         return {**form, "at_least_one": True, "stop_after_first": not parallel}
-    return {"type": "triggered_tags", "triggers": [trigger], "tags": given, "stop_after_first": not parallel}
+    return {"type": "triggered_tags", "triggers": [trigger], "tags": tag_list, "stop_after_first": not parallel}
 
 
 def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:

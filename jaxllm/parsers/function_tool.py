@@ -32,9 +32,9 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
         return {"type": "function", "function": function}
 
 
-def read_tools(given: Sequence[Any] | None, parameter: str = "tools") -> list[FunctionTool]:
+def read_tools(tools: Sequence[Any] | None, parameter: str = "tools") -> list[FunctionTool]:
     """Return the functions of OpenAI's `tools`. Raises VLLMValidationError for what is none, naming its place."""
-    return [_read(tool, f"{parameter}[{i}]", parameter) for i, tool in enumerate(given or ())]
+    return [_read(tool, f"{parameter}[{i}]", parameter) for i, tool in enumerate(tools or ())]
 
 
 def _read(tool: Any, label: str, parameter: str) -> FunctionTool:

@@ -117,26 +117,26 @@ class Incoming:
 
     def skip_space(self) -> Reading[str]:
         """Read white space and return it."""
-        found = ""
+        text = ""
         while (yield from self.has(1)):
             end = self._place
             while end < len(self._text) and self._text[end] in _SPACE:
                 end += 1
-            found += self._text[self._place : end]
+            text += self._text[self._place : end]
             self._place = end
             if end < len(self._text):
                 break
-        return found
+        return text
 
     def take_while(self, pattern: re.Pattern[str], most: int) -> Reading[str]:
         """Read characters that the pattern, of one character repeated, matches, `most` at most, and return them."""
-        found = ""
-        while len(found) < most and (yield from self.has(1)):
-            part = self._matched(pattern, self._place + most - len(found))
+        text = ""
+        while len(text) < most and (yield from self.has(1)):
+            part = self._matched(pattern, self._place + most - len(text))
             if not part:
                 break
-            found += part
-        return found
+            text += part
+        return text
 
     def _matched(self, pattern: re.Pattern[str], end: int) -> str:
         """Read what a pattern matches next, up to a place, and return it. No match, which holds the text, stays."""
@@ -259,12 +259,12 @@ class Incoming:
     def _scalar(self, show: Callable[[str], None]) -> Reading[bool]:
         """Read a number or a word, which is shown whole."""
         start = self.trial()
-        found = yield from self.take_while(_SCALAR_CHARACTERS, _MAX_SCALAR)
+        scalar = yield from self.take_while(_SCALAR_CHARACTERS, _MAX_SCALAR)
         self.settle(start)
-        if _SCALAR.fullmatch(found):
-            show(found)
+        if _SCALAR.fullmatch(scalar):
+            show(scalar)
             return True
-        self._place -= len(found)
+        self._place -= len(scalar)
         return False
 
 

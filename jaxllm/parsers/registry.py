@@ -66,11 +66,11 @@ class ToolParserManager:
             if not (isinstance(kind, type) and issubclass(kind, ToolParser)):
                 message = f"tool_parser_plugin: {kind!r} is no subclass of jaxllm.parsers.tool_parser.ToolParser."
                 raise VLLMValidationError(message, parameter="tool_parser_plugin", value=name)
-            for each in [name] if isinstance(name, str) else name:
-                if not force and each in cls.names():
-                    message = f"tool_parser_plugin: there is a tool parser {each!r} already."
-                    raise VLLMValidationError(message, parameter="tool_parser_plugin", value=each)
-                cls.tool_parsers[each] = kind
+            for parser_name in [name] if isinstance(name, str) else name:
+                if not force and parser_name in cls.names():
+                    message = f"tool_parser_plugin: there is a tool parser {parser_name!r} already."
+                    raise VLLMValidationError(message, parameter="tool_parser_plugin", value=parser_name)
+                cls.tool_parsers[parser_name] = kind
             return kind
 
         if module is not None:

@@ -84,16 +84,16 @@ class _Types:
         return types or _ALL  # a schema that allows nothing is a mistake, and decides nothing
 
 
-def _named(given: Any) -> frozenset[str]:
+def _named(kinds: Any) -> frozenset[str]:
     """Return the types that the word `type` of a schema names."""
-    given = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    names = (name.strip().lower() for name in given if isinstance(name, str))
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    names = (name.strip().lower() for name in kinds if isinstance(name, str))
     return _with_integers(_ALIASES.get(name, name) for name in names) & _ALL or _ALL
 
 
 def _with_integers(types: Iterable[str]) -> frozenset[str]:
-    found = frozenset(types)
-    return found | {"integer"} if "number" in found else found
+    known = frozenset(types)
+    return known | {"integer"} if "number" in known else known
 
 
 def _target(reference: Any, root: Any) -> Any:

@@ -123,9 +123,9 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     root_path = request.app.state.server_args.root_path or ""
     make = request.app.state.refusals.at(request.scope["path"].removeprefix(root_path))
-    own, _ = new_request_id({})
+    new_id, _ = new_request_id({})
     failed = RequestFailedError(HTTPStatus(error.status_code), str(error.detail))
-    return _response(make(failed, request.scope.get("request_id", own)), error.headers or {})
+    return _response(make(failed, request.scope.get("request_id", new_id)), error.headers or {})
 
 
 async def _answer_bad_query(_request: Request, error: Exception) -> Response:
@@ -142,8 +142,8 @@ async def _answer_error(_request: Request, error: Exception) -> Response:
 
 def _response(reply: Reply, headers: Mapping[str, str]) -> Response:
     assert isinstance(reply.body, bytes)
-    own = {name.decode(): value.decode() for name, value in reply.headers}
-    return Response(reply.body, reply.status, {**own, **headers}, media_type="application/json")
+    reply_headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, {**reply_headers, **headers}, media_type="application/json")
 
 
 async def init_app_state(

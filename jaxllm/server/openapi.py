@@ -75,7 +75,7 @@ def _operation(
     route: Route, endpoint: Endpoint[Any], open_paths: Container[str], schema: Callable[[Any], Any]
 ) -> dict[str, Any]:
     types = endpoint.types
-    found: dict[str, Any] = {"description": "Successful Response"}
+    success: dict[str, Any] = {"description": "Successful Response"}
     operation: dict[str, Any] = {"summary": endpoint.summary}
     if route.path in open_paths:
         operation["security"] = []
@@ -88,12 +88,12 @@ def _operation(
         content = {"application/json": {"schema": schema(types.response)}}
         if types.event is not None:  # a schema would be of the whole stream, which none can describe
             content[types.streams] = {"x-event": schema(types.event)}
-        found["content"] = content
+        success["content"] = content
         if types.request is not None:
             body = {"application/json": {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}
     error = ErrorResponse if types is None else types.error
-    return {**operation, "responses": {"200": found, "default": _failed(schema(error))}}
+    return {**operation, "responses": {"200": success, "default": _failed(schema(error))}}
 
 
 def _failed(schema: Any) -> dict[str, Any]:

@@ -154,8 +154,8 @@ async def serve_engine(
                 await stack.enter_async_context(opened(completion, app.state, metrics, grpc_listener, LAST_SECONDS))
             await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
     finally:
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
     if engine.is_stopped:
         raise engine.dead_error
 
@@ -172,14 +172,14 @@ def _allow_connections() -> None:
 async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> None:
     """Serve until a signal comes, or the server was told to end."""
     loop = asyncio.get_running_loop()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, ending.begin)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.begin)
     logger.info("listening on %s", _shown(listener, "http" if server.config.ssl is None else "https"))
     try:
         await server.serve(sockets=[listener])
     finally:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(each)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 async def _watch(server: _Server, engine: AsyncLLM) -> None:

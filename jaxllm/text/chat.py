@@ -105,25 +105,25 @@ class ChatRenderer:
 
     def _source(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
         """Return the template's text: the one given, or named, or the default, or the tokenizer's own."""
-        given = chat_template if chat_template is not None else self._default
-        if given is not None and "{" in given:
-            return given
-        own = self._tokenizer.parts.chat_template
-        named = own if isinstance(own, Mapping) else {}
-        if given is not None and given not in named:
+        template = chat_template if chat_template is not None else self._default
+        if template is not None and "{" in template:
+            return template
+        templates = self._tokenizer.parts.chat_template
+        named = templates if isinstance(templates, Mapping) else {}
+        if template is not None and template not in named:
             message = (
-                f"chat_template={shown(given)} is neither a Jinja template nor the name of one that the model has."
+                f"chat_template={shown(template)} is neither a Jinja template nor the name of one that the model has."
             )
-            raise ChatTemplateResolutionError(message, parameter="chat_template", value=given)
-        if isinstance(own, str):
-            return own
-        name = given or ("tool_use" if tools is not None and "tool_use" in named else "default")
+            raise ChatTemplateResolutionError(message, parameter="chat_template", value=template)
+        if isinstance(templates, str):
+            return templates
+        name = template or ("tool_use" if tools is not None and "tool_use" in named else "default")
         if name not in named:
             names = f" but those named {', '.join(map(repr, named))}" if named else ""
             message = (
                 f"the tokenizer has no chat template{names}: pass chat_template (--chat-template), or use generate()."
             )
-            raise ChatTemplateResolutionError(message, parameter="chat_template", value=given)
+            raise ChatTemplateResolutionError(message, parameter="chat_template", value=template)
         return named[name]
 
 
@@ -215,12 +215,12 @@ def _parse_message(message: Any, label: str, content_format: str, broken: list[s
 
 def without_billing(texts: Iterable[str]) -> list[str]:
     """Return the system's texts without Claude Code's billing header, and without those that have nothing else."""
-    found = []
+    parts = []
     for text in texts:
         rest = _BILLING.sub("", text)
         if rest or not text:
-            found.append(rest)
-    return found
+            parts.append(rest)
+    return parts
 
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

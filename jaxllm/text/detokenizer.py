@@ -162,8 +162,8 @@ class IncrementalDetokenizer:
         for i, token_id in enumerate(new_token_ids):
             self.token_ids.append(token_id)
             text = self._stream.push(token_id) if i < num_texts else ""
-            if text and (found := self._append(text)):
-                return found
+            if text and (stop := self._append(text)):
+                return stop
         # A character that the end cut in two is left out, as in vLLM: nothing more of it will come.
         return self._append(self._stream.flush().rstrip(HALF)) if finished else None
 
@@ -175,10 +175,10 @@ class IncrementalDetokenizer:
         self.text += text
         if not self._stop or not text or len(self.token_ids) <= self._min_tokens:
             return None
-        found = first_stop(self.text, len(text), self._stop)
-        if found is None:
+        match = first_stop(self.text, len(text), self._stop)
+        if match is None:
             return None
-        start, stop = found
+        start, stop = match
         self.text = self.text[: start + len(stop) if self._keep_stop else start]
         return stop
 

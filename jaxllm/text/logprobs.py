@@ -96,11 +96,11 @@ class PromptCollector:
         if not self._wants_top:
             return None
         positions, texts = self._empty(), TokenTexts(self._tokenizer)
-        for place, position in enumerate(self._scored):
+        for index, position in enumerate(self._scored):
             if position is None:
                 positions.append(None)
                 continue
-            end = len(position.token_ids) - (self._num_asked if place >= self._asked_start else 0)
+            end = len(position.token_ids) - (self._num_asked if index >= self._asked_start else 0)
             shown = TokenLogprobs(position.token_ids[:end], position.logprobs[:end], position.rank)
             _append(positions, shown, texts)
         return positions

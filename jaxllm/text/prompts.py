@@ -64,12 +64,12 @@ def begin_with(before: str, prompt: Any) -> Any:
 
 
 def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
-    given = {name: value for name, value in prompt.items() if value is not None}
-    for name, value in given.items():
+    fields = {name: value for name, value in prompt.items() if value is not None}
+    for name, value in fields.items():
         if name not in _KEYS:
             message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(_KEYS)}."
             raise VLLMValidationError(message, parameter=str(name), value=value)
-    text, token_ids, salt, pair, type_ids = (given.get(name) for name in _KEYS)
+    text, token_ids, salt, pair, type_ids = (fields.get(name) for name in _KEYS)
     if text is None and token_ids is None:
         raise VLLMValidationError(f"{label}: needs 'prompt' or 'prompt_token_ids'.", parameter="prompt", value=prompt)
     if text is not None and not isinstance(text, str):

@@ -66,20 +66,20 @@ def value_size(value: Any, per_level: int = 0) -> int:
     size, depth, level = 0, 1, [value]
     while level:
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, str):
-                size += len(each)
-            elif isinstance(each, _CONTAINERS):
-                size += len(each) * (ITEM + depth * per_level)
+        for item in level:
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, _CONTAINERS):
+                size += len(item) * (ITEM + depth * per_level)
                 check_size(size)
-                below.extend(each)
-                if isinstance(each, dict):
-                    below.extend(each.values())
-            elif isinstance(each, int):
+                below.extend(item)
+                if isinstance(item, dict):
+                    below.extend(item.values())
+            elif isinstance(item, int):
                 size += ITEM
-                if each.bit_length() > MAX_BITS:
+                if item.bit_length() > MAX_BITS:
                     raise TemplateLimitError(f"it makes a number of more than {MAX_BITS} bits")
-            elif isinstance(each, Namespace) and depth > 1:
+            elif isinstance(item, Namespace) and depth > 1:
                 raise TemplateLimitError("it puts a namespace into another value")
         check_size(size)
         level, depth = below, depth + 1
@@ -311,31 +311,31 @@ def _check_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str
 
 def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse a filter that would make too much of `value`."""
-    given = (*args, *kwargs.values())
-    if name in _MAX_INPUT and value_size((value, given)) > _MAX_INPUT[name]:
+    values = (*args, *kwargs.values())
+    if name in _MAX_INPUT and value_size((value, values)) > _MAX_INPUT[name]:
         raise TemplateLimitError(f"it gives more than {_MAX_INPUT[name]} characters to the filter {name!r}")
     if name in _LISTING and isinstance(value, str):
         check_size(ITEM * len(value))
     if name == "join":
-        _check_join(value, *given[:1])
+        _check_join(value, *values[:1])
     elif name == "format" and isinstance(value, str):
-        check_size(_formatted_size(value, given))
+        check_size(_formatted_size(value, values))
     elif name == "replace" and isinstance(value, str):
-        _check_replace(value, given)
+        _check_replace(value, values)
     elif name == "trim" and isinstance(value, str):
-        _check_search(value, given)
+        _check_search(value, values)
     elif name in ("batch", "center", "indent", "round", "slice"):
-        _check_numbers(name, given)
+        _check_numbers(name, values)
         if name == "indent" and isinstance(value, str):
             widths = [
-                len(width) if isinstance(width, str) else width for width in given if isinstance(width, (str, int))
+                len(width) if isinstance(width, str) else width for width in values if isinstance(width, (str, int))
             ]
             check_size(len(value) + max(widths, default=4) * (1 + len(value.splitlines())))
 
 
-def _check_numbers(name: str, given: Iterable[Any]) -> None:
+def _check_numbers(name: str, values: Iterable[Any]) -> None:
     """Refuse widths and counts that no text needs."""
-    if any(isinstance(each, int) and each > _FEW for each in given):
+    if any(isinstance(each, int) and each > _FEW for each in values):
         raise TemplateLimitError(f"it gives {name!r} a number above {_FEW}")
 
 
@@ -350,13 +350,13 @@ def _check_join(items: list[Any] | str, separator: Any = "", *_: Any) -> None:
     check_size(value_size(items) + len(items) * value_size(separator))
 
 
-def _check_replace(text: str, given: tuple[Any, ...]) -> None:
-    if len(given) > 1 and isinstance(given[0], str) and isinstance(given[1], str):
-        check_size(len(text) + text.count(given[0]) * len(given[1]))
+def _check_replace(text: str, values: tuple[Any, ...]) -> None:
+    if len(values) > 1 and isinstance(values[0], str) and isinstance(values[1], str):
+        check_size(len(text) + text.count(values[0]) * len(values[1]))
 
 
-def _check_search(text: str, given: Iterable[Any]) -> None:
-    if any(isinstance(each, str) and len(text) * len(each) > MAX_COMPARED for each in given):
+def _check_search(text: str, values: Iterable[Any]) -> None:
+    if any(isinstance(each, str) and len(text) * len(each) > MAX_COMPARED for each in values):
         raise TemplateLimitError("it searches for a long text in a long text")
 
 

@@ -228,12 +228,12 @@ def cut_ids(token_ids: list[int], keep: int, side: str) -> list[int]:
     return token_ids[max(0, len(token_ids) - keep) :] if side == "left" else token_ids[:keep]
 
 
-def encode_options(given: Mapping[str, Any] | None, max_model_len: int, *, outputs: int = 1) -> EncodeOptions:
+def encode_options(kwargs: Mapping[str, Any] | None, max_model_len: int, *, outputs: int = 1) -> EncodeOptions:
     """Check tokenization_kwargs, for prompts with so many outputs at least. Raises VLLMValidationError for those that
     have no meaning here.
     """
     name = "tokenization_kwargs"
-    options = check_options(name, given)
+    options = check_options(name, kwargs)
     for key in options:
         if key not in _ENCODE_OPTIONS:
             message = f"{name} has no {key!r}; it takes {', '.join(_ENCODE_OPTIONS)}."

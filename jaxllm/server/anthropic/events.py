@@ -129,9 +129,9 @@ async def frames(turn: Turn, builder: MessageBuilder, ping_seconds: float) -> As
     async for output in turn.outputs:
         events = builder.start(output) if is_first else []
         is_first = False
-        for each in output.outputs:
-            events += builder.add(turn.pieces(each), len(each.token_ids))
-            if each.finish_reason is not None:
-                events += builder.finish(each)
+        for completion in output.outputs:
+            events += builder.add(turn.pieces(completion), len(completion.token_ids))
+            if completion.finish_reason is not None:
+                events += builder.finish(completion)
         if events:
             yield b"".join(named_event(event["type"], event) for event in events)

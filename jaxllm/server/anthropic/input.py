@@ -86,7 +86,7 @@ def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | Non
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Return the functions; tools that a server would have to run itself are left out, and named in the log once."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for tool in tools or ():
         kind = tool.get("type")
         if kind not in (None, "custom"):
@@ -94,8 +94,8 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
             continue
         function = {"name": tool.get("name"), "description": tool.get("description")}
         function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict") is True}
-        found.append({"type": "function", "function": function})
-    return found
+        messages.append({"type": "function", "function": function})
+    return messages
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
@@ -134,10 +134,10 @@ def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapp
             turns.append((speaker, []))
         turns[-1][1].extend(blocks)
     text = "\n\n".join(filter(None, _texts(_without_billing(first))))
-    found = [{"role": "system", "content": text}] if text else []
+    conversation = [{"role": "system", "content": text}] if text else []
     for speaker, blocks in turns:
-        found += [_assistant(blocks)] if speaker == "assistant" else _user(blocks)
-    return found
+        conversation += [_assistant(blocks)] if speaker == "assistant" else _user(blocks)
+    return conversation
 
 
 def _blocks(content: Any, label: str) -> list[Block]:
@@ -149,14 +149,14 @@ def _blocks(content: Any, label: str) -> list[Block]:
 
 def _without_billing(blocks: Sequence[Block]) -> list[Block]:
     """Return the system's blocks without Claude Code's billing header."""
-    found: list[Block] = []
+    kept: list[Block] = []
     for label, block in blocks:
         text = block.get("text")
         if isinstance(text, str):
-            found += [(label, {**block, "text": rest}) for rest in without_billing([text])]
+            kept += [(label, {**block, "text": rest}) for rest in without_billing([text])]
         else:
-            found.append((label, block))
-    return found
+            kept.append((label, block))
+    return kept
 
 
 def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 def _result(block: Mapping[str, Any], label: str) -> str:
     """Return what a tool has said; it says itself that it failed, or this does."""
     content = block.get("content")
-    given = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
-    text = "\n".join(_texts(_blocks(given, f"{label}.content")))
+    blocks = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
+    text = "\n".join(_texts(_blocks(blocks, f"{label}.content")))
     return f"Error: {text}" if block.get("is_error") is True and "error" not in text.lower() else text
 
 

@@ -39,11 +39,11 @@ def completion_request(data: bytes, *, stream: bool) -> CompletionRequest:
         message = GenerateRequest.FromString(data)
     except DecodeError as error:
         raise VLLMValidationError("The message is not a jaxllm.v1.GenerateRequest.") from error
-    given = {field.name: _plain(field, value) for field, value in message.ListFields()}
-    prompts = [given.pop(name) for name in PROMPT if name in given]
+    fields = {field.name: _plain(field, value) for field, value in message.ListFields()}
+    prompts = [fields.pop(name) for name in PROMPT if name in fields]
     if not prompts:
         raise VLLMValidationError("give a prompt: either text or token_ids.", parameter="prompt")
-    return CompletionRequest(prompt=prompts[0], stream=stream, **given)
+    return CompletionRequest(prompt=prompts[0], stream=stream, **fields)
 
 
 def _plain(field: FieldDescriptor, value: Any) -> Any:

@@ -29,8 +29,8 @@ class KeyChecker:
         """Say whether a token is one of the keys; how long that takes does not tell how near it is."""
         digest = _digest(token)
         is_known = False
-        for each in self._digests:  # all of them, whichever it is
-            is_known |= hmac.compare_digest(each, digest)
+        for known in self._digests:  # all of them, whichever it is
+            is_known |= hmac.compare_digest(known, digest)
         return is_known
 
     def accepts_header(self, authorization: bytes) -> bool:
@@ -58,9 +58,9 @@ class Authentication:
         """Hand a request on, or answer 401."""
         if scope["type"] == "http" and not self._is_open(scope) and not self._brings_key(scope["headers"]):
             error = RequestFailedError(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
-            own, _ = new_request_id({})
+            new_id, _ = new_request_id({})
             make = self._refusals.at(scope["path"].removeprefix(self._root_path))
-            refusal = make(error, scope.get("request_id", own))
+            refusal = make(error, scope.get("request_id", new_id))
             await send_reply(refusal._replace(headers=(*refusal.headers, (b"www-authenticate", b"Bearer"))), send)
             return
         await self._app(scope, receive, send)

@@ -34,9 +34,9 @@ class Caller(NamedTuple):
         named = request_id if client_request_id is None else f"{request_id}-{client_request_id}"
         return cls(named, client_request_id, _trace(engine, headers), _rank(headers))
 
-    def shown_id(self, prefix: str, given: str | None) -> str:
-        """Return the id that the answer shows; `given` is that of the body."""
-        return f"{prefix}-{shown_request_id(self.client_request_id, given, self.request_id)}"
+    def shown_id(self, prefix: str, body_id: str | None) -> str:
+        """Return the id that the answer shows; `body_id` is that of the body."""
+        return f"{prefix}-{shown_request_id(self.client_request_id, body_id, self.request_id)}"
 
 
 def _trace(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
@@ -49,11 +49,11 @@ def _trace(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> dict[str, str] |
 
 def _rank(headers: Mapping[bytes, bytes]) -> int | None:
     """Return the number of the replica that is to compute a request, if one is given."""
-    given = headers.get(RANK_HEADER.lower().encode())
-    if given is None:
+    value = headers.get(RANK_HEADER.lower().encode())
+    if value is None:
         return None
-    if not given.isdigit() or len(given) > MAX_RANK_DIGITS:
-        text = given.decode(errors="replace")
+    if not value.isdigit() or len(value) > MAX_RANK_DIGITS:
+        text = value.decode(errors="replace")
         message = f"{RANK_HEADER} must be the number of a replica, 0 or greater, got {shown(text)}."
         raise VLLMValidationError(message, parameter=RANK_HEADER, value=text)
-    return int(given)
+    return int(value)

@@ -91,9 +91,9 @@ def _not_json(body: bytes, error: Exception) -> str:
     half = next((each for each in _SURROGATES.finditer(body) if each["half"]), None)
     if half is None:
         return f"The body is not JSON: {error}."
-    escape, place = half["half"].decode(), half.start("half")
+    escape, start = half["half"].decode(), half.start("half")
     return (
-        f"The body is not valid JSON: {escape} at byte {place} is half of a surrogate pair without its other half, as "
+        f"The body is not valid JSON: {escape} at byte {start} is half of a surrogate pair without its other half, as "
         "where a text was cut within an emoji. Cut texts between characters, or replace the half by \\ufffd."
     )
 

@@ -134,8 +134,8 @@ class Endpoint[S]:
 
     async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         state: ServerState = scope["app"].state
-        own, client_request_id = new_request_id(headers)
-        request_id = scope.get("request_id", own)
+        new_id, client_request_id = new_request_id(headers)
+        request_id = scope.get("request_id", new_id)
         try:
             if self._runs_model:
                 state.load.check_open()
@@ -184,9 +184,9 @@ class Refusals:
     def at(self, path: str) -> Refusal:
         """Return the form of errors at a path: the routes' there or, where none is, that of all of its neighbours."""
         parts = path.split("/", self._most_parts)[: self._most_parts]  # a stranger's path may have thousands
-        for each in _beginnings(parts):
-            if found := self._below.get(each):
-                return next(iter(found)) if len(found) == 1 else refuse
+        for beginning in _beginnings(parts):
+            if forms := self._below.get(beginning):
+                return next(iter(forms)) if len(forms) == 1 else refuse
         return refuse
 
 

@@ -28,9 +28,9 @@ class RequestIdHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        own, given = new_request_id(dict(scope["headers"]))
-        scope["request_id"] = own
-        header = (b"x-request-id", (given or own).encode())
+        new_id, client_id = new_request_id(dict(scope["headers"]))
+        scope["request_id"] = new_id
+        header = (b"x-request-id", (client_id or new_id).encode())
 
         async def add_header(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -70,11 +70,11 @@ def add_own(app: FastAPI, names: list[str]) -> None:
     Raises VLLMValidationError for a name that is neither.
     """
     for name in names:
-        found: Any = _find(name)
-        if isinstance(found, type):
-            app.add_middleware(found)
-        elif inspect.iscoroutinefunction(found):
-            app.middleware("http")(found)
+        middleware: Any = _find(name)
+        if isinstance(middleware, type):
+            app.add_middleware(middleware)
+        elif inspect.iscoroutinefunction(middleware):
+            app.middleware("http")(middleware)
         else:
             message = f"middleware={name!r} is neither a class nor an async function."
             raise VLLMValidationError(message, parameter="middleware", value=name)

@@ -33,8 +33,8 @@ class OwnPages:
         self._origins = {origin.lower() for origin in args.allowed_origins}
         self._checks_origins = not has_keys and ANY not in self._origins
         self._checks_hosts = bool(args.allowed_hosts) or (not has_keys and listens_on_loopback(args))
-        own = socket.gethostname().lower()
-        self._hosts = {"localhost", own, f"{own}.local", *(name.lower() for name in args.allowed_hosts)}
+        hostname = socket.gethostname().lower()
+        self._hosts = {"localhost", hostname, f"{hostname}.local", *(name.lower() for name in args.allowed_hosts)}
         if ANY in self._hosts:
             self._checks_hosts = False
 
@@ -44,9 +44,9 @@ class OwnPages:
         if problem is None:
             await self._app(scope, receive, send)
             return
-        own, _ = new_request_id({})
+        new_id, _ = new_request_id({})
         make = self._refusals.at(scope["path"].removeprefix(self._root_path))
-        await send_reply(make(RequestFailedError(HTTPStatus.FORBIDDEN, problem), scope.get("request_id", own)), send)
+        await send_reply(make(RequestFailedError(HTTPStatus.FORBIDDEN, problem), scope.get("request_id", new_id)), send)
 
     def _problem(self, scope: Scope) -> str | None:
         """Return why a request is refused; None if it is not."""

@@ -11,8 +11,8 @@ _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
     """Return a new id, and the client's X-Request-Id if it is well formed."""
-    given = headers.get(b"x-request-id", b"")
-    return uuid.uuid4().hex, well_formed(given)
+    client_id = headers.get(b"x-request-id", b"")
+    return uuid.uuid4().hex, well_formed(client_id)
 
 
 def headers_of(raw_request: Any) -> dict[bytes, bytes]:
@@ -22,11 +22,11 @@ def headers_of(raw_request: Any) -> dict[bytes, bytes]:
     return {name.lower().encode(): value.encode(errors="replace") for name, value in raw_request.headers.items()}
 
 
-def shown_request_id(of_header: str | None, of_body: str | None, own: str) -> str:
-    """Return the id that an answer shows: that of the client's header, that of its body if well formed, or `own`."""
-    return of_header or well_formed((of_body or "").encode()) or own
+def shown_request_id(of_header: str | None, of_body: str | None, new_id: str) -> str:
+    """Return the id that an answer shows: that of the client's header, that of its body if well formed, or `new_id`."""
+    return of_header or well_formed((of_body or "").encode()) or new_id
 
 
-def well_formed(given: bytes) -> str | None:
+def well_formed(client_id: bytes) -> str | None:
     """Return a client's id if it can be shown: up to 128 letters, digits, dots, dashes and underscores."""
-    return given.decode() if _WELL_FORMED.fullmatch(given) else None
+    return client_id.decode() if _WELL_FORMED.fullmatch(client_id) else None

@@ -105,9 +105,9 @@ def _notice(future: asyncio.Future[RequestOutput]) -> None:
 
 def raise_if_failed(output: RequestOutput) -> None:
     """Raise EngineGenerateError if the engine could not go on with a request."""
-    for each in output.outputs:
-        if each.finish_reason == "error":
-            raise EngineGenerateError(str(each.stop_reason))
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise EngineGenerateError(str(completion.stop_reason))
 
 
 class EventStream(AsyncGenerator[bytes, None]):
@@ -156,5 +156,5 @@ class EventStream(AsyncGenerator[bytes, None]):
         try:
             await self._frames.aclose()
         finally:
-            for each in self._outputs:
-                await each.aclose()
+            for stream in self._outputs:
+                await stream.aclose()

@@ -119,8 +119,8 @@ async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> Asyn
     async for _ in turn.outputs.pings(ping_seconds):
         yield encode_line(builder.empty())
     async for output in turn.outputs:
-        for each in output.outputs:
-            for line in builder.lines(turn.pieces(each), each, output):
+        for completion in output.outputs:
+            for line in builder.lines(turn.pieces(completion), completion, output):
                 yield encode_line(line)
 
 

@@ -76,9 +76,9 @@ class OllamaServing:
     def known(self, name: str) -> str:
         """Return the model's name as the server knows it: Ollama's clients may add a tag. Raises as `models.check`."""
         names = [card.id for card in self._chat.models.show().data]
-        for each in (name, name + LATEST, name.removesuffix(LATEST)):
-            if each in names:
-                return each
+        for known_name in (name, name + LATEST, name.removesuffix(LATEST)):
+            if known_name in names:
+                return known_name
         self._chat.models.check(name)
         return name
 
@@ -192,7 +192,7 @@ class OllamaServing:
         self.known(request.model)
         return AnswerBuilder(request.model, is_chat=is_chat).loaded()
 
-    def _request(self, request: OllamaFields, **given: Any) -> ChatCompletionRequest:
+    def _request(self, request: OllamaFields, **fields: Any) -> ChatCompletionRequest:
         """Return the chat completion of a request. Raises VLLMValidationError, naming the field."""
         options = request.options or OllamaOptions()
         return ChatCompletionRequest(
@@ -214,7 +214,7 @@ class OllamaServing:
             reasoning_effort=request.think if isinstance(request.think, str) else None,
             include_reasoning=request.think is not False,
             response_format=_format(request.format),
-            **given,
+            **fields,
         )
 
     async def _answer(
@@ -245,19 +245,19 @@ def _last_line(error: BaseException) -> bytes:
     return encode_line(OllamaError(error_response(error).error.message))
 
 
-def _format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
-    if given in (None, ""):
+def _format(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if value in (None, ""):
         return None
-    if given == "json":
+    if value == "json":
         return {"type": "json_object"}
-    if not isinstance(given, Mapping):
-        raise VLLMValidationError(f"format must be 'json' or a JSON schema, got {shown(given)}.", parameter="format")
-    return {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}
+    if not isinstance(value, Mapping):
+        raise VLLMValidationError(f"format must be 'json' or a JSON schema, got {shown(value)}.", parameter="format")
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}
 
 
 def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return Ollama's messages in OpenAI's form, in which each call has an id that its result refers to."""
-    found: list[dict[str, Any]] = []
+    conversation: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for i, message in enumerate(messages):
         if message.get("images"):
@@ -277,8 +277,8 @@ def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                 plain.setdefault("tool_call_id", call_id)
             if name:
                 plain["name"] = name
-        found.append(plain)
-    return found
+        conversation.append(plain)
+    return conversation
 
 
 class _OpenCalls:
@@ -310,13 +310,13 @@ class _OpenCalls:
         return None
 
 
-def _calls(calls: Any, place: int) -> list[dict[str, Any]]:
+def _calls(calls: Any, first: int) -> list[dict[str, Any]]:
     """Return the calls of a message, each with an id."""
-    found = []
+    tool_calls = []
     for j, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            text = f"messages[{place}].tool_calls[{j}]: a call is an object with 'function', got {shown(call)}."
+            text = f"messages[{first}].tool_calls[{j}]: a call is an object with 'function', got {shown(call)}."
             raise VLLMValidationError(text, parameter="messages")
-        found.append({"id": call.get("id") or f"call_{place}_{j}", "type": "function", "function": function})
-    return found
+        tool_calls.append({"id": call.get("id") or f"call_{first}_{j}", "type": "function", "function": function})
+    return tool_calls

@@ -48,16 +48,18 @@ class ChatEvents:
         async for output in turn.outputs:
             pieces = self._open(output) if is_first else []
             is_first = False
-            for each in output.outputs:
-                self._num_tokens += len(each.token_ids)
-                parts = turn.pieces(each)
+            for completion in output.outputs:
+                self._num_tokens += len(completion.token_ids)
+                parts = turn.pieces(completion)
                 match parts:
-                    case [Text(text)] if self._is_plain and each.finish_reason is None:
-                        pieces.append(self._frame(each.index).event(text))
-                    case [] if self._is_plain and each.finish_reason is None:
+                    case [Text(text)] if self._is_plain and completion.finish_reason is None:
+                        pieces.append(self._frame(completion.index).event(text))
+                    case [] if self._is_plain and completion.finish_reason is None:
                         pass
                     case _:
-                        pieces.append(event(self._chunk([self._choice(each, parts, turn.finish_reason(each))])))
+                        pieces.append(
+                            event(self._chunk([self._choice(completion, parts, turn.finish_reason(completion))]))
+                        )
             if pieces:
                 yield b"".join(pieces)
         if self._ends_in_usage:

@@ -46,20 +46,20 @@ class PromptChoices:
         self.num_tokens += len(output.token_ids)
         return self._first_index + output.index, output.text
 
-    def _choice(self, output: RequestOutput, each: CompletionOutput) -> CompletionResponseChoice:
+    def _choice(self, output: RequestOutput, completion: CompletionOutput) -> CompletionResponseChoice:
         request = self._request
-        is_first = each.index not in self._offsets
+        is_first = completion.index not in self._offsets
         prompt_ids = list(output.prompt_token_ids or ()) if is_first else []
-        token_ids = [] if request.only_scores else list(each.token_ids)
+        token_ids = [] if request.only_scores else list(completion.token_ids)
         self.num_tokens += len(token_ids)
         echoes = request.echo and is_first
-        text = "" if request.only_scores else each.text
+        text = "" if request.only_scores else completion.text
         return CompletionResponseChoice(
-            index=self._first_index + each.index,
+            index=self._first_index + completion.index,
             text=(self._prompt_text(output) if echoes else "") + text,
-            logprobs=self._logprobs(each, prompt_ids if echoes else [], token_ids),
-            finish_reason=each.finish_reason,
-            stop_reason=each.stop_reason,
+            logprobs=self._logprobs(completion, prompt_ids if echoes else [], token_ids),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
             token_ids=token_ids if request.return_token_ids else None,
             prompt_token_ids=prompt_ids if request.return_token_ids and is_first else None,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs) if request.prompt_logprobs is not None else None,
@@ -72,16 +72,16 @@ class PromptChoices:
         return self._tokenizer.decode(output.prompt_token_ids or [], skip_special_tokens=False)
 
     def _logprobs(
-        self, each: CompletionOutput, prompt_ids: list[int], token_ids: list[int]
+        self, completion: CompletionOutput, prompt_ids: list[int], token_ids: list[int]
     ) -> CompletionLogprobs | None:
-        offset = self._offsets.setdefault(each.index, 0)
+        offset = self._offsets.setdefault(completion.index, 0)
         if not self._request.shows_logprobs:
             return None
         positions: list[LogprobsOnePosition | None] = []
         if prompt_ids:
             positions += self._scores or [None] * len(prompt_ids)
         if token_ids:
-            positions += each.logprobs or []
+            positions += completion.logprobs or []
         shown = completion_logprobs(
             [*prompt_ids, *token_ids],
             positions,
@@ -89,5 +89,5 @@ class PromptChoices:
             text_offset=offset,
             tokenizer=self._tokenizer,
         )
-        self._offsets[each.index] = offset + sum(map(len, shown.tokens))
+        self._offsets[completion.index] = offset + sum(map(len, shown.tokens))
         return shown

@@ -71,10 +71,10 @@ def chat_logprobs(
     content: list[ChatTokenLogprob] = []
     for token_id, position in zip(token_ids, positions, strict=True):
         assert position is not None  # generated tokens all have one
-        own = _chat_token(token_id, position[token_id], as_token_ids)
+        sampled = _chat_token(token_id, position[token_id], as_token_ids)
         ranked = sorted(islice(position.items(), limit), key=_rank)  # the sampled token comes first in a position
         top = [_chat_token(each, entry, as_token_ids) for each, entry in ranked]
-        content.append(ChatTokenLogprob(own.token, own.logprob, own.bytes, top))
+        content.append(ChatTokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top))
     return ChatLogprobs(content)
 
 
@@ -95,10 +95,10 @@ def completion_logprobs(
     tokens: list[str] = []
     tops: list[dict[str, float] | None] = []
     for token_id, position in zip(token_ids, positions, strict=True):
-        own = position[token_id] if position else None
-        decoded = own.decoded_token if own else tokenizer.token_string(token_id) if tokenizer else None
+        sampled = position[token_id] if position else None
+        decoded = sampled.decoded_token if sampled else tokenizer.token_string(token_id) if tokenizer else None
         tokens.append(token_text(token_id, decoded, as_token_ids))
-        values.append(None if own is None else shown_logprob(own.logprob))
+        values.append(None if sampled is None else shown_logprob(sampled.logprob))
         tops.append(_tops(position, as_token_ids) if position else None)
         offsets.append(text_offset)
         text_offset += len(tokens[-1])

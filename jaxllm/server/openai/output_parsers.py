@@ -93,7 +93,7 @@ class OutputParsers:
     def marks(self, parser: type[ToolParser] | None) -> tuple[str, ...]:
         """Return the texts by which the parsers take an answer apart."""
         name = self.reasoning
-        found = () if parser is None else parser.marks
+        marks = () if parser is None else parser.marks
         if name == HARMONY:
-            return (*found, *OpenAIParser.marks)
-        return found if name is None else (*found, MARKS[name].start, MARKS[name].end)
+            return (*marks, *OpenAIParser.marks)
+        return marks if name is None else (*marks, MARKS[name].start, MARKS[name].end)

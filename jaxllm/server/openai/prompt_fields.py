@@ -56,21 +56,21 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
 
 
-def several_prompts(name: str, given: Any, most: int = MAX_PROMPTS) -> list[Any]:
+def several_prompts(name: str, value: Any, most: int = MAX_PROMPTS) -> list[Any]:
     """Return a text, token ids, or a list of either as a list of prompts. Raises VLLMValidationError for a list that
     is empty, is longer than `most`, or mixes ids with others.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise VLLMValidationError(f"{name} must not be an empty list.", parameter=name, value=given)
-    kinds = set(map(type, given))
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise VLLMValidationError(f"{name} must not be an empty list.", parameter=name, value=value)
+    kinds = set(map(type, value))
     if kinds == {int}:
-        return [given]
+        return [value]
     if int in kinds:
         message = f"{name} must be a text, token ids, or a list of either: it has ids beside texts or lists."
         raise VLLMValidationError(message, parameter=name)
-    if len(given) > most:
-        message = f"{name} must be a list of at most {most}, got {len(given)}."
-        raise VLLMValidationError(message, parameter=name, value=len(given))
-    return given
+    if len(value) > most:
+        message = f"{name} must be a list of at most {most}, got {len(value)}."
+        raise VLLMValidationError(message, parameter=name, value=len(value))
+    return value

@@ -186,8 +186,8 @@ class SamplingFields(TokenFields, kw_only=True):
         if self.length_penalty != 1.0:
             message = "length_penalty has an effect in a beam search only: leave it out, or set use_beam_search."
             raise VLLMValidationError(message, parameter="length_penalty", value=self.length_penalty)
-        given = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
-        base = {**ready.default_sampling_params, **given}
+        fields = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
+        base = {**ready.default_sampling_params, **fields}
         base.pop("max_tokens", None)
         return SamplingParams(
             **base,
@@ -217,13 +217,13 @@ class SamplingFields(TokenFields, kw_only=True):
 
 
 def structured_outputs(
-    given: Mapping[str, Any] | None, response_format: Mapping[str, Any] | None
+    value: Mapping[str, Any] | None, response_format: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
     """Return what the text must match, from vLLM's field or from OpenAI's. Raises VLLMValidationError."""
     kind = None if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
-        return None if given is None else _make(StructuredOutputsParams, "structured_outputs", given)
-    if given is not None:
+        return None if value is None else _make(StructuredOutputsParams, "structured_outputs", value)
+    if value is not None:
         message = "give either response_format or structured_outputs, not both."
         raise VLLMValidationError(message, parameter="response_format", value=kind)
     if kind == "json_object":
@@ -243,25 +243,25 @@ def structured_outputs(
     raise VLLMValidationError(message, parameter="response_format", value=kind)
 
 
-def _make(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+def _make(kind: Any, name: str, fields: Mapping[str, Any]) -> Any:
     try:
-        return kind(**given)
+        return kind(**fields)
     except VLLMValidationError:
         raise
     except TypeError as error:
-        raise VLLMValidationError(f"{name}: {error}.", parameter=name, value=shown(given)) from error
+        raise VLLMValidationError(f"{name}: {error}.", parameter=name, value=shown(fields)) from error
 
 
-def _repetition_detection(given: Mapping[str, int] | None) -> RepetitionDetectionParams | None:
-    return None if given is None else _make(RepetitionDetectionParams, "repetition_detection", given)
+def _repetition_detection(fields: Mapping[str, int] | None) -> RepetitionDetectionParams | None:
+    return None if fields is None else _make(RepetitionDetectionParams, "repetition_detection", fields)
 
 
-def _token_biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+def _token_biases(bias_by_text: Mapping[str, float] | None) -> dict[int, float] | None:
     """Return the biases by token id; JSON's keys are strings."""
-    if given is None:
+    if bias_by_text is None:
         return None
     biases: dict[int, float] = {}
-    for key, value in given.items():
+    for key, value in bias_by_text.items():
         if not key.isdecimal() or len(key) > 10:
             message = f"logit_bias must have token ids for keys, got {shown(key)}."
             raise VLLMValidationError(message, parameter="logit_bias", value=key)

@@ -188,12 +188,12 @@ class OpenAIServingChat:
 
     def _variables(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """Return the variables that the server and a request set in the chat template."""
-        given = {name: getattr(request, name) for name in ("documents", "reasoning_effort")}
-        variables = {name: value for name, value in given.items() if value is not None}
+        fields = {name: getattr(request, name) for name in ("documents", "reasoning_effort")}
+        variables = {name: value for name, value in fields.items() if value is not None}
         if request.reasoning_effort is not None:
             variables["enable_thinking"] = request.reasoning_effort != "none"
-        own = request.chat_template_kwargs or {}
-        return {**self.args.default_chat_template_kwargs, **variables, **own}
+        request_variables = request.chat_template_kwargs or {}
+        return {**self.args.default_chat_template_kwargs, **variables, **request_variables}
 
     def _render_now(self, request: ChatCompletionRequest, *, is_brief: bool = False) -> ParsedPrompt:
         hides_tools = request.tool_choice == "none" and self.args.exclude_tools_when_tool_choice_none

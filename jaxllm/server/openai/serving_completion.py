@@ -92,10 +92,10 @@ class OpenAIServingCompletion:
         begun: list[EngineOutputs] = []
         try:
             for i, prompt in enumerate(prompts):
-                given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+                parts = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
                 stream = await self.engine_client.add_request(
                     f"{caller.request_id}-{i}",
-                    given if request.cache_salt is None else {**given, "cache_salt": request.cache_salt},
+                    parts if request.cache_salt is None else {**parts, "cache_salt": request.cache_salt},
                     params,
                     tokenization_kwargs=request.tokenization_kwargs(),
                     trace_headers=caller.trace_headers,
@@ -106,8 +106,8 @@ class OpenAIServingCompletion:
                 begun.append(EngineOutputs(self.engine_client, stream))
                 await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
         except BaseException:
-            for each in begun:
-                await each.aclose()
+            for outputs in begun:
+                await outputs.aclose()
             raise
         return begun
 
@@ -144,11 +144,11 @@ class _Answer:
         if self._ends_in_usage:
             yield event(self._chunk([], self._usage(choices)))
 
-    def _pieces(self, output: RequestOutput, own: PromptChoices, choices: Sequence[PromptChoices]) -> bytes:
-        if not self._has_usage and all(map(own.is_plain, output.outputs)):
-            texts = map(own.take_plain, output.outputs)
+    def _pieces(self, output: RequestOutput, prompt_choices: PromptChoices, choices: Sequence[PromptChoices]) -> bytes:
+        if not self._has_usage and all(map(prompt_choices.is_plain, output.outputs)):
+            texts = map(prompt_choices.take_plain, output.outputs)
             return b"".join([self._frame(index).event(text) for index, text in texts if text])
-        shown = own.of(output)
+        shown = prompt_choices.of(output)
         usage = self._usage(choices) if self._has_usage else None
         return b"".join([event(self._chunk([each], usage)) for each in shown])
 
@@ -185,8 +185,8 @@ async def _read_all(outputs: Sequence[EngineOutputs]) -> list[RequestOutput]:
     except BaseExceptionGroup as error:
         raise error.exceptions[0] from None
     finally:
-        for each in outputs:
-            await each.aclose()
+        for stream in outputs:
+            await stream.aclose()
     return [reader.result() for reader in readers]
 
 
@@ -204,12 +204,12 @@ async def _merge(outputs: Sequence[EngineOutputs]) -> AsyncGenerator[tuple[int, 
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for each in sorted(done, key=waiting.__getitem__):
-                prompt, output = waiting.pop(each), each.result()
+            for task in sorted(done, key=waiting.__getitem__):
+                prompt, output = waiting.pop(task), task.result()
                 if not output.finished:
                     waiting[asyncio.ensure_future(outputs[prompt].__anext__())] = prompt
                 yield prompt, output
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

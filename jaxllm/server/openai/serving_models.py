@@ -91,19 +91,19 @@ class OpenAIServingModels:
         """Return the name that answers of the model itself show."""
         return self._names[0]
 
-    def check(self, given: str | None) -> None:
+    def check(self, name: str | None) -> None:
         """Raise RequestFailedError, 404, for a name that no model has; a request may leave it out."""
-        if given is not None and given not in self._cards:
-            message = f"The model `{given}` does not exist."
+        if name is not None and name not in self._cards:
+            message = f"The model `{name}` does not exist."
             raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
 
-    def shown(self, given: str | None) -> str:
+    def shown(self, name: str | None) -> str:
         """Return the name that an answer shows to a request for a model: an adapter's own, or the model's."""
-        return given if given in self._adapters else self.name
+        return name if name in self._adapters else self.name
 
-    def adapter(self, given: str | None) -> LoRARequest | None:
+    def adapter(self, name: str | None) -> LoRARequest | None:
         """Return the adapter that a request asks for by its model, None for the model itself."""
-        return None if given is None else self._adapters.get(given)
+        return None if name is None else self._adapters.get(name)
 
     def find(self, name: str) -> ModelCard:
         """Return what is known of a model by one of its names. Raises RequestFailedError, 404, for another."""

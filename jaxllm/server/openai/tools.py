@@ -69,12 +69,12 @@ def read_tool_use(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | 
 
 def _allowed(known: list[FunctionTool], allowed: Any, *, parallel: bool | None) -> ToolUse:
     """Read OpenAI's choice among some of the tools."""
-    given = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    entries = allowed.get("tools") if isinstance(allowed, Mapping) else None
     mode = allowed.get("mode", "auto") if isinstance(allowed, Mapping) else None
-    if not isinstance(given, list) or not given or mode not in ("auto", "required"):
+    if not isinstance(entries, list) or not entries or mode not in ("auto", "required"):
         raise _refusal("allowed_tools needs a mode, 'auto' or 'required', and a list of tools", shown(allowed))
     by_name = {tool.name: tool for tool in known}
-    tools = list({tool.name: tool for tool in (_find(by_name, each) for each in given)}.values())
+    tools = list({tool.name: tool for tool in (_find(by_name, each) for each in entries)}.values())
     return ToolUse(tools, mode == "required", is_parallel=parallel is not False)
 
 

@@ -60,8 +60,8 @@ class AnswerReader:
         if self._tokenizer is None:
             return None
         texts = list(map("".join, self._reasoning.values()))
-        found = await threaded_if_long(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
-        return sum(map(len, found))
+        encoded = await threaded_if_long(sum(map(len, texts)), self._tokenizer.encode, texts, add_special_tokens=False)
+        return sum(map(len, encoded))
 
     def finish_reason(self, output: CompletionOutput) -> str | None:
         """Return why an answer has ended, in OpenAI's words, after its pieces were read; None if it has not.

@@ -23,10 +23,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
         return cls(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
 
     @classmethod
-    def sum(cls, given: Iterable[PromptTokensDetails]) -> PromptTokensDetails:
+    def sum(cls, details: Iterable[PromptTokensDetails]) -> PromptTokensDetails:
         """Return what is known of several prompts together."""
-        each = list(given)
-        return cls(sum(one.cached_tokens for one in each), sum(one.created_cache_tokens or 0 for one in each))
+        counts = list(details)
+        return cls(sum(one.cached_tokens for one in counts), sum(one.created_cache_tokens or 0 for one in counts))
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):

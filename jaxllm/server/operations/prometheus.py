@@ -40,12 +40,12 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield a family for each name."""
         families: dict[str, Metric] = {}
-        for each in self._engine.get_metrics():
-            name = each.name.removeprefix(engine_metrics.PREFIX)
+        for metric in self._engine.get_metrics():
+            name = metric.name.removeprefix(engine_metrics.PREFIX)
             family = families.get(name)
             if family is None:
-                family = families[name] = self._family(name, each)
-            _add(family, each)
+                family = families[name] = self._family(name, metric)
+            _add(family, metric)
         yield from families.values()
 
     def _family(self, name: str, metric: engine_metrics.Metric) -> Metric:
@@ -161,8 +161,8 @@ class CoreProcesses(Collector):
         for index, pid in self._engine.core_pids.items():
             for metric in ProcessCollector("jaxllm_core", pid=partial(int, pid), registry=None).collect():
                 family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-                for each in metric.samples:
-                    family.add_sample(each.name, {**each.labels, "engine": str(index)}, each.value)
+                for sample in metric.samples:
+                    family.add_sample(sample.name, {**sample.labels, "engine": str(index)}, sample.value)
         yield from families.values()
 
 

@@ -70,20 +70,20 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         if self.input_type is None:
             return None
         names = _PROMPT_NAMES.get(self.input_type, (self.input_type,))
-        found = next((prompts[name] for name in names if name in prompts), None)
-        if found is None and self.input_type not in _PROMPT_NAMES:
+        prompt = next((prompts[name] for name in names if name in prompts), None)
+        if prompt is None and self.input_type not in _PROMPT_NAMES:
             known = ", ".join(sorted({*_PROMPT_NAMES, *prompts}))
             message = f"Unsupported input_type {shown(self.input_type)}. Supported values: {known}."
             raise VLLMValidationError(message, parameter="input_type", value=self.input_type)
-        return found or ""
+        return prompt or ""
 
     def tokenization_kwargs(self) -> dict[str, Any] | None:
         """Return how a text is cut."""
-        given = super().tokenization_kwargs() or {}
+        options = super().tokenization_kwargs() or {}
         if self.truncate == "NONE":
-            return given or None
+            return options or None
         cut: dict[str, Any] = {"truncate_prompt_tokens": -1 if self.max_tokens is None else self.max_tokens}
-        return given | cut | {"truncation_side": "left" if self.truncate == "START" else "right"}
+        return options | cut | {"truncation_side": "left" if self.truncate == "START" else "right"}
 
     def check_length(self, num_tokens: int) -> None:
         """Refuse a text that is longer than it may be, where none is cut. Raises VLLMValidationError."""

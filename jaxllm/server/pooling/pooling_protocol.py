@@ -64,10 +64,10 @@ class InputFields(PooledFields, kw_only=True):
         """Return the inputs: each a text, token ids, or a conversation. Raises VLLMValidationError for others."""
         if (self.input is None) == (self.messages is None):
             raise VLLMValidationError("give either input or messages.", parameter="input")
-        given = several_prompts(self.source, self.input if self.messages is None else self.messages, MAX_INPUTS)
-        if isinstance(given[0], dict):
-            given = [given]
-        return [self._input(each) for each in given]
+        values = several_prompts(self.source, self.input if self.messages is None else self.messages, MAX_INPUTS)
+        if isinstance(values[0], dict):
+            values = [values]
+        return [self._input(each) for each in values]
 
     def check_template(self, inputs: list[Any]) -> None:
         """Refuse fields about the rendering of conversations where there is none. Raises VLLMValidationError."""
@@ -77,18 +77,18 @@ class InputFields(PooledFields, kw_only=True):
             if getattr(self, name):
                 raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 
-    def _input(self, given: Any) -> str | list[int] | ChatCompletionRequest:
-        if isinstance(given, str):
-            return given
-        kinds = {type(each) for each in given} if isinstance(given, list) else set[type]()
+    def _input(self, value: Any) -> str | list[int] | ChatCompletionRequest:
+        if isinstance(value, str):
+            return value
+        kinds = {type(each) for each in value} if isinstance(value, list) else set[type]()
         if kinds == {dict}:
-            return conversation(self, given)
-        if kinds - {int} or not isinstance(given, list):
+            return conversation(self, value)
+        if kinds - {int} or not isinstance(value, list):
             message = (
-                f"{self.source} must be a text, token ids, messages, or a list of one of them, got {shown(given)}."
+                f"{self.source} must be a text, token ids, messages, or a list of one of them, got {shown(value)}."
             )
-            raise VLLMValidationError(message, parameter=self.source, value=given)
-        return given
+            raise VLLMValidationError(message, parameter=self.source, value=value)
+        return value
 
 
 class VectorFields(InputFields, kw_only=True):

@@ -82,16 +82,16 @@ class PooledRequests:
             raise error.exceptions[0] from None
         return [reader.result() for reader in readers]
 
-    async def _prompt(self, given: str | list[int] | ChatCompletionRequest) -> Any:
-        if isinstance(given, str):
-            return {"prompt": given}
-        if isinstance(given, list):
-            return {"prompt_token_ids": given}
-        given.check(trusts_template=self._trusts_template)
-        if not self._chat.has_template(given):
+    async def _prompt(self, value: str | list[int] | ChatCompletionRequest) -> Any:
+        if isinstance(value, str):
+            return {"prompt": value}
+        if isinstance(value, list):
+            return {"prompt_token_ids": value}
+        value.check(trusts_template=self._trusts_template)
+        if not self._chat.has_template(value):
             message = "messages need a chat template, and the model has none: give texts as input."
             raise VLLMValidationError(message, parameter="messages")
-        return await self._chat.render(given)
+        return await self._chat.render(value)
 
 
 class _Size:

@@ -39,8 +39,8 @@ class ScoringFields(PooledFields, kw_only=True):
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables."""
-        own = {"instruction": self.instruction} if self.instruction else {}
-        return {**own, **(self.chat_template_kwargs or {})}
+        variables = {"instruction": self.instruction} if self.instruction else {}
+        return {**variables, **(self.chat_template_kwargs or {})}
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
@@ -57,12 +57,12 @@ class ScoreRequest(ScoringFields, kw_only=True):
     def sides(self) -> tuple[str, str]:
         """Return the names of the two fields that have the texts. Raises VLLMValidationError for any other two."""
         names = {name for pair in _SIDES for name in pair}
-        given = {name for name in names if getattr(self, name) is not None}
+        present = {name for name in names if getattr(self, name) is not None}
         for pair in _SIDES:
-            if given == set(pair):
+            if present == set(pair):
                 check_number(pair[1], getattr(self, pair[1]))
                 return pair
-        wrong = next((name for name in ("queries", "text_1", "data_1", *sorted(names)) if name in given), "text_1")
+        wrong = next((name for name in ("queries", "text_1", "data_1", *sorted(names)) if name in present), "text_1")
         shown = ", ".join(f"{one} and {two}" for one, two in _SIDES)
         raise VLLMValidationError(f"give two fields that belong together: {shown}.", parameter=wrong)
 
@@ -128,8 +128,8 @@ class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The best first."""
 
 
-def check_number(name: str, given: Any) -> None:
+def check_number(name: str, value: Any) -> None:
     """Raise VLLMValidationError for more texts than a request may have."""
-    if isinstance(given, list) and len(given) > MAX_INPUTS:
-        message = f"{name} must be a list of at most {MAX_INPUTS}, got {len(given)}."
-        raise VLLMValidationError(message, parameter=name, value=len(given))
+    if isinstance(value, list) and len(value) > MAX_INPUTS:
+        message = f"{name} must be a list of at most {MAX_INPUTS}, got {len(value)}."
+        raise VLLMValidationError(message, parameter=name, value=len(value))

@@ -64,8 +64,8 @@ class ServingEmbedding:
             params = request.params()
         prompts = [{"prompt": text} for text in request.texts]
         outputs = await self._pooled.run(request, prompts, params, caller, ["texts"] * len(prompts), before)
-        for each in outputs:
-            request.check_length(len(each.prompt_token_ids))
+        for output in outputs:
+            request.check_length(len(output.prompt_token_ids))
         usage = usage_of(outputs, tells_cached=False)
         kinds = set(request.embedding_types or ["float"])
         return CohereEmbedResponse(

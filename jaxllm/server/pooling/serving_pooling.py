@@ -34,13 +34,13 @@ class ServingPooling:
         )
         return PoolingResponse(id=answer_id, model=model, data=data, usage=usage)
 
-    def _task(self, given: str | None) -> str:
+    def _task(self, task: str | None) -> str:
         tasks = self._pooled.settings.tasks
-        if given is None:
+        if task is None:
             return tasks[0]
-        if given not in tasks:
-            message = f"Unsupported task: {given[:100]!r} Supported tasks: {tasks}"
-            if given in _REMOVED:
-                message = f"`{given}` task was removed; use {_REMOVED[given]} instead."
-            raise VLLMValidationError(message, parameter="task", value=given)
-        return given
+        if task not in tasks:
+            message = f"Unsupported task: {task[:100]!r} Supported tasks: {tasks}"
+            if task in _REMOVED:
+                message = f"`{task}` task was removed; use {_REMOVED[task]} instead."
+            raise VLLMValidationError(message, parameter="task", value=task)
+        return task

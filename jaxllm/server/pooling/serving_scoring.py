@@ -102,11 +102,11 @@ class ServingScores:
                 message += " (--chat-template, for a model that reads both at once)."
                 raise VLLMValidationError(message, parameter=name)
 
-    def _work(self, request: ScoringFields, given: list[Any]) -> int:
+    def _work(self, request: ScoringFields, pairs: list[Any]) -> int:
         """Return how many characters are tokenized or rendered to plan scores."""
         if self._template is None and not request.max_tokens_per_query and not request.max_tokens_per_doc:
             return 0
-        return sum(len(_text(each)) for side in given for each in (side if isinstance(side, list) else [side]))
+        return sum(len(_text(each)) for side in pairs for each in (side if isinstance(side, list) else [side]))
 
 
 def _text(document: Any) -> str:

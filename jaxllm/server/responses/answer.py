@@ -80,10 +80,10 @@ class ResponseAnswer:
         if self._chat.args.enable_prompt_tokens_details:
             self._prompt_details = PromptTokensDetails.of(output)
         events: list[Event] = []
-        for each in output.outputs:
-            self._num_tokens += len(each.token_ids)
-            events += self._builder.add(self._turn.pieces(each))
-            self._finish_reason = self._turn.finish_reason(each)
+        for completion in output.outputs:
+            self._num_tokens += len(completion.token_ids)
+            events += self._builder.add(self._turn.pieces(completion))
+            self._finish_reason = self._turn.finish_reason(completion)
         return events
 
     async def _end(self) -> list[Event]:

@@ -22,19 +22,19 @@ _TEXTS = {
 
 
 def read_input(
-    given: str | Sequence[dict[str, Any]], find: Callable[[str], dict[str, Any] | None]
+    value: str | Sequence[dict[str, Any]], find: Callable[[str], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
     """Return a request's input as items; `find` gives those that it refers to by their ids, or None.
 
     Raises VLLMValidationError naming the place of what is no item, or is referred to once more, and RequestFailedError,
     404, for an unknown id.
     """
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": given}]
-    if len(given) > MAX_ITEMS:
-        raise _refusal("input", f"must have at most {MAX_ITEMS} items, got {len(given)}", len(given))
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if len(value) > MAX_ITEMS:
+        raise _refusal("input", f"must have at most {MAX_ITEMS} items, got {len(value)}", len(value))
     known: set[str] = set()
-    return [_resolved(item, f"input[{i}]", find, known) for i, item in enumerate(given)]
+    return [_resolved(item, f"input[{i}]", find, known) for i, item in enumerate(value)]
 
 
 def _resolved(
@@ -45,14 +45,14 @@ def _resolved(
     if kind != "item_reference" and not (kind is None and "id" in item and "role" not in item):
         return item
     item_id = item.get("id")
-    found = find(item_id) if isinstance(item_id, str) else None
-    if found is None or not isinstance(item_id, str):
+    kept_item = find(item_id) if isinstance(item_id, str) else None
+    if kept_item is None or not isinstance(item_id, str):
         message = f"{label}: Item with id {shown(item_id)} not found: items are kept with responses that are stored."
         raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="input")
     if item_id in known:
         raise _refusal(label, f"refers to item {shown(item_id)} once more: leave all but one out", item_id)
     known.add(item_id)
-    return found
+    return kept_item
 
 
 def messages_of(
@@ -167,18 +167,18 @@ def _as_parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _content(given: Any, label: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, label: str) -> str | list[dict[str, Any]]:
     """Return a message's content in chat's form: a text, or several as parts."""
-    texts = _texts(given, label)
+    texts = _texts(content, label)
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
-def _texts(given: Any, label: str) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list):
-        raise _refusal(label, f"must be a text or a list of parts, got {shown(given)}", given)
-    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(given)]
+def _texts(content: Any, label: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise _refusal(label, f"must be a text or a list of parts, got {shown(content)}", content)
+    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(content)]
 
 
 def _part_text(part: Any, label: str) -> str:

@@ -148,11 +148,11 @@ class ResponsesRequest(TokenFields, kw_only=True):
             raise _refusal("top_logprobs", f"log-probabilities are not shown here: {_CHAT}", self.top_logprobs)
         self._check_stream()
         self._check_repeated()
-        for each in self.include or ():
-            if each == _LOGPROBS:
-                raise _refusal("include", f"{_LOGPROBS} is not shown here: {_CHAT}", each)
-            if each not in INCLUDABLE:
-                raise _refusal("include", f"has {shown(each)}, which no response has", each)
+        for field in self.include or ():
+            if field == _LOGPROBS:
+                raise _refusal("include", f"{_LOGPROBS} is not shown here: {_CHAT}", field)
+            if field not in INCLUDABLE:
+                raise _refusal("include", f"has {shown(field)}, which no response has", field)
 
     def _check_stream(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -199,13 +199,13 @@ class ResponsesRequest(TokenFields, kw_only=True):
         )
 
 
-def chat_tools(given: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def chat_tools(request_tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Return the functions of Responses' `tools` in chat's form; tools of other types are left out, and logged.
 
     Raises VLLMValidationError for a function without a name.
     """
     tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(given or ()):
+    for i, tool in enumerate(request_tools or ()):
         kind = tool.get("type")
         if not isinstance(kind, str):
             raise VLLMValidationError(f"tools[{i}]: needs a type, got {shown(kind)}.", parameter="tools", value=kind)

@@ -70,11 +70,11 @@ class ResponseStore:
 
     def find(self, response_id: str, parameter: str) -> StoredResponse:
         """Return a response. Raises RequestFailedError, 404, naming the parameter, for one that is not kept."""
-        found = self._kept.get(response_id)
-        if found is None:
+        kept = self._kept.get(response_id)
+        if kept is None:
             raise not_found(response_id, parameter)
         self._kept.move_to_end(response_id)
-        return found
+        return kept
 
     def finder(self) -> Callable[[str], dict[str, Any] | None]:
         """Return what finds items of the outputs of responses that are kept, by their ids; it reads a response once."""
@@ -86,8 +86,8 @@ class ResponseStore:
                 return None
             if owner not in read:
                 items = msgspec.json.decode(self.find(owner, "input").turns[-1])
-                own = self._kept[owner].item_ids
-                read[owner] = {item["id"]: item for item in items[-len(own) :]}
+                item_ids = self._kept[owner].item_ids
+                read[owner] = {item["id"]: item for item in items[-len(item_ids) :]}
             return read[owner][item_id]
 
         return find
