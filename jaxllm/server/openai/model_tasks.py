@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
-
-if TYPE_CHECKING:
-    from jaxllm.engine.online.async_llm import AsyncLLM
 
 
 def check_generates(engine: AsyncLLM, api: str) -> None:
