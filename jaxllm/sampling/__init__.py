@@ -1,1 +1,1 @@
-"""Logits become tokens on the device: pure jnp, one row never looks at another."""
+"""Sample tokens from logits on the device, in pure jnp; rows are independent."""

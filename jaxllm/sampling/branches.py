@@ -1,6 +1,6 @@
-"""Parts of the sampler that no row of a step uses are skipped, where skipping them costs less than doing them.
+"""Skip parts of the sampler that no row of a step uses, where skipping them costs less than running them.
 
-A GPU brings a branch's predicate to the host and waits for it, outside a CUDA graph: there everything is done.
+A GPU copies a branch's predicate to the host and waits for it, outside a CUDA graph, so that nothing is skipped there.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from jax import Array, lax
 
 
 def when[T](is_used: Array | bool, work: Callable[[], T], idle: Callable[[], T]) -> T:
-    """Return what `work` gives if `is_used`, else what `idle` gives, of the same shapes; True itself is no branch."""
+    """Return `work()` if `is_used`, else `idle()`, which has the same shapes; the Python value True makes no branch."""
     return work() if is_used is True else lax.cond(is_used, work, idle)

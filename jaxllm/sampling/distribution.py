@@ -1,4 +1,4 @@
-"""Logits become unnormalised probabilities here, element by element, so that no array of them need exist."""
+"""Convert logits to unnormalised probabilities, element by element, so that no array of them need exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TEMPERATURE = 1e30  # its inverse is still a normal float32: 0 x inf is NaN
 
 
 class Distribution(NamedTuple):
-    """Each row's probabilities, not normalised: the mass of an id follows from its logit."""
+    """The unnormalised probabilities of each row: the mass of an id follows from its logit."""
 
     temperature_s: Array
     largest_s: Array
@@ -21,7 +21,7 @@ class Distribution(NamedTuple):
     """Lower logits have mass 0."""
 
     def scaled(self, logits: Array) -> Array:
-        """Divide logits [s, ...] by the temperature; -inf for those that are cut off."""
+        """Divide logits [s, ...] by the temperature; logits that are cut off become -inf."""
         scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
         return jnp.where(logits >= _like(self.min_logit_s, logits), logits * _like(scale, logits), -jnp.inf)
 
@@ -30,13 +30,13 @@ class Distribution(NamedTuple):
         largest = _like(self.largest_s, logits)
         scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
         mass = jnp.exp((logits - largest) * _like(scale, logits))
-        # Even where it is infinite, and where all are -inf, the largest has mass 1.
+        # The largest has mass 1 even if it is infinite, or if all are -inf.
         mass = jnp.where(logits == largest, 1.0, mass)
         return jnp.where(logits >= _like(self.min_logit_s, logits), mass, 0.0)
 
 
 def is_greedy(temperature_s: Array) -> Array:
-    """Say which rows take their most likely id."""
+    """Return which rows take their most likely id."""
     return temperature_s < GREEDY_TEMPERATURE
 
 

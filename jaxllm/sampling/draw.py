@@ -1,4 +1,4 @@
-"""One draw per row: a uniform number from the row's own seed and position, and the inverse of its cumulative sum."""
+"""Draw one id per row: a uniform number from the row's seed and position, and the inverse of the cumulative sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
 
 
 def draw(rows: Rows, distribution: Distribution, uniforms_s: Array) -> Array:
-    """Return one id per row, each as likely as its mass; in two levels: a tile of ids, then the id within it."""
+    """Return one id per row with probability by mass, in two levels: a tile of ids, then an id within it."""
     sums_si = rows.each_tile(_mass_sums, distribution)
     ends_si = jnp.cumsum(sums_si, axis=1)
     target_s = uniforms_s * ends_si[:, -1]
@@ -40,7 +40,7 @@ def _mass_sums(logits_sij: Array, distribution: Distribution) -> Array:
 def _first_above(ends_si: Array, mass_si: Array, target_s: Array) -> Array:
     """Return the first index that has mass and whose cumulative sum exceeds the target.
 
-    Rounding may leave no such index, and cumulative sums that fall a little: then it is the last one that has mass.
+    If rounding leaves no such index, because cumulative sums fall a little, it is the last index that has mass.
     """
     width = ends_si.shape[1]
     indices_i = jnp.arange(width, dtype=jnp.int32)

@@ -1,7 +1,7 @@
-"""What the sampler reads besides the logits, in records of arrays with one entry per row.
+"""The sampler's inputs besides the logits: records of arrays with one entry per row.
 
-A record says all that packing it needs: the letters that end an array's name are its axes, and `Packed` in its
-annotation is its type (int32 unless it says otherwise) and the value that leaves a row as it is.
+A record defines its own packing: the letters that end an array's name are its axes, and `Packed` in its annotation has
+its type (int32 by default) and the neutral value, which changes nothing in a row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from jax import Array
 
 
 class Packed(NamedTuple):
-    """How an array is sent to the device."""
+    """The packing of an array that is sent to the device."""
 
     dtype: type[np.generic] = np.int32
     neutral: float = 0
-    """What padding holds, and each row that does not use the field."""
+    """The value in padding, and in rows that do not use the field."""
 
 
 class SamplingBatch(NamedTuple):
-    """Settings of each row that both programs read, and those of truncation."""
+    """The settings of each row that both programs read, and those of truncation."""
 
     seeds_s2: Array
     """The bits of the high and low word of each row's 64-bit seed."""
@@ -35,46 +35,46 @@ class SamplingBatch(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Settings of each row that only `sample_full` reads."""
+    """The settings of each row that only `sample_full` reads."""
 
     is_scored_s: Array
     """1 for rows of prompt positions: they "pick" `scored_ids_s`, by unprocessed logits."""
     scored_ids_s: Array
     count_rows_s: Array
-    """The row's row of the token counts; UNCOUNTED_ROW counts nothing."""
+    """The index of the row's token counts; UNCOUNTED_ROW counts nothing."""
     presence_s: Annotated[Array, Packed(np.float32)]
     frequency_s: Annotated[Array, Packed(np.float32)]
     repetition_s: Annotated[Array, Packed(np.float32, 1.0)]
     num_outputs_s: Array
     """Output tokens before the one to be sampled."""
     extra_args: dict[str, Array]
-    """Arguments of the custom logits processors, by name; their defaults say how they are packed."""
+    """Arguments of the custom logits processors, by name; their defaults define the packing."""
 
 
 class RareRules(NamedTuple):
-    """Settings of each row that few steps need and that are large: each is sent by itself, where some row uses it.
+    """The large settings of each row that few steps need: each array is sent on its own, if some row uses it.
 
     On the host, None stands for an array that no row uses.
     """
 
     allowed_bits_sw: Annotated[Any, Packed(neutral=-1)]
-    """Words of 32 ids; bit i % 32 of word i // 32 says whether id i may be sampled."""
+    """Words of 32 ids; bit i % 32 of word i // 32 is 1 if id i may be sampled."""
     grammar_bits_sw: Annotated[Any, Packed(neutral=-1)]
-    """The same for what each row's grammar alone lets follow; raw log-probabilities are taken after it."""
+    """The same for the ids that each row's grammar allows; raw log-probabilities are taken after this mask."""
     bias_ids_sb: Any
     bias_sb: Annotated[Any, Packed(np.float32)]
-    """What is added to the logit of each of `bias_ids_sb`."""
+    """The bias that is added to the logit of each of `bias_ids_sb`."""
     logprob_ids_sn: Any
     """Ids whose log-probabilities are asked for."""
     drafts_sd: Annotated[Any, Packed(neutral=-1)]
-    """The drafts up to a row's own token, where the row's tokens are counted: the counts do not have them yet. The
-    row's token comes to be only if all of them are what was sampled before it."""
+    """The drafts before a row's token, if the row's tokens are counted: the counts do not have them yet. The row's
+    token only becomes output if all of them were sampled."""
     draft_rows_sd: Any
     """The rows that these drafts are sampled in."""
 
 
 class Uses(NamedTuple):
-    """Say what some row of the step uses: the rest is skipped."""
+    """The features that some row of the step uses; the others are skipped."""
 
     num_biases: Array
     """Columns of `bias_sb` in use."""

@@ -1,4 +1,4 @@
-"""Log-probabilities or logits of the picked token, of the most likely ids and of ids that were asked for."""
+"""Compute log-probabilities or logits of the sampled token, of the most likely ids and of requested ids."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ MAX_TOP_IDS = 128
 
 
 class Logprobs(NamedTuple):
-    """The values that each row shows: log-probabilities, or logits in the two modes that say so."""
+    """The values that each row returns: log-probabilities, or logits in the two modes for logits."""
 
     sampled_s: Array
     """The value of the sampled token itself."""
     rank_s: Array
-    """int32 count of ids at least as likely as the token itself."""
+    """int32 number of ids at least as likely as the token itself."""
     asked_sn: Array
     """The values of each row's `logprob_ids_sn`."""
     top_ids_sk: Array | None
-    """The most likely ids in falling order; None if all_sv is there instead."""
+    """The most likely ids in falling order; None if all_sv is set instead."""
     top_sk: Array | None
     all_sv: Array | None
     """The values of the whole vocabulary, by id."""
 
 
 def fill_logprobs(value: Any, num_logprobs: int) -> Logprobs:
-    """Return the Logprobs that a step of so many gives, with `value` in place of each array."""
+    """Return the Logprobs of a step with `num_logprobs`, with `value` in place of each array."""
     is_whole = num_logprobs > MAX_TOP_IDS
     top = None if is_whole else value
     return Logprobs(value, value, value, top, top, value if is_whole else None)
@@ -49,7 +49,7 @@ def gather_logprobs(
     is_used: Array | bool,
     allowed_bits_sw: Array | None = None,
 ) -> Logprobs:
-    """Return what to show of logits; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays -inf.
+    """Return the values of logits to show; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays.
 
     With `is_used` True itself the program has no branch. Ids whose bit in `allowed_bits_sw` is 0 count as -inf.
     """
@@ -82,7 +82,7 @@ def gather_logprobs(
         return when(is_used, lambda: gather(values_sv), nothing)
     if is_used is True:
         return gather(mask(values_sv, allowed_bits_sw))
-    # A branch of its own, for a cond that returned logits would copy them even where nothing is masked. The barrier
+    # A branch of its own, as a cond that returns logits would copy them even if nothing is masked. The barrier
     # keeps the mask out of the sums, so that both branches compute the same, bit for bit.
     branches = (
         nothing,

@@ -1,4 +1,4 @@
-"""Edits of the logits before a token is picked: masks, biases and penalties. What no row uses is skipped."""
+"""Apply masks, biases and penalties to logits before sampling; those that no row uses are skipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mask(logits_sv: Array, allowed_bits_sw: Array) -> Array:
 
 
 def add_biases(logits_sv: Array, ids_sb: Array, biases_sb: Array, num_biases: Array | None) -> Array:
-    """Add the first `num_biases` columns of biases to their ids' logits; None: all of them, at once."""
+    """Add the first `num_biases` columns of biases to their ids' logits, or all at once if it is None."""
     rows_s = jnp.arange(logits_sv.shape[0])
     if num_biases is None:
         return logits_sv.at[rows_s[:, None], ids_sb].add(biases_sb)
@@ -40,9 +40,9 @@ def penalize(
     *,
     is_used: Array,
 ) -> Array:
-    """Make ids less likely that the prompt or the output holds (repetition) or the output holds (the other two).
+    """Penalize ids in the prompt or the output (repetition), or in the output only (the other two).
 
-    Nothing is computed unless `is_used`, on a CPU.
+    On a CPU nothing is computed unless `is_used`.
     """
     num_rows = logits_sv.shape[0]
     settings = (drafts_sd, presence_s, frequency_s, repetition_s)
@@ -53,7 +53,7 @@ def penalize(
         penalized_1v = _penalize(at_row(logits_sv), counts_1v, *map(at_row, settings))
         return lax.dynamic_update_slice_in_dim(logits_sv, penalized_1v, row, 0)
 
-    # Row by row on CPU: in place, the counts are not gathered first, and nothing at all happens if no row uses it.
+    # Row by row on CPU: in place, without gathering the counts first, and nothing is done if no row uses it.
     return lax.platform_dependent(
         cpu=lambda: lax.fori_loop(0, jnp.where(is_used, num_rows, 0), one_row, logits_sv),
         default=lambda: _penalize(logits_sv, counts_cv[count_rows_s], *settings),

@@ -1,7 +1,7 @@
 """Custom logits processors: pure jnp functions `(logits_sv, state) -> logits_sv` that are traced into the step, and
 classes that run on the host (`jaxllm.logits_processors`).
 
-A function sees some rows at a time, on a CPU often one, and must treat each by itself. It may carry `extra_args`, a
+A function gets some rows at a time, on a CPU often one, and must treat rows independently. It may carry `extra_args`, a
 dict from names to default numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
 """
 
@@ -25,21 +25,21 @@ PARAMETER = "logits_processors"
 MAX_PROCESSORS = 64
 MAX_EXTRA_ARGS = 64
 HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
-"""The methods that a class must have to run on the host."""
+"""The methods that a class needs to run on the host."""
 JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (docs/sampling.md)"
 
 
 class LogitsState(NamedTuple):
-    """The state that a processor may look at, besides the logits."""
+    """The state that a processor may read, besides the logits."""
 
     num_outputs_s: Array
-    """int32 count of output tokens so far."""
+    """int32 number of output tokens so far."""
     positions_s: Array
     """int32 position of the token to be sampled, in prompt and output."""
     output_counts_sv: Array
-    """int32, how often each token is in the output."""
+    """int32 number of times each token is in the output."""
     in_prompt_sv: Array
-    """bool, whether each token is in the prompt."""
+    """bool, True for tokens in the prompt."""
     extra_args: dict[str, Array]
     """int32 or float32, one value per row, of the request's `extra_args` or the defaults."""
 
@@ -63,17 +63,17 @@ def load_processors(value: Any) -> tuple[LogitsProcessor | type, ...]:
 
 
 def traced(processors: Sequence[LogitsProcessor | type]) -> tuple[LogitsProcessor, ...]:
-    """Return those that are traced into the step."""
+    """Return the processors that are traced into the step."""
     return tuple(each for each in processors if not isinstance(each, type))
 
 
 def on_host(processors: Sequence[LogitsProcessor | type]) -> tuple[type, ...]:
-    """Return those that run on the host."""
+    """Return the processors that run on the host."""
     return tuple(each for each in processors if isinstance(each, type))
 
 
 def runs_last(processor: LogitsProcessor) -> bool:
-    """Say whether a processor comes after the penalties."""
+    """Return whether a processor comes after the penalties."""
     return getattr(processor, "runs_last", False)
 
 
@@ -96,7 +96,7 @@ def extra_args(processors: tuple[LogitsProcessor, ...]) -> dict[str, int | float
 
 
 def check_traceable(processors: tuple[LogitsProcessor, ...], vocab_size: int) -> None:
-    """Trace each processor without computing anything; refuse one that fails or returns something else than logits."""
+    """Trace each processor without computing anything; refuse one that fails or does not return logits."""
     s = 3
 
     def trace(processor: LogitsProcessor) -> Array:
@@ -176,7 +176,7 @@ def _check(processor: Any) -> None:
     except TypeError as error:
         raise _error(f": {_name(processor)} must take (logits_sv, state): {error}", processor) from error
     except ValueError:
-        pass  # no signature to look at, as of some builtins: tracing will tell
+        pass  # some builtins have no signature: tracing finds errors later
 
 
 def _check_default(name: str, default: Any) -> int | float:

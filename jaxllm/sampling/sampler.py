@@ -1,8 +1,8 @@
-"""Pick the next token of every row.
+"""Sample the next token of every row.
 
 Order of operations, as in vLLM: the mask of a grammar; values of the raw logits for logprobs; the other masks;
-logit_bias; custom logits processors; repetition, frequency and presence penalties; greedy pick, or temperature, min_p,
-top_k, top_p and a draw. Everything is float32, and no row looks at another.
+logit_bias; custom logits processors; repetition, frequency and presence penalties; greedy choice, or temperature,
+min_p, top_k, top_p and a draw. Everything is float32, and rows are independent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sample_plain(
 ) -> Array:
     """Return one token per row, by its temperature and seed only; for `skips_unused` see `branches`.
 
-    `num_rows` is how many rows are in use, None if all are: see `WholeRows`.
+    `num_rows` is the number of rows in use, None if all are: see `WholeRows`.
     """
     return _sample_plain(WholeRows(logits_sv, num_rows), batch, skips_unused)
 
@@ -38,7 +38,7 @@ def sample_plain(
 def sample_plain_shard(
     logits_sv: Array, batch: SamplingBatch, shards: VocabShards, *, skips_unused: bool = True
 ) -> Array:
-    """Do the same where each device has a part of the vocabulary; the tokens are those of `sample_plain`."""
+    """Sample as `sample_plain` does, with the same tokens, where each device has a part of the vocabulary."""
     return _sample_plain(ShardedRows.of(logits_sv, shards), batch, skips_unused)
 
 
@@ -66,14 +66,14 @@ def sample_full(
     processors: tuple[LogitsProcessor, ...],
     skips_unused: bool = True,
 ) -> tuple[Array, Logprobs]:
-    """Return one token per row with every feature, and what its logprobs show.
+    """Return one token per row with every feature, and its log-probabilities.
 
     Args:
       logits_sv: float32.
       counts_cv: the token counts of all requests, uint16; read only.
-      num_logprobs: how many of the most likely ids to show, at least 1.
+      num_logprobs: the number of most likely ids to return, at least 1.
       logprobs_mode: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits".
-      skips_unused: whether what `uses` and `rare` say that no row uses is skipped; see `branches`.
+      skips_unused: skip features that no row uses, by `uses` and `rare`; see `branches`.
     """
     skipping = {"uses": uses, "skips_unused": skips_unused}
     edit = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, **skipping)
@@ -84,7 +84,7 @@ def sample_full(
         edited_sv = edit()
         tokens_s, distribution = pick(edited_sv)
     else:
-        # A cond that returned logits would copy them, also where nobody edits. At 64 x 128k greedy with nothing in use
+        # A cond that returns logits copies them, even if no row edits them. At 64 x 128k greedy with nothing in use
         # would cost 3.5 times what `sample_plain` does, instead of 1.03 times.
         is_edited = (uses.num_biases > 0) | (uses.penalties > 0) | (rare.allowed_bits_sw != -1).any()
         tokens_s, distribution = lax.cond(is_edited, lambda: pick(edit()), lambda: pick(logits_sv))
@@ -93,7 +93,7 @@ def sample_full(
 
     shown_sv = logits_sv
     if shows_processed:
-        # As drawn from: greedy rows without temperature and truncation, prompt rows without any change.
+        # As sampled from: greedy rows without temperature and truncation, prompt rows unchanged.
         shown_sv = jnp.where(is_greedy(batch.temperature_s)[:, None], edited_sv, distribution.scaled(edited_sv))
         shown_sv = jnp.where(is_scored_s[:, None], logits_sv, shown_sv)
     logprobs = gather_logprobs(
@@ -140,7 +140,7 @@ def _edit(
 
 
 def _state(batch: SamplingBatch, rules: Rules, rare: RareRules, counts_cv: Array) -> LogitsState:
-    """Return what processors may look at besides the logits."""
+    """Return the state that processors may read besides the logits."""
     counts_sv = counts_cv[rules.count_rows_s]
     return LogitsState(
         num_outputs_s=rules.num_outputs_s,
@@ -153,7 +153,7 @@ def _state(batch: SamplingBatch, rules: Rules, rare: RareRules, counts_cv: Array
 
 def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Distribution]:
     """Return each row's most likely id, and the distribution of an untruncated draw."""
-    # Without the barrier XLA would take the largest of a row from all of its logits once more.
+    # Without the barrier XLA would compute a row's maximum from all of its logits again.
     maxima_si = lax.optimization_barrier(rows.each_tile(largest))
     largest_s = maxima_si.max(axis=1)
     everything = Distribution(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))

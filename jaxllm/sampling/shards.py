@@ -1,4 +1,4 @@
-"""Rows of logits whose vocabulary several devices share: what each tile adds up to is exchanged, and the tile chosen.
+"""Sample from logits whose vocabulary several devices share: tiles' sums are exchanged, and a tile is chosen.
 
 Tiles are cut as on one device, so all sums and tokens are the same. For code inside `jax.shard_map`.
 """
@@ -17,7 +17,7 @@ from jaxllm.sampling.tiles import TILE, split_tiles, take_tiles
 
 @dataclass(frozen=True, slots=True)
 class VocabShards:
-    """The parts of a vocabulary on the devices of a mesh axis: equal ones, which need not be whole tiles."""
+    """The equal parts of a vocabulary on the devices of a mesh axis, which need not be whole tiles."""
 
     vocab_size: int
     num_devices: int
@@ -25,27 +25,27 @@ class VocabShards:
 
     @property
     def size(self) -> int:
-        """Ids that a device computes the logits of."""
+        """The number of ids that a device computes the logits of."""
         return self.vocab_size // self.num_devices
 
     @property
     def num_tiles(self) -> int:
-        """Tiles of the vocabulary."""
+        """The number of tiles of the vocabulary."""
         return -(-self.vocab_size // TILE)
 
     @property
     def tiles(self) -> int:
-        """Tiles that a device looks at."""
+        """The number of tiles that a device reads."""
         return -(-self.num_tiles // self.num_devices)
 
     @property
     def borrowed(self) -> int:
-        """Ids of the next device that the last tiles may reach into."""
+        """The number of ids of the next device that the last tiles may reach into."""
         return (self.tiles * TILE - self.size) * self.num_devices
 
     @property
     def can_sample(self) -> bool:
-        """Say whether tiles reach no further than that; if not, the vocabulary is small, and better gathered."""
+        """Return whether tiles reach no further than that; a smaller vocabulary is gathered instead."""
         return self.vocab_size % self.num_devices == 0 and self.borrowed <= self.size
 
 
@@ -58,12 +58,12 @@ class ShardedRows:
 
     @classmethod
     def of(cls, logits_sv: Array, shards: VocabShards) -> Self:
-        """Make it of the logits that the device computed."""
+        """Return the device's part from the logits that it computed."""
         width = shards.tiles * TILE
         if shards.borrowed:
             neighbours = [(device + 1, device) for device in range(shards.num_devices - 1)]
             next_sv = lax.ppermute(logits_sv[:, : shards.borrowed], shards.axis, neighbours)
-            # The tiles of device i begin i times the difference behind its part.
+            # The tiles of device i begin i times the difference after its part.
             start = lax.axis_index(shards.axis) * (width - shards.size)
             logits_sv = lax.dynamic_slice_in_dim(jnp.concatenate([logits_sv, next_sv], axis=1), start, width, axis=1)
         ids_v = lax.axis_index(shards.axis) * width + jnp.arange(width, dtype=jnp.int32)

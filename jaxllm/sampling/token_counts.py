@@ -1,7 +1,7 @@
-"""Token counts say how often each token is in the output, and whether it is in the prompt: one uint16 per id.
+"""Count how often each token is in a request's output, and mark the prompt's tokens: one uint16 per id.
 
-The low 15 bits count the output, the top bit says "in the prompt". Row 0 of the device's counts stays zero: rows that
-count nothing read it.
+The low 15 bits count the output, the top bit means "in the prompt". Row 0 of the device's counts stays zero, for rows
+that count nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def set_row(counts_cv: Array, row: Array, row_v: Array) -> Array:
 
 
 def add_tokens(counts_cv: Array, rows_s: Array, tokens_s: Array, drafts_sd: Array, draft_rows_sd: Array) -> Array:
-    """Count one more output token in each of `rows_s`, but of those after drafts that were not sampled; counts stop at
-    MAX_COUNT. But for UNCOUNTED_ROW, rows with equally many drafts before them differ.
+    """Count one more output token in each of `rows_s`, except after drafts that were not sampled.
+
+    Counts stop at MAX_COUNT. Rows with equally many drafts before them differ, except UNCOUNTED_ROW.
     """
     is_draft_sd = drafts_sd >= 0
     is_sampled_s = jnp.all(~is_draft_sd | (tokens_s[draft_rows_sd] == drafts_sd), axis=1)
@@ -46,11 +47,11 @@ def add_tokens(counts_cv: Array, rows_s: Array, tokens_s: Array, drafts_sd: Arra
 
 
 def with_drafts(counts_sv: Array, drafts_sd: Array) -> Array:
-    """Return how often each token is in the output of each row, int32, the row's drafts counted."""
+    """Return how often each token is in the output of each row, int32, with the row's drafts."""
     times_sv = output_counts(counts_sv)
     if not drafts_sd.shape[1]:
         return times_sv
-    ids_sd = jnp.where(drafts_sd >= 0, drafts_sd, times_sv.shape[1])  # beyond the vocabulary nothing is added
+    ids_sd = jnp.where(drafts_sd >= 0, drafts_sd, times_sv.shape[1])  # ids beyond the vocabulary add nothing
     rows_s1 = jnp.arange(drafts_sd.shape[0])[:, None]
     return jnp.minimum(times_sv.at[rows_s1, ids_sd].add(1, mode="drop"), MAX_COUNT)
 
@@ -61,5 +62,5 @@ def output_counts(counts: Array) -> Array:
 
 
 def in_prompt(counts: Array) -> Array:
-    """Say which tokens the prompt holds."""
+    """Return which tokens are in the prompt."""
     return counts >= IN_PROMPT

@@ -1,8 +1,8 @@
-"""top_k, top_p and min_p by thresholds that are searched for: no sort.
+"""Truncate by top_k, top_p and min_p with a search for thresholds instead of a sort.
 
-The bits of floats, seen as integers, order as the floats do, so a search among the bits ends at the exact threshold. A
-CPU halves, row by row, and stops when a row is done. Elsewhere all rows find four bits at a time, in a fixed number of
-rounds, for which the host is not asked. Ids as likely as the threshold are all kept.
+The bits of floats, read as integers, have the order of the floats, so a search over the bits ends at the exact
+threshold. A CPU searches by halving, row by row, and stops when a row is done. Other platforms find four bits of all
+rows at a time, in a fixed number of rounds, without the host. Ids as likely as the threshold are all kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NUM_PARTS = 8
 ROUND_BITS = 4
 
 type Sum = Callable[[Array], Array]
-"""Adds up the rows of an array, [s, v] to [s]."""
+"""A function that adds up the rows of an array, [s, v] to [s]."""
 
 
 class Search(Protocol):
-    """Finds the largest integer in [low, high) at which each row keeps what is wanted; `low` where it is not used."""
+    """A search for the largest integer in [low, high) at which each row keeps enough; `low` for unused rows."""
 
     def __call__(
         self,
@@ -40,20 +40,20 @@ class Search(Protocol):
         wanted_s: Array,
         slack: Callable[[Array], Array],
     ) -> Array:
-        """Return it, or a lower one if no more than `slack` lies between: no other id.
+        """Return that integer, or a lower one with at most `slack` in between, which is no other id.
 
         Args:
           uses_s: which rows search.
           bounds: low and high, int32. At low enough is kept.
-          kept_at: returns what each row keeps at an integer, which falls as integers grow.
-          wanted_s: what each row wants to keep.
-          slack: returns what may lie between, at an integer.
+          kept_at: returns the mass or count that each row keeps at an integer, which falls as integers grow.
+          wanted_s: the mass or count that each row must keep.
+          slack: returns the mass or count that may lie in between, at an integer.
         """
         ...
 
 
 class _Bounds(NamedTuple):
-    """The bounds between which each row's threshold is, as integers, and what would be kept at either."""
+    """The bounds of each row's threshold, as integers, and the mass or count kept at either."""
 
     low_s: Array
     kept_at_low_s: Array
@@ -64,14 +64,14 @@ class _Bounds(NamedTuple):
 def truncate(
     logits_sv: Array, distribution: Distribution, top_k_s: Array, top_p_s: Array, min_p_s: Array, *, is_used: Array
 ) -> Array:
-    """Return each row's least logit that min_p, top_k and then top_p keep.
+    """Return the least logit of each row that min_p, top_k and then top_p keep.
 
     Args:
       logits_sv: float32.
       distribution: of untruncated logits.
       top_k_s: keep the k largest; 0 and less keep all.
-      top_p_s: keep the fewest largest whose sum reaches this part of what the other two left.
-      min_p_s: drop what is less likely than this part of the most likely id's probability.
+      top_p_s: keep the fewest largest that reach this share of the mass that the other two left.
+      min_p_s: drop ids less likely than this share of the most likely id's probability.
       is_used: whether any row truncates; on a CPU nothing is computed otherwise.
     """
     arrays = (logits_sv, distribution, top_k_s, top_p_s, min_p_s)
@@ -82,8 +82,8 @@ def truncate(
         found_s = _truncate(*sliced, search=_bisect, add_up=_sum_in_parts)
         return lax.dynamic_update_slice_in_dim(least_s, found_s, row, 0)
 
-    # Row by row on CPU: a row stays in the core's cache and stops when it is done. At 64 x 49k and 16 halvings 5 ms,
-    # against 27 for all rows at once.
+    # Row by row on CPU: a row stays in the core's cache and stops when it is done. At 64 x 49k, 16 halvings take 5 ms,
+    # against 27 ms for all rows at once.
     return lax.platform_dependent(
         cpu=lambda: lax.fori_loop(0, jnp.where(is_used, num_rows, 0), one_row, jnp.full(num_rows, -jnp.inf)),
         default=lambda: _truncate(*arrays, search=_search_in_rounds, add_up=partial(jnp.sum, axis=1)),
@@ -117,7 +117,7 @@ def _truncate(
         (0, ONE_BITS + 1),
         lambda bits_s: add_up(jnp.where(mass_sv >= _from_bits(bits_s)[:, None], mass_sv, 0.0)),
         wanted_s=top_p_s * total_s,
-        # Less than two ids of this mass, or no more than rounding hides.
+        # Less than two ids of this mass, or no more than the rounding error.
         slack=lambda bits_s: jnp.maximum(1.5 * _from_bits(bits_s), MASS_TOLERANCE * total_s),
     )
     least_mass_s1 = jnp.maximum(min_p_s, _from_bits(bits_s))[:, None]
@@ -143,7 +143,7 @@ def _bisect(
         # Their sum may be more than an int32 holds.
         middle_s = (at.low_s >> 1) + (at.high_s >> 1) + (at.low_s & at.high_s & 1)
         kept_s = kept_at(middle_s)
-        # A row's result must not depend on how long others go on.
+        # A row's result must not depend on the number of rounds of others.
         is_open_s = is_open(at)
         is_low_s = is_open_s & (kept_s >= wanted_s)
         is_high_s = is_open_s & ~is_low_s
@@ -169,7 +169,7 @@ def _search_in_rounds(
 ) -> Array:
     """Search by trying 15 integers in each of 8 rounds; see `Search`."""
     del slack  # it finds the largest
-    # Integers are counted from low: the range may be more than an int32 holds.
+    # Integers are relative to low: the range may be more than an int32 holds.
     low, size = np.uint32(bounds[0] % 2**32), np.uint32(bounds[1] - bounds[0])
 
     def find_bits(index: Array, offset_s: Array) -> Array:
@@ -178,7 +178,7 @@ def _search_in_rounds(
         for step in range(1, 2**ROUND_BITS):
             tried_s = offset_s + (np.uint32(step) << shift)
             kept_s = kept_at(lax.bitcast_convert_type(low + tried_s, jnp.int32))
-            # Once an integer is too large, so are all that follow.
+            # If an integer is too large, all larger ones are.
             num_kept_s += ((tried_s < size) & (kept_s >= wanted_s)).astype(jnp.uint32)
         return offset_s + (num_kept_s << shift)
 
@@ -187,7 +187,7 @@ def _search_in_rounds(
 
 
 def _sum_in_parts(values_sv: Array) -> Array:
-    """Add up rows. In parts first, element by element: XLA:CPU adds one number after the other otherwise."""
+    """Add up rows, first in parts, element by element: otherwise XLA:CPU adds one number after another."""
     parts_sv = jnp.pad(values_sv, ((0, 0), (0, -values_sv.shape[1] % NUM_PARTS)))
     width = parts_sv.shape[1] // NUM_PARTS
     total_sv = parts_sv[:, :width]
@@ -197,7 +197,7 @@ def _sum_in_parts(values_sv: Array) -> Array:
 
 
 def _from_key(keys: Array) -> Array:
-    """Return the float of an integer; such integers order as their floats do, the negative ones too."""
+    """Return the float of an integer; the integers have the order of their floats, negative ones too."""
     return _from_bits(jnp.where(keys >= 0, keys, jnp.int32(-(2**31)) | ~keys))
 
 

@@ -1,1 +1,1 @@
-"""Scheduling decides which tokens run in the next step, and in which blocks their keys and values lie. Pure Python."""
+"""Decide which tokens run in the next step, and in which blocks their keys and values lie. Pure Python."""

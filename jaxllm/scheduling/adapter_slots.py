@@ -1,4 +1,4 @@
-"""The device's slots for LoRA adapters: which adapter each holds, and how many running requests need it there."""
+"""The device's slots for LoRA adapters: the adapter in each, and the number of running requests that use it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from jaxllm.scheduling.request import Request
 
 
 class AdapterSlots:
-    """Slots from 1 to `count`. An adapter keeps its slot while a request runs with it, and after that until another one
-    needs it: the one that has gone unused for longest makes room. Requests without an adapter need no slot.
+    """Slots from 1 to `count` for adapters.
+
+    An adapter keeps its slot while a request runs with it, and after that until another one needs it: the adapter that
+    has been idle for longest makes room. Requests without an adapter need no slot.
     """
 
     def __init__(self, count: int, most_passing: int) -> None:
-        """Let so many requests pass one that waits for a slot: more of them could keep all slots for ever."""
+        """The most requests that may pass one that waits for a slot: more could keep all slots for ever."""
         self._free = list(range(count, 0, -1))
         self._slots: dict[int, int] = {}
         """The slot of each adapter that has one."""
         self._num_running: Counter[int] = Counter()
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """The adapters with a slot that no request runs with, the one that went idle first in front."""
+        """The adapters with a slot that no running request uses, in the order in which they became idle."""
         self._loads: dict[int, int] = {}
         self._most_passing = most_passing
         self._first_waiting: Request | None = None
         self._num_passed = 0
-        """How many requests with adapters were admitted while that one, before them in line, waited for a slot."""
+        """The number of requests with adapters that were admitted while that one, before them, waited for a slot."""
 
     def holds_up(self, request: Request) -> bool:
-        """Say whether a request has to wait for a slot; those before it in line must have been asked for first."""
+        """Return whether a request has to wait for a slot; call it for requests before it in line first."""
         if request.adapter is None:
             return False
         first = self._first_waiting
@@ -41,7 +43,7 @@ class AdapterSlots:
         return True
 
     def take(self, request: Request) -> None:
-        """Give a request that is admitted its adapter's slot; there must be room."""
+        """Give an admitted request its adapter's slot; there must be room."""
         adapter, first = request.adapter, self._first_waiting
         if adapter is None:
             return
@@ -70,22 +72,22 @@ class AdapterSlots:
             self._idle[adapter] = None
 
     def forget(self, request: Request) -> None:
-        """Let nobody wait behind a request that has left the line."""
+        """Stop other requests from waiting behind a request that has left the line."""
         if request is self._first_waiting:
             self._first_waiting, self._num_passed = None, 0
 
     def take_loads(self) -> dict[int, int]:
-        """Return the adapters that slots have got since the last call, by slot, to be written before the next step."""
+        """Return the adapters that got a slot since the last call, by slot, to be written before the next step."""
         loads, self._loads = self._loads, {}
         return loads
 
     @property
     def is_used(self) -> bool:
-        """Say whether any request runs with an adapter."""
+        """Return whether any running request has an adapter."""
         return bool(self._num_running)
 
     def check(self, running: Iterable[Request]) -> None:
-        """Assert that every slot is in one place, and that the running requests' adapters have theirs."""
+        """Assert that every slot is used once, and that the running requests' adapters have slots."""
         slots = [*self._free, *self._slots.values()]
         assert len(slots) == len(set(slots)), "a slot is in two places"
         assert self._slots.keys() == self._num_running.keys() | self._idle.keys(), "an adapter with a slot is nowhere"

@@ -1,7 +1,7 @@
-"""The KV blocks: which are free, which are shared, and which still hold a prefix worth keeping.
+"""The KV blocks: which are free, which are shared, and which still hold a cached prefix.
 
-A block that nobody holds is *free* or *cached*. Both wait in one list in LRU order; a cached block loses its content
-only when an allocation reaches it there. The law: free + cached + in use == total.
+A block without a holder is *free* or *cached*. Both wait in one list in LRU order; a cached block loses its content
+only when an allocation reaches it. The law: free + cached + in use == total.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxllm.scheduling.block_residency import BlockResidency
 
 NULL_BLOCK = 0
-"""The block that padding writes to; no request ever owns it."""
+"""The block that padding writes to; no request ever holds it."""
 
 
 class LinkedBlocks:
     """Block ids in a doubly linked list, with removal from the middle in constant time."""
 
     def __init__(self, num_blocks: int) -> None:
-        # The list is a ring closed by the null block, which is never in it: no end needs a special case.
+        # The list is a ring closed by the null block, which is never in it, so that no end needs a special case.
         self._next = array("i", range(num_blocks))
         self._previous = array("i", range(num_blocks))
         self._len = 0
@@ -64,11 +64,11 @@ class BlockPool:
     """Hand out blocks, count who holds them, and remember full ones by the hash of everything up to their end."""
 
     def __init__(self, num_blocks: int, residency: BlockResidency | None = None) -> None:
-        """Have `num_blocks` blocks, of which `residency` follows some."""
+        """Have `num_blocks` blocks; `residency` follows some of them."""
         self.num_blocks = num_blocks
         self.residency = residency
         self.num_cached = 0
-        """Blocks that nobody holds and whose content can still be found."""
+        """Blocks without a holder, with content that can still be found."""
         self._root_hash = os.urandom(32)
         self._num_holders = array("i", bytes(4 * num_blocks))
         self._unheld = LinkedBlocks(num_blocks)
@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Count the blocks that can be taken: free and cached."""
+        """Return the number of blocks that can be taken: free and cached."""
         return len(self._unheld)
 
     @property
@@ -91,12 +91,12 @@ class BlockPool:
         return self._num_holders[block_id] > 0
 
     def is_private(self, block_id: int) -> bool:
-        """Say whether nobody but one holder can come upon a block."""
+        """Return whether a block has a single holder, and cannot be found by others."""
         return self._num_holders[block_id] == 1 and block_id not in self._content
 
     def hash_block(self, parent: bytes | None, token_bytes: bytes, extra_key: bytes = b"") -> bytes:
         """Hash a block's content and, through the parent's hash, all that precedes it (None: nothing precedes it)."""
-        # Parent and token bytes have fixed lengths, so what follows them can only be the extra key.
+        # Parent and token bytes have fixed lengths, so the rest can only be the extra key.
         return hashlib.sha256((parent or self._root_hash) + token_bytes + extra_key).digest()
 
     def find(self, block_hash: bytes, token_bytes: bytes) -> int | None:
@@ -108,13 +108,13 @@ class BlockPool:
         return block_id
 
     def register(self, block_id: int, block_hash: bytes, token_bytes: bytes) -> None:
-        """Let a held, full block be found. Of two blocks with the same content the first stays the known one."""
+        """Make a held, full block findable. Of two blocks with the same content the first stays the registered one."""
         if block_hash not in self._block_by_hash and block_id not in self._content:
             self._block_by_hash[block_hash] = block_id
             self._content[block_id] = (block_hash, token_bytes)
 
     def forget(self, block_id: int) -> None:
-        """Let a block that nobody holds be found no more: it is the next to be taken."""
+        """Forget the content of a block without a holder; it is the next to be taken."""
         self._evict(block_id)
         self._unheld.remove(block_id)
         self._unheld.prepend(block_id)
@@ -134,7 +134,7 @@ class BlockPool:
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a holder to blocks that were found."""
+        """Add a holder to blocks."""
         for block_id in block_ids:
             if not self._num_holders[block_id]:
                 self._unheld.remove(block_id)
@@ -144,8 +144,8 @@ class BlockPool:
                 self.residency.on_shared(block_id)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one holder of each block, given in the order of the sequence."""
-        # Last block first: a prefix without its tail is still of use, a tail without its prefix is not.
+        """Drop one holder of each block; the blocks are in the order of the sequence."""
+        # Last block first: a prefix without its tail is still useful, a tail without its prefix is not.
         for block_id in reversed(block_ids):
             self._num_holders[block_id] -= 1
             if self._num_holders[block_id]:

@@ -15,7 +15,7 @@ MAX_ACCESSES = 4
 
 
 class _Residence:
-    """A residence is one stay of content in a block."""
+    """One stay of content in a block."""
 
     __slots__ = ("accesses", "since")
 
@@ -31,7 +31,7 @@ class _Residence:
 
 
 class BlockResidency:
-    """Follows a part of the blocks from when they are taken until they are taken again."""
+    """Follow a sample of the blocks from the time when they are taken until they are taken again."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BlockResidency:
         self._ended: list[BlockEviction] = []
 
     def on_taken(self, block_id: int) -> None:
-        """End the stay of what the block held, and begin another."""
+        """End the stay of the block's content, and begin another."""
         residence = self._residences.pop(block_id, None)
         if residence is not None:
             self._ended.append(residence.end(self._clock()))
@@ -55,13 +55,13 @@ class BlockResidency:
             self._residences[block_id] = _Residence(self._clock())
 
     def on_shared(self, block_id: int) -> None:
-        """Note that the block's content was found."""
+        """Record that the block's content was found."""
         residence = self._residences.get(block_id)
         if residence is not None:
             residence.accesses.append(self._clock())
 
     def forget_all(self) -> None:
-        """Follow no block any longer: all content was dropped."""
+        """Stop following all blocks: all content was dropped."""
         self._residences.clear()
         self._ended.clear()
 

@@ -12,26 +12,26 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """The KV cache of the layers whose keys and values have one shape and reach as far back."""
+    """The KV cache of a cache group: layers with one shape of keys and values, and one window."""
 
     num_blocks: int
-    """All blocks of the pool, the null block 0 counted."""
+    """The number of blocks of the pool, including the null block 0."""
     window: int | None = None
-    """A token reads the keys of so many, itself counted; None for all before it."""
+    """The number of tokens whose keys a token reads, itself included; None for all before it."""
     attention_chunk: int | None = None
-    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
+    """The size of the chunks of positions within which tokens attend; None where there are none."""
     tile_blocks: int = 1
-    """Attention reads the keys of so many blocks at once, from a multiple of that number on."""
+    """The number of blocks whose keys attention reads at once, from a multiple of it on."""
 
     @property
     def is_bounded(self) -> bool:
-        """Say whether a request gives blocks back while it runs."""
+        """Return whether a request gives blocks back while it runs."""
         return self.window is not None or self.attention_chunk is not None
 
     def first_wanted(self, position: int, block_size: int) -> int:
-        """Return the place in a table of the first block that is read for tokens from a position on.
+        """Return the index in a table of the first block that tokens from a position on read.
 
-        Kernels read whole tiles of keys, of which a window begins in one. A chunk begins a table of its own.
+        Kernels read whole tiles of keys, and a window begins within a tile. A chunk begins a table of its own.
         """
         if self.attention_chunk is not None:
             return position // self.attention_chunk * self.attention_chunk // block_size
@@ -52,22 +52,22 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of a step and of the block pool. Raise ValueError when they cannot work together."""
+    """The limits of a step and of the block pool. Raises ValueError for limits that cannot work together."""
 
     max_num_seqs: int
-    """Requests that may hold blocks at the same time."""
+    """The most requests that may hold blocks at the same time."""
     max_num_batched_tokens: int
-    """Tokens of one step, over all its chunks."""
+    """The most tokens of one step, over all its chunks."""
     max_model_len: int
-    """Prompt and output tokens of one request."""
+    """The most prompt and output tokens of one request."""
     block_size: int
     """Tokens per block."""
     groups: tuple[GroupConfig, ...]
     """The groups of layers, each with blocks of its own."""
     num_state_slots: int = 0
-    """The slots of recurrent state, slot 0 counted, which nobody owns; 0 for a model without it."""
+    """The number of slots of recurrent state, including slot 0, which has no owner; 0 for a model without it."""
     num_adapter_slots: int = 0
-    """The adapters that may be in use at the same time."""
+    """The most adapters in use at the same time."""
     enable_prefix_caching: bool = True
     keys_depend_on_prompt: bool = False
     """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
@@ -76,17 +76,16 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     """The most tokens that one request gets in one step; 0 for no such limit."""
     enable_chunked_prefill: bool = True
-    """False: a prompt waits for a step that takes it whole."""
+    """False if a prompt waits for a step that takes it whole."""
     whole_tasks: frozenset[str] = frozenset()
-    """The tasks of pooling whose prompts each need a step that takes them whole, and read nothing of the prefix
-    cache."""
+    """The pooling tasks that run each prompt whole in one step, without the prefix cache."""
     max_rows: int | None = None
-    """Rows of logits of one step: one per chunk and one per scored prompt token; None for max_num_seqs.
+    """The most rows of logits of one step: one per chunk and one per scored prompt token; None for max_num_seqs.
 
-    With one more than max_num_seqs a prompt that is scored gets on in every step, whatever else runs.
+    With one more than max_num_seqs, a scored prompt makes progress in every step, whatever else runs.
     """
     row_alignment: int = 1
-    """The rows of a chunk of two tokens or more start at a multiple of this; those left out count for the step's size,
+    """The rows of a chunk of two tokens or more start at a multiple of this; skipped rows count for the step's size,
     which is max_num_batched_tokens rounded up to a multiple."""
     speculation: SpeculationSettings | None = None
     """How tokens are guessed ahead; None if they are not."""
@@ -94,7 +93,7 @@ class SchedulerConfig:
     """True if every request gets a row of the device's token counts, not just those with penalties."""
 
     kv_cache_metrics_sample: float | None = None
-    """The part of the blocks whose content is followed from beginning to end; None for no such metrics."""
+    """The share of the blocks that the residency metrics follow; None for no such metrics."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "row_alignment"):
@@ -147,7 +146,7 @@ class SchedulerConfig:
 
     @property
     def attention_chunks(self) -> tuple[int, ...]:
-        """Return the sizes of the chunks within which layers attend: no step computes tokens of two for a request."""
+        """Return the sizes of attention chunks: a step never computes tokens of two chunks for one request."""
         return tuple(sorted({group.attention_chunk for group in self.groups if group.attention_chunk is not None}))
 
     @property

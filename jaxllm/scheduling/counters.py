@@ -1,4 +1,4 @@
-"""What a scheduler counts."""
+"""Counters of the scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the scheduler was made."""
+    """The counts since the scheduler was made."""
 
     num_arrivals: int = 0
     num_steps: int = 0

@@ -1,13 +1,12 @@
-"""The steps of a draft model, which reads what running requests have said and guesses how they go on.
+"""Plan the steps of a draft model, which reads the tokens of running requests and guesses the next ones.
 
-Its keys and values lie in a pool of its own, in blocks with the ids of those that hold the other model's: one block
-table does for both, and what the prefix cache or a donor shares of it is shared here too. It reads a request's tokens
-only once its guesses are wanted, up to a step's worth before each of the other model's steps. Nothing that it computes
-reaches an answer: guesses that follow wrong keys and values would be worse, and no token would change.
+Its keys and values lie in a pool of its own, in blocks with the same ids as the model's: both share one block table,
+with everything that the prefix cache or a donor contributes. It reads a request's tokens only once guesses are wanted,
+up to a step's worth before each of the model's steps. Nothing that it computes reaches an answer: wrong keys and values
+make guesses worse, and change no token.
 
-A draft head is a draft model that reads the other model's features of each position, and the token after it: of n
-tokens it reads n - 1 positions, and what it computes of guesses, without features, is computed anew once they are
-certain.
+A draft head is a draft model that reads the model's features of each position, and the token after it: of n tokens it
+reads n - 1 positions. What it computes for guesses, without features, is computed again once they are certain.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ class DraftPlan:
     """Steps of a draft model, to be run in order."""
 
     steps: tuple[StepPlan, ...]
-    """The first computes the tokens that it has not read, and guesses what follows; each of the others reads the
-    guesses of the one before, on the device."""
+    """The first step computes the unread tokens, and guesses the next one; each later step reads the guesses of the
+    step before, on the device."""
     requests: tuple[tuple[Request, ...], ...]
     """The requests of each step's rows."""
 
 
 type _Wanted = tuple[Request, Chunk, int]
-"""A request, its chunk in the first step, and how many guesses are wanted after it."""
+"""A request, its chunk in the first step, and the number of guesses that are wanted after it."""
 
 
 class DraftSteps:
-    """Plan the steps of a draft model, and know how far it has read each request."""
+    """Plan the steps of a draft model, and track how far it has read each request."""
 
     def __init__(self, limits: DraftModelLimits, cache: KVCacheManager) -> None:
         self._limits, self._cache = limits, cache
@@ -48,10 +47,9 @@ class DraftSteps:
         """The hash of the full block whose keys and values the draft model has in each block."""
 
     def plan(self, wanted: Sequence[tuple[Request, int]]) -> DraftPlan | None:
-        """Plan the steps that make so many guesses about each request, one or more, within the draft model's context;
-        None if there is nothing to be done.
+        """Plan the steps that make the wanted numbers of guesses, one or more each; None if there are none.
 
-        A request of which too many tokens are unread gets none yet.
+        All lie within the draft model's context. A request with too many unread tokens gets no guesses yet.
         """
         rows = self._first_rows(wanted)
         if not rows:
@@ -67,7 +65,7 @@ class DraftSteps:
         return DraftPlan(tuple(steps), tuple(requests))
 
     def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]]) -> list[tuple[Request, array[int]]]:
-        """Take in that a plan has run; return the guesses about each request. `sampled` has each step's tokens."""
+        """Record that a plan has run, and return the guesses about each request. `sampled` has each step's tokens."""
         guesses: dict[Request, array[int]] = {request: array("i") for request in plan.requests[0]}
         for step, requests, token_ids in zip(plan.steps, plan.requests, sampled, strict=True):
             for chunk, request, (token_id,) in zip(step.chunks, requests, token_ids, strict=True):
@@ -87,12 +85,12 @@ class DraftSteps:
         table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
 
     def _known(self, token_ids: array[int]) -> array[int]:
-        """Return the leading tokens that the other model knows."""
+        """Return the leading tokens that are in the model's vocabulary."""
         end = next((at for at, token_id in enumerate(token_ids) if token_id >= self._limits.vocab_size), None)
         return token_ids[:end]
 
     def _first_rows(self, wanted: Sequence[tuple[Request, int]]) -> list[_Wanted]:
-        """Fill the first step: those with one unread token, then the others, each as far as there is room."""
+        """Return the first step's rows: requests with one unread token, then others, as far as there is room."""
         alignment = self._limits.row_alignment
 
         def aligned(num_rows: int) -> int:
@@ -102,7 +100,7 @@ class DraftSteps:
         row_room = aligned(num_left)
         for request, count in wanted:
             table = self._cache.tables[request.request_id]
-            # What follows the last token is what is asked for, though it may have been asked for before.
+            # The last token is always read, since its successor is wanted, even if it was read before.
             table.num_drafted_tokens = min(table.num_drafted_tokens, self._num_readable(request) - 1)
             is_decode = table.num_drafted_tokens == self._num_readable(request) - 1
             rows = (row_room - aligned(len(decodes) + is_decode)) // alignment * alignment
@@ -122,7 +120,7 @@ class DraftSteps:
         return decodes + longer
 
     def _first_chunk(self, request: Request, table: BlockTable, most: int) -> Chunk:
-        """Return at most so many of the tokens that the draft model has not read."""
+        """Return a chunk of at most `most` of the tokens that the draft model has not read."""
         if not table.num_drafted_tokens:
             table.num_drafted_tokens = self._find_read(request, table)
         start, shift = table.num_drafted_tokens, self._limits.shift
@@ -131,11 +129,11 @@ class DraftSteps:
         return self._chunk(request, table, start, token_ids, samples=end == self._num_readable(request))
 
     def _num_readable(self, request: Request) -> int:
-        """Return how many positions of a request the draft model can read."""
+        """Return the number of positions of a request that the draft model can read."""
         return request.num_tokens - self._limits.shift
 
     def _next_chunk(self, request: Request, first: Chunk, row: int, number: int) -> Chunk:
-        """Return the token that row `row` of the step before has sampled, as step `number`'s chunk."""
+        """Return step `number`'s chunk: the token that row `row` of the step before samples."""
         start = first.start + len(first.token_ids) + number - 1
         table = self._cache.tables[request.request_id]
         return self._chunk(request, table, start, array("i", (0,)), samples=True, previous_row=row)
@@ -159,8 +157,8 @@ class DraftSteps:
             block_ids=(self._block_ids(table)[:num_blocks],) * self._limits.num_groups,
             samples=samples,
             num_prompt_tokens=request.num_prompt_tokens,
-            # The same seed at the same place draws the same noise: where the two models agree on what is likely, they
-            # draw the same token.
+            # The same seed at the same position draws the same noise: if the two models agree on the probabilities,
+            # they draw the same token.
             params=_at_temperature(request.params.temperature),
             seed=request.source.seed,
             num_output_tokens=0,
@@ -170,10 +168,10 @@ class DraftSteps:
         return table.block_ids[self._limits.group]
 
     def _find_read(self, request: Request, table: BlockTable) -> int:
-        """Count the leading tokens whose full blocks the draft model has read, for this request or another."""
+        """Return the leading tokens in full blocks that the draft model has read, for this request or another."""
         if not self._cache.enable_prefix_caching:
-            return 0  # nobody else has the same blocks
-        # A draft head has read one token more, which may be another one here: that is one key of many.
+            return 0  # no other request has the same blocks
+        # A draft head has read one more token, which may differ here: one wrong key among many.
         most, block_ids = (self._num_readable(request) - 1) // self._cache.block_size, self._block_ids(table)
         num_read = 0
         while num_read < most and self._read.get(block_ids[num_read]) == self._cache.hash_of(request, num_read):
@@ -181,9 +179,7 @@ class DraftSteps:
         return num_read * self._cache.block_size
 
     def _remember(self, request: Request, chunk: Chunk) -> None:
-        """Note which blocks have been written, and which of the request's are full of certain tokens: those up to the
-        end of a first chunk.
-        """
+        """Record the blocks that were written, and those full of certain tokens: up to the end of a first chunk."""
         if not self._cache.enable_prefix_caching:
             return
         table, block_size = self._cache.tables[request.request_id], self._cache.block_size
@@ -198,5 +194,5 @@ class DraftSteps:
 
 @lru_cache(maxsize=256)
 def _at_temperature(temperature: float) -> SamplingParams:
-    """Return params with this temperature and nothing else, which the plain program knows."""
+    """Return params with only a temperature, which the plain program supports."""
     return SamplingParams(temperature=temperature)

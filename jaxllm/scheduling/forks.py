@@ -1,4 +1,4 @@
-"""Forks begin with the tokens of a donor, another request, and share its blocks, which may outlive it for them."""
+"""Forks: requests that begin with the tokens of another request, their donor, and share its blocks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder
 
 
 class Forks:
-    """Say what forks in the queue wait for and may share, and how long a donor's blocks are wanted."""
+    """Decide how long forks wait, which blocks they share, and how long a donor's blocks are kept."""
 
     def __init__(self, cache: KVCacheManager, waiting: RequestQueue) -> None:
         self._cache, self._waiting = cache, waiting
 
     def wants(self, donor: Request) -> bool:
-        """Say whether anyone may still want an ended request's blocks."""
+        """Return whether an ended request's blocks may still be needed."""
         return donor.keeps_blocks or self._waiting.num_forks(donor) > 0
 
     def close_unwanted(self, donor: Request) -> None:
-        """Close the donor's table if it is parked to no purpose."""
+        """Close the donor's parked table if it is no longer needed."""
         if donor.finish_reason is not None and not self.wants(donor) and self._cache.table_of(donor) is not None:
             self._cache.close_parked(donor.request_id)
 
     def must_wait(self, request: Request, step: StepBuilder) -> bool:
-        """Say whether a fork should wait until its donor's prompt is planned in steps before this one."""
+        """Return whether a fork should wait until its donor's prompt is planned in steps before this one."""
         donor = request.donor
         if donor is None or donor.finish_reason is not None or request.is_scored or donor.order > request.order:
-            return False  # a fork ahead of its donor does not wait for one that may be kept waiting by others
+            return False  # a fork ahead of its donor does not wait, since others may hold the donor up
         return self._num_donated(donor, step) < donor.num_prompt_tokens
 
     def find_prefix(self, request: Request, step: StepBuilder) -> PrefixHit:
-        """Return the longest prefix of a waiting request, at its donor or in the cache."""
+        """Return the longest prefix of a waiting request, from its donor or the cache."""
         donor = request.donor
         if donor is None:
             return self._cache.find_prefix(request, 0, takes_over=False)
@@ -48,7 +48,7 @@ class Forks:
         return give_up({*spared, request.donor}) or give_up(spared)
 
     def _num_donated(self, donor: Request, step: StepBuilder) -> int:
-        """Count the donor's tokens whose keys and values are there before this step runs."""
+        """Return the number of the donor's tokens that are computed before this step runs."""
         table = self._cache.table_of(donor)
         if table is None:
             return 0

@@ -1,7 +1,7 @@
-"""Block tables: which blocks hold each request's keys and values, and how much of them is computed.
+"""Block tables: the blocks of each request's keys and values, and the number of computed tokens.
 
 A request starts with a `PrefixHit`: blocks of the prefix cache, or of a donor, another request that begins with the
-same tokens. Full blocks are shared, since nobody writes to them again. A block that is not full has one writer: a
+same tokens. Full blocks are shared, since they are never written again. A block that is not full has one writer: a
 second request gets a copy.
 """
 
@@ -20,7 +20,7 @@ from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import NO_SLOT, NO_SLOTS, ChunkSlots, RequestState, StateSlots
 
 type GroupBlocks = tuple[array[int], ...]
-"""The blocks of a request in each cache group, in the order of its tokens; null blocks where no token to come reads."""
+"""The blocks of a request in each cache group, in the order of its tokens; null blocks where no later token reads."""
 
 
 @dataclass(slots=True)
@@ -29,17 +29,17 @@ class BlockTable:
 
     block_ids: GroupBlocks
     num_computed_tokens: int
-    """Positions whose keys and values are there; steps in flight are not counted."""
+    """The number of positions with keys and values, without steps in flight."""
     num_registered: int
-    """Leading full blocks that were offered to the prefix cache."""
+    """The number of leading full blocks that were registered in the prefix cache."""
     num_trimmed: list[int]
-    """Leading blocks of each group that were given back: no token to come reads them."""
+    """The number of leading blocks of each group that were given back: no later token reads them."""
     num_shared_tokens: int
-    """Leading tokens whose blocks were there already, though the state after them may not have been."""
+    """The number of leading tokens whose blocks existed already, even if the state after them did not."""
     state: RequestState | None = None
     """The recurrent state, if the model has any."""
     num_drafted_tokens: int = 0
-    """Positions whose keys and values the draft model has, if there is one; guesses may be among them."""
+    """The number of positions that the draft model has read, including guesses. `DraftSteps` alone changes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class PrefixHit:
     """The blocks that hold them, to be shared."""
     num_tokens: int
     copied_blocks: tuple[int, ...] | None = None
-    """In each group the block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
+    """In each group the block with the next tokens after `block_ids`, if it is to be copied."""
     state_slot: int = NO_SLOT
-    """The slot with the state after these tokens, if the model has any and they are not none."""
+    """The slot with the state after these tokens, if the model has state and there are such tokens."""
     num_shared_tokens: int = 0
-    """Leading tokens whose blocks can be found: more than `num_tokens` where the state after them cannot."""
+    """The number of leading tokens whose blocks exist: more than `num_tokens` if the state after them does not."""
 
 
 class KVCacheManager:
@@ -68,7 +68,7 @@ class KVCacheManager:
             CacheGroup(group, config.block_size, None if number or sample is None else BlockResidency(sample))
             for number, group in enumerate(config.groups)
         )
-        """The first one measures how long its blocks stay, if any does."""
+        """The first one measures the residency of its blocks, if it is measured."""
         self.slots = StateSlots(config.num_state_slots) if config.num_state_slots else None
         """The slots of recurrent state; None where the model has none."""
         self._most_new, self._max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -77,12 +77,12 @@ class KVCacheManager:
         self.tables: dict[str, BlockTable] = {}
         """The tables of the running requests, by id."""
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
-        """The tables of ended requests, kept for forks, by id, oldest first. It is a cache: any may go at any time."""
+        """The tables of ended requests, kept for forks, by id, oldest first. Any may be dropped at any time."""
 
     # -- prefix hits ---------------------------------------------------------------------------------------------------
 
     def find_prefix(self, request: Request, num_donated: int, takes_over: bool) -> PrefixHit:
-        """Return the longest hit to be had; the request's last token is always left to compute.
+        """Return the longest hit; the request's last token is always left to compute.
 
         num_donated: leading tokens of the donor that are computed or planned. takes_over: whether the donor ends with
         this fork, so that its last block needs no copy.
@@ -97,7 +97,7 @@ class KVCacheManager:
         return cached if cached.num_tokens >= donated.num_tokens else donated
 
     def looks_up(self, request: Request) -> bool:
-        """Say whether the request's tokens are looked up in the prefix cache."""
+        """Return whether the request's tokens are looked up in the prefix cache."""
         return self.enable_prefix_caching and request.reads_cache and not request.is_scored
 
     def _find_cached(self, request: Request, max_blocks: int) -> PrefixHit:
@@ -114,16 +114,16 @@ class KVCacheManager:
         return PrefixHit(tuple(block_ids), num_tokens, None, slot or NO_SLOT, num_shared * self.block_size)
 
     def _longest(self, request: Request, num_blocks: int, holders: Sequence[CacheGroup | StateSlots]) -> int:
-        """Return the most leading blocks, up to num_blocks, after which the request can go on with what all hold."""
+        """Return the most leading blocks, up to num_blocks, after which the request can continue with all holders."""
         before = -1
-        while num_blocks != before:  # one may have to shorten what the one before it has found
+        while num_blocks != before:  # a holder may shorten the result of the one before it
             before = num_blocks
             for holder in holders:
                 num_blocks = holder.longest(num_blocks, partial(self._find, holder.pool, request))
         return num_blocks
 
     def _find(self, pool: BlockPool, request: Request, index: int) -> int | None:
-        """Return what a pool has for the request's block at a place, and for all before it."""
+        """Return the pool's block with the content of the request's block at an index, and of all before it."""
         return pool.find(self.hash_of(request, index), self._token_bytes(request, index))
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
@@ -138,7 +138,7 @@ class KVCacheManager:
         num_full, rest = divmod(num_tokens, self.block_size)
         firsts = [group.first_wanted(num_tokens) for group in self.groups]
         if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
-            return self._nothing  # the donor has gone on, and has given back what is wanted
+            return self._nothing  # the donor has continued, and has given back the wanted blocks
         groups = zip(table.block_ids, firsts, strict=True)
         shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in groups)
         if not rest:
@@ -151,8 +151,8 @@ class KVCacheManager:
         return PrefixHit(shared, num_tokens, last, slot)
 
     def _donated_state(self, state: RequestState, max_tokens: int, *, has_ended: bool) -> tuple[int, int]:
-        """Return after how many tokens, up to a limit, a donor's state is there, and its slot."""
-        # While the donor runs, the step that reads its own slot may write there too.
+        """Return the most tokens, up to a limit, after which a donor's state exists, and its slot."""
+        # While the donor runs, the step that reads its own slot may also write to it.
         kept = [(state.saved_at, state.saved)] if state.saved != NO_SLOT else []
         kept += [(state.num_tokens, state.slot)] if has_ended else []
         return max((each for each in kept if each[0] <= max_tokens), default=(0, NO_SLOT))
@@ -172,7 +172,7 @@ class KVCacheManager:
     # -- tables --------------------------------------------------------------------------------------------------------
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
-        """Say whether num_tokens positions fit in the blocks now available, beside those of this hit."""
+        """Return whether num_tokens positions fit in the available blocks and those of a hit."""
         if self.slots is not None and not self.slots.fits(hit.state_slot):
             return False
         return all(
@@ -194,8 +194,9 @@ class KVCacheManager:
         return table
 
     def grow(self, table: BlockTable, num_tokens: int, spare: int = 0) -> bool:
-        """Make the table cover num_tokens positions; return False, and change nothing, if blocks are short, of which
-        `spare` are to be left.
+        """Make the table cover num_tokens positions, and leave `spare` blocks.
+
+        Return False, and change nothing, if blocks are short.
         """
         num_missing = self._num_blocks(num_tokens) - len(table.block_ids[0])
         if num_missing <= 0:
@@ -207,12 +208,12 @@ class KVCacheManager:
         return True
 
     def trim(self, table: BlockTable, start: int) -> None:
-        """Give back the blocks that windows and chunks leave behind once all tokens before `start` are planned."""
+        """Give back the blocks behind windows and chunks once all tokens before `start` are planned."""
         groups = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
         table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in groups]
 
     def register(self, request: Request, table: BlockTable, num_tokens: int) -> None:
-        """Let the full blocks among the first num_tokens positions be found. Their token ids must be known."""
+        """Register the full blocks among the first num_tokens positions, with known token ids, in the prefix cache."""
         num_full = num_tokens // self.block_size
         if num_full <= table.num_registered or not self.enable_prefix_caching:
             return
@@ -226,19 +227,19 @@ class KVCacheManager:
     # -- recurrent state -----------------------------------------------------------------------------------------------
 
     def begin_plan(self) -> None:
-        """Let go of what the plan before this one held."""
+        """Release the slots that the plan before this one held."""
         if self.slots is not None:
             self.slots.begin_plan()
 
     def plan_state(
         self, request: Request, table: BlockTable, start: int, num_tokens: int, has_forks: bool
     ) -> ChunkSlots:
-        """Plan which slots of recurrent state a chunk reads, writes and saves to."""
+        """Plan the slots of recurrent state that a chunk reads, writes and saves to."""
         state, end, num_prompt_tokens = table.state, start + num_tokens, request.num_prompt_tokens
         if self.slots is None or state is None:
             return NO_SLOTS
         plan = partial(self.slots.plan_chunk, state, end)
-        # Every seat that may yet be taken needs a slot.
+        # Every free seat needs a slot.
         reserve = self._max_num_seqs - len(self.tables)
         if has_forks and start < num_prompt_tokens - 1 <= end:
             return plan(num_prompt_tokens - 1, is_held=True, reserve=reserve)
@@ -250,14 +251,14 @@ class KVCacheManager:
             is_saved = not has_forks and end % self.block_size == 0
             if is_saved:
                 self._forget_saved(request, self.slots, state)
-            # Beyond so many running requests their unfinished answers would crowd out what can be of use.
+            # A slot per running request is left: unfinished answers must not crowd out useful snapshots.
             return plan(end if is_saved else None, is_held=True, reserve=max(reserve, len(self.tables)))
         last = (request.num_tokens - 1) // self.block_size * self.block_size
         save_at = next((each for each in (table.num_shared_tokens, last) if start < each <= end), None)
         return plan(save_at, is_held=False, reserve=reserve)
 
     def _forget_saved(self, request: Request, slots: StateSlots, state: RequestState) -> None:
-        """Give up what was last saved of the answer: the next one, further on, takes its slot."""
+        """Give up the last snapshot of the answer: the next one, further on, takes its slot."""
         slots.give_up_saved(state)
         if request.num_prompt_tokens < state.saved_at <= request.num_tokens:
             slot = self._find(slots.pool, request, state.saved_at // self.block_size - 1)
@@ -265,21 +266,21 @@ class KVCacheManager:
                 slots.pool.forget(slot)
 
     def register_saved(self, request: Request, table: BlockTable) -> None:
-        """Let the state after the request's computed tokens be found, if it has just been saved; all are known now."""
+        """Register the state after the request's computed tokens, if it was just saved; all tokens are known now."""
         state = table.state
         if self.slots is not None and state is not None and state.saved_at == table.num_computed_tokens:
             self.register_state(request, state.saved, state.saved_at)
             self.slots.give_up_saved(state)
 
     def register_state(self, request: Request, slot: int, num_tokens: int) -> None:
-        """Let the state after `num_tokens` tokens be found, if they are whole blocks."""
+        """Register the state after `num_tokens` tokens, if they are whole blocks."""
         num_blocks, rest = divmod(num_tokens, self.block_size)
         if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
             index = num_blocks - 1
             self.slots.pool.register(slot, self.hash_of(request, index), self._token_bytes(request, index))
 
     def close_table(self, request: Request) -> None:
-        """Release the request's blocks; those that were registered can still be found."""
+        """Release the request's blocks; registered ones can still be found."""
         self._release(self.tables.pop(request.request_id))
 
     def _release(self, table: BlockTable) -> None:
@@ -289,7 +290,7 @@ class KVCacheManager:
             self.slots.close(table.state)
 
     def fullest(self) -> BlockPool:
-        """Return the pool of which the largest part is in use: what is admitted depends on that one."""
+        """Return the pool with the largest share in use, which limits the requests that are admitted."""
         return max((group.pool for group in self.groups), key=lambda pool: pool.num_in_use / pool.num_blocks)
 
     def forget_all(self) -> bool:
@@ -310,13 +311,13 @@ class KVCacheManager:
         self.parked[request.request_id] = request, self.tables.pop(request.request_id)
 
     def close_parked(self, request_id: str) -> None:
-        """Release the blocks that are parked under this id, if any."""
+        """Release the blocks that are parked under an id, if any."""
         if request_id in self.parked:
             _, table = self.parked.pop(request_id)
             self._release(table)
 
     def give_up_parked(self, spared: Collection[Request]) -> bool:
-        """Close the oldest parked table that is not of a spared request; return False if there is none."""
+        """Close the oldest parked table of a request that is not spared; return False if there is none."""
         for request, _ in self.parked.values():
             if request not in spared:
                 self.close_parked(request.request_id)
@@ -331,7 +332,7 @@ class KVCacheManager:
         for request, table in owned:
             num_full = table.num_computed_tokens // self.block_size
             assert len(table.block_ids[0]) >= self._num_blocks(table.num_computed_tokens), "computed beyond the table"
-            # The last token that was sampled is not computed; of what was pooled all are.
+            # The last sampled token is not computed; a pooling request's tokens all are.
             was_pooled = request.pooling is not None and request.finish_reason is not None
             assert table.num_computed_tokens < request.num_tokens + was_pooled, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
@@ -366,7 +367,7 @@ class KVCacheManager:
 
 
 def common_length(left: array[int], right: array[int], at_most: int) -> int:
-    """Count the leading items in which two arrays agree, up to a limit."""
+    """Return the number of leading items in which two arrays agree, up to a limit."""
     low, high = 0, min(len(left), len(right), at_most)
     if left[:high] == right[:high]:
         return high

@@ -1,4 +1,4 @@
-"""Plans and results pass between the scheduler and the execution: a step's plan on the way out, its result back."""
+"""The records that the scheduler and the execution exchange: a step's plan, and its result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxllm.scheduling.state_slots import NO_SLOTS, ChunkSlots
 
 
 class StepKind(enum.Enum):
-    """What becomes of a step's hidden states; all requests of a step are of one kind."""
+    """The use of a step's hidden states; all requests of a step are of one kind."""
 
     SAMPLE = "sample"
     POOL = "pool"
     """Each sequence gives one output."""
     POOL_TOKENS = "pool tokens"
-    """Each token gives one."""
+    """Each token gives one output."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -38,8 +38,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     previous_row: int | None
     """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
     block_ids: tuple[array[int], ...]
-    """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Those that no
-    token from `start` on reads are the null block."""
+    """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Blocks that
+    no token from `start` on reads are the null block."""
     state_slots: ChunkSlots = NO_SLOTS
     """The slots of recurrent state, if the model has any."""
     adapter_slot: int = 0
@@ -51,10 +51,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     seed: int
     """A number in [0, 2**64)."""
     num_output_tokens: int
-    """Outputs before the token that this chunk's last row samples, those in flight and drafts counted."""
+    """The number of outputs before the token that this chunk's last row samples, with those in flight and drafts."""
     num_drafts: int = 0
-    """So many of the last token_ids are drafts, guesses of what will be sampled: a row is sampled before each of them
-    too, and a draft that is not what its row samples ends what the chunk gives."""
+    """The number of the last token_ids that are drafts, guesses of the tokens to sample: a row is sampled before each
+    of them too, and the first draft that differs from its row's token ends the chunk's outputs."""
     pooling: PoolingParams | None = None
     """None in a step that samples."""
     pair_start: int | None = None
@@ -62,7 +62,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     count_row: int | None = None
     """The request's row of the device's token counts, if it needs one."""
     history: array[int] | None = None
-    """int32, all tokens of the request when it got its count_row; given once, for the row to be filled."""
+    """int32, all tokens of the request when it gets its count_row, once, for the row to be filled."""
     score_start: int = 0
     """Position of the first prompt token to score."""
     scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))
@@ -71,7 +71,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def num_extra_rows(self) -> int:
-        """Count the rows of logits besides that of the last token: one per draft, or per scored prompt token."""
+        """Return the rows of logits besides that of the last token: one per draft, or per scored prompt token."""
         return self.num_drafts + len(self.scored_ids)
 
     @property
@@ -86,13 +86,13 @@ class StepPlan:
 
     step_id: int
     chunks: tuple[Chunk, ...]
-    """The chunks, at least one: those of one token (decode rows) first, then the longer ones."""
+    """The chunks, at least one: chunks of one token (decode rows) first, then the longer ones."""
     num_preempted: int
     kind: StepKind = StepKind.SAMPLE
     copies: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """In each cache group the (source, target) blocks to copy before the step runs; no target is another's source."""
+    """In each cache group the (source, target) blocks to copy before the step runs; no target is a source."""
     adapter_loads: Mapping[int, int] = field(default_factory=dict)
-    """The adapters to be written into slots before the step runs, by slot."""
+    """The adapters to write into slots before the step runs, by slot."""
     has_adapters: bool = False
     """False if no chunk has an adapter."""
 
@@ -102,22 +102,22 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """Count the rows of logits: one per chunk, then the extra rows, chunk by chunk."""
+        """Return the number of rows of logits: one per chunk, then the extra rows, chunk by chunk."""
         return sum(1 + chunk.num_extra_rows for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: entry i belongs to chunks[i]. Those of chunks that do not sample are to be ignored."""
+    """The result of a step: entry i belongs to chunks[i]. Entries of chunks that do not sample must be ignored."""
 
     token_ids: Sequence[Sequence[int]]
     """The tokens that each chunk's rows sampled: before each of its drafts, then after its last token."""
     logprobs: Sequence[Sequence[TokenLogprobs] | None]
-    """One per token, None where the chunk's request asks for none."""
+    """One entry per token, None if the chunk's request asks for none."""
     prompt_logprobs: Sequence[list[TokenLogprobs]]
-    """One per scored prompt token of each chunk; empty lists where none was asked for."""
+    """One entry per scored prompt token of each chunk; empty lists if none was asked for."""
     pooled: Sequence[Pooled | RequestError | None] = ()
-    """The result of a step that pools, in place of the others: None for a chunk that the prompt's end does not follow,
-    unless each token gives an output."""
+    """The result of a pooling step, in place of the others: None for a chunk that does not end its prompt, unless each
+    token gives an output."""
     seconds: float = 0.0
     """The time that the step took, from its launch or the end of the step before."""

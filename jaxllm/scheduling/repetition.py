@@ -1,4 +1,4 @@
-"""Repetition detection says when an output goes round in circles."""
+"""Detect outputs that repeat themselves."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from jaxllm.sampling_params import RepetitionDetectionParams
 
 
 def repeats(token_ids: array[int], num_prompt_tokens: int, params: RepetitionDetectionParams) -> bool:
-    """Say whether the output ends with min_count copies in a row of one pattern of an allowed size.
+    """Return whether the output ends with min_count copies in a row of one pattern of an allowed size.
 
-    token_ids is the prompt and the output; the prompt is not looked at.
+    token_ids has the prompt and the output; the prompt is ignored.
     """
-    # A pattern of size p repeats c times where the last p * (c - 1) tokens equal those p before them. So for every
-    # size alike the last min_size * (c - 1) tokens must stand p tokens earlier: a search in C finds these p, and unless
-    # a small pattern does repeat they are few. Work is O(max_size * c) in C and O(max_size) in Python, at worst.
+    # A pattern of size p repeats c times if the last p * (c - 1) tokens equal the tokens p before them. So for every
+    # size p the last min_size * (c - 1) tokens must also occur p tokens earlier: a search in C finds these p, which are
+    # few unless a small pattern repeats. Work is O(max_size * c) in C and O(max_size) in Python, at worst.
     copies = params.min_count - 1
     smallest = max(1, params.min_pattern_size)
     largest = min(
@@ -37,7 +37,7 @@ def repeats(token_ids: array[int], num_prompt_tokens: int, params: RepetitionDet
 
 
 def _ends_alike(tail: bytes, shift: int, length: int) -> bool:
-    """Say whether the last `length` bytes equal those `shift` bytes before them."""
+    """Return whether the last `length` bytes equal those `shift` bytes before them."""
     end, tried = len(tail), 64
     while tried < length:  # most candidates differ soon: do not copy all of them
         if tail[end - tried :] != tail[end - tried - shift : end - shift]:

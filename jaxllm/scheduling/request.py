@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it: its tokens, what ends it, and its place in line."""
+"""The scheduler's request: its tokens, the conditions that end it, and its place in line."""
 
 from __future__ import annotations
 
@@ -63,36 +63,36 @@ class Request:
         self.runs_whole = task in whole_tasks
         """True if all its tokens must be in one step."""
         self.pooled: list[Pooled] = []
-        """What the chunks so far have given, in order."""
+        """The pooled outputs of the chunks so far, in order."""
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.adapter, self.adapter_slot = source.adapter, 0
-        """The number of the adapter that it is computed with, and while it runs that adapter's slot."""
-        # Encoded here, where a salt that cannot be is this request's error: hashes are made in the middle of a step.
+        """The number of the request's adapter, and while it runs that adapter's slot."""
+        # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
         self.salt = _encode_salt(source.cache_salt or "", source.adapter)
         self.block_hashes: list[bytes] = []
-        """The hash chain of the leading full blocks, as far as anyone has asked for it."""
+        """The hash chain of the leading full blocks, as far as it was needed."""
         self.donor = donor
         """The request whose blocks this one shares where their tokens agree; None once this one has ended."""
         self.keeps_blocks = source.keeps_blocks
-        """True if its table outlives it, whether or not a fork is waiting for it."""
+        """True if its table outlives it, even if no fork waits for it."""
         self.num_seats = source.num_seats
-        """How many of max_num_seqs it counts as."""
+        """The number of seats, of max_num_seqs, that it takes."""
         self.is_later_step = source.keeps_blocks and source.fork_of is not None
-        """True if it is a step of a beam search that goes on from one before."""
+        """True if it is a step of a beam search that continues an earlier one."""
         self.score_start = self.params.first_scored_position
-        """The first prompt position that is scored, if any is."""
+        """The first prompt position to score, if any."""
         self.waits_for_last_token = waits_for_last_token(self.params)
         self.guesses: Guesses | None = None
-        """The guesses of its next tokens, once they are made."""
+        """The guesses of its next tokens, once they exist."""
         self.queued_ts = queued_ts
         self.scheduled_ts: float | None = None
         """time.monotonic() when first scheduled; None before."""
         self.num_cached_tokens = 0
-        """Prompt tokens that were found, in the prefix cache or at the donor, when first scheduled."""
+        """The number of prompt tokens that the prefix cache or the donor had when it was first scheduled."""
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         """The finish reason as in EngineCoreOutput, once it has ended."""
@@ -107,33 +107,33 @@ class Request:
 
     @property
     def is_scored(self) -> bool:
-        """Say whether its prompt must still be scored, and so be computed from the first token on."""
+        """Return whether its prompt must still be scored, and so be computed from the first token on."""
         return self.score_start is not None and not self.num_output_tokens
 
     @property
     def reads_cache(self) -> bool:
-        """Say whether the prefix cache may spare it work. Once there are outputs, all was computed anew before."""
+        """Return whether the prefix cache may spare it work. Once there are outputs, all was computed anew before."""
         if self.pooling is not None:
             needs_all = self.runs_whole or self.kind is StepKind.POOL_TOKENS
             return not (needs_all or self.pooling.skip_reading_prefix_cache)
         return not self.params.skip_reading_prefix_cache or self.num_output_tokens > 0
 
     def all_pooled(self) -> Pooled:
-        """Return what all chunks have given."""
+        """Return the pooled outputs of all chunks."""
         return Pooled(b"".join(each.data for each in self.pooled), sum(each.num_rows for each in self.pooled))
 
     def scored_positions(self, start: int, num_tokens: int) -> range:
-        """Return the prompt positions to be scored that the tokens from `start` on predict."""
+        """Return the prompt positions to score that the tokens from `start` on predict."""
         if self.score_start is None or self.num_output_tokens:
             return range(0)
         return range(max(start + 1, self.score_start), min(start + num_tokens + 1, self.num_prompt_tokens))
 
     def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
-        """Say whether the request ends, at the latest, once it has num_tokens tokens."""
+        """Return whether the request ends, at the latest, with num_tokens tokens."""
         return num_tokens >= self.most_tokens(max_model_len)
 
     def most_tokens(self, max_model_len: int) -> int:
-        """Return how many tokens the request has in the end, prompt and outputs, if nothing ends it before."""
+        """Return the most tokens that the request can have, prompt and outputs."""
         return min(self.num_prompt_tokens + self.source.max_tokens, max_model_len)
 
 
@@ -153,7 +153,7 @@ def check_limits(request: Request, config: SchedulerConfig) -> None:
 
 
 def kind_of(task: str | None) -> StepKind:
-    """Return the kind of step that a task of pooling takes; None stands for generating."""
+    """Return the kind of step of a pooling task; None stands for generating."""
     if task is None:
         return StepKind.SAMPLE
     return StepKind.POOL_TOKENS if task in TOKEN_TASKS else StepKind.POOL
@@ -163,7 +163,7 @@ def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | Non
     """Return (finish_reason, stop_reason) if the request ends with its last token, else None."""
     source, params = request.source, request.params
     token_id = request.token_ids[-1]
-    # Whatever min_tokens says: its mask lets such a token through only where nothing else may follow.
+    # Regardless of min_tokens: its mask allows such a token only if no other token may follow.
     if token_id == source.eos_token_id:
         return "stop", None
     if params.stop_token_ids and token_id in params.stop_token_ids:
@@ -178,14 +178,14 @@ def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | Non
 
 
 def waits_for_last_token(params: SamplingParams) -> bool:
-    """Say whether what may be sampled depends on the token before it, so that the host must know that first."""
+    """Return whether the allowed tokens depend on the token before, so that the host must know it first."""
     if params.structured_outputs is not None or params.thinking_token_budget is not None:
         return True
     return any(len(word) > 1 for word in params.bad_words_token_ids or ())
 
 
 def needs_token_counts(params: SamplingParams) -> bool:
-    """Say whether a penalty reads how often each token has come."""
+    """Return whether a penalty reads how often each token has occurred."""
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
 
 

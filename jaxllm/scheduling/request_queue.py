@@ -1,4 +1,4 @@
-"""The queue knows who goes first: by the order that a policy gives the requests that wait."""
+"""The queue of waiting requests, in the policy's order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxllm.scheduling.request import Request
 
 
 def order_of(source: EngineCoreRequest, arrival: int, policy: SchedulingPolicy) -> tuple[float, ...]:
-    """Return the request's sort key, unique because `arrival` counts the requests that the core has got.
+    """Return the request's sort key, which is unique because `arrival` counts the core's requests.
 
-    What is before that, its place in line, the steps of a beam search have in common.
+    The part before `arrival` is the same in all steps of a beam search.
     """
     if policy == "priority":
         return (source.priority, source.arrival_time, arrival)
@@ -22,7 +22,7 @@ def order_of(source: EngineCoreRequest, arrival: int, policy: SchedulingPolicy) 
 
 
 class RequestQueue:
-    """Waiting requests, the first in order on top. A preempted request comes back to its old place in line."""
+    """A heap of waiting requests, the first in order on top. A preempted request returns to its old place in line."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, ...], Request]] = []
@@ -30,7 +30,7 @@ class RequestQueue:
         self._set_aside: list[Request] = []
         self._num_forks: Counter[Request] = Counter()
         self.num_later_steps = 0
-        """How many of those that wait are later steps of beam searches."""
+        """The number of waiting requests that are later steps of beam searches."""
 
     def push(self, request: Request) -> None:
         self._waiting[request.request_id] = request
@@ -40,14 +40,14 @@ class RequestQueue:
         heapq.heappush(self._heap, (request.order, request))
 
     def peek(self) -> Request | None:
-        """Return the first request, or None if nobody waits."""
-        # An aborted request stays in the heap until it surfaces: removing it at once would cost a search.
+        """Return the first request, or None if none waits."""
+        # An aborted request stays in the heap until it is on top: removing it at once would cost a search.
         while self._heap and self._waiting.get(self._heap[0][1].request_id) is not self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
-        """Remove and return the first request; raise IndexError if nobody waits."""
+        """Remove and return the first request; raise IndexError if none waits."""
         if self.peek() is None:
             raise IndexError("pop from an empty request queue")
         _, request = heapq.heappop(self._heap)
@@ -64,18 +64,18 @@ class RequestQueue:
                 del self._num_forks[request.donor]
 
     def set_aside(self) -> None:
-        """Let those behind the first request pass it, until `restore`; it waits all the same."""
+        """Let later requests pass the first one, until `restore`; it keeps waiting."""
         _, request = heapq.heappop(self._heap)
         self._set_aside.append(request)
 
     def restore(self) -> None:
-        """Put those that were set aside back in line."""
+        """Put the requests that were set aside back in line."""
         for request in self._set_aside:
             heapq.heappush(self._heap, (request.order, request))
         self._set_aside.clear()
 
     def num_forks(self, donor: Request) -> int:
-        """Count the waiting requests that have this donor."""
+        """Return the number of waiting requests with this donor."""
         return self._num_forks.get(donor, 0)
 
     def __contains__(self, request: Request) -> bool:
@@ -88,7 +88,7 @@ class RequestQueue:
         return len(self._waiting)
 
     def check(self) -> None:
-        """Assert that nobody is set aside and that the forks are counted right."""
+        """Assert that no request is set aside, and that the forks are counted right."""
         assert not self._set_aside, "a request is still set aside"
         donors = [request.donor for request in self if request.donor is not None]
         assert self._num_forks == Counter(donors), "the count of forks is off"

@@ -1,13 +1,14 @@
-"""The scheduler decides which tokens run next. There is no prefill phase and no decode phase: a request has tokens,
-some of them computed, and every step closes a part of the gap within one token budget. A new prompt, a chunk of a long
-one, a decode and the return of a preempted request are all this one rule.
+"""Decide which tokens run next.
 
-`plan` decides and may change the queues, the block tables, the rows of counts and the pool. `commit` alone (and an end
-from outside) changes a request's tokens, its computed count and its end. So a step can be planned while the one before
-it still runs.
+There is no prefill phase and no decode phase: a request has tokens, some of them computed, and every step closes a part
+of the gap within one token budget. This one rule covers a new prompt, a chunk of a long one, a decode and the return of
+a preempted request.
 
-A fork is a request that names a donor, another one with the same beginning. It waits until the donor's prompt is
-planned, then shares its blocks. That is a cache too: what a fork computes never depends on what became of the donor.
+`plan` may change the queues, the block tables, the rows of counts and the pool. Only `commit`, and an end from outside,
+changes a request's tokens, its computed count and its end. So a step can be planned while the one before it still runs.
+
+A fork is a request that names a donor, another request with the same beginning. It waits until the donor's prompt is
+planned, then shares its blocks. This is a cache too: the tokens of a fork never depend on the donor's fate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 HOLD_SECONDS = 1.0
-"""An ended step of a beam search holds its seat for so long at most; its front end needs some milliseconds."""
+"""The most seconds that an ended step of a beam search holds its seat; its front end needs some milliseconds."""
 
 
 class Scheduler:
@@ -58,8 +59,8 @@ class Scheduler:
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
         self._held: dict[str, tuple[Request, float]] = {}
-        """The ended steps of beam searches, each of which holds a seat for what follows it until `release`, or until
-        a time.monotonic()."""
+        """The ended steps of beam searches, which each hold a seat for the next step until `release`, or until a
+        time.monotonic()."""
         self._num_extra_seats = 0
         """The seats of running requests beyond one for each."""
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
@@ -70,7 +71,7 @@ class Scheduler:
     # -- requests come and go ------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Put a request in line; raise VLLMValidationError if its id is in use or its prompt cannot run."""
+        """Put a request in line; raise VLLMValidationError if its id is in use, or its prompt cannot run."""
         if request.request_id in self._requests:
             message = f"Request id {request.request_id!r} is in use: wait for it to end or choose another id."
             raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
@@ -89,11 +90,11 @@ class Scheduler:
         return self._requests.get(request_id, parked)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
-        """End requests and free their blocks at once, also with a step in flight; ignore ids that are unknown."""
+        """End requests and free their blocks at once, even with a step in flight; ignore unknown ids."""
         return [output for request_id in request_ids for output in self.end(request_id, "abort")]
 
     def end(self, request_id: str, finish_reason: str, error: RequestError | None = None) -> list[EngineCoreOutput]:
-        """End a request now and return its last output; none if the id is unknown. `error` says what went wrong."""
+        """End a request now and return its last output, None if the id is unknown. `error` describes a failure."""
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -103,7 +104,7 @@ class Scheduler:
         return [make_output(request, [], finish_reason=finish_reason, error=error)]
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Keep no blocks of these requests beyond end and last waiting fork, and no seats; ignore unknown ids."""
+        """Release the seats of requests, and their blocks once no waiting fork needs them; ignore unknown ids."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
             parked, _ = self.cache.parked.get(request_id, (None, None))
@@ -113,8 +114,9 @@ class Scheduler:
                     self._forks.close_unwanted(request)
 
     def abandon(self, error: RequestError) -> list[EngineCoreOutput]:
-        """End all requests with an error and begin anew: what a failed step wrote is unknown, and it may have been cut
-        off anywhere, with the queues and the pool half changed.
+        """End all requests with an error and begin anew.
+
+        What a failed step wrote is unknown, and it may have stopped with the queues and the pool half changed.
         """
         requests = list(self._requests.values())
         self._begin()
@@ -125,7 +127,7 @@ class Scheduler:
         return [make_output(request, [], finish_reason="error", error=error) for request in requests]
 
     def _end(self, request: Request, finish_reason: str) -> None:
-        """Take a request out of everything but the running list."""
+        """Remove a request from everything but the running list."""
         if request in self._waiting:
             self._waiting.remove(request)
             self.adapters.forget(request)
@@ -153,7 +155,7 @@ class Scheduler:
     # -- plan ----------------------------------------------------------------------------------------------------------
 
     def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
-        """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
+        """Return the next step, or None if nothing can run now. Requests in `late` are left out."""
         in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
         for kind in self._kinds.in_turn():
@@ -175,25 +177,28 @@ class Scheduler:
         return None
 
     def plan_guesses(self) -> DraftPlan | None:
-        """Return the draft model's steps to be run before `plan`; None if there are none, or a step is in flight, or
-        a request waits that may have a seat.
+        """Return the draft model's steps to run before `plan`.
+
+        None if there are none, if a step is in flight, or if a seat is free for a waiting request.
         """
         if self._speculation is None or self._in_flight or self._is_seat_wanted():
             return None
         return self._speculation.plan_guesses(self._running, self.config.num_rows)
 
     def _is_seat_wanted(self) -> bool:
-        """Say whether a request waits that there is a seat for."""
+        """Return whether a request waits while a seat is free."""
         return len(self._waiting) > 0 and len(self._running) < self.config.max_num_seqs
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
-        """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
+        """Take the tokens that each of the draft model's steps sampled, in `seconds` seconds."""
         assert self._speculation is not None
         self._speculation.take_guesses(plan, sampled, seconds)
 
     def waits_for_commit(self) -> bool:
-        """Say whether to commit before `plan`: more running requests wait for a token in flight than could go on, or
-        there is more to be had by drafts, which follow known tokens, than by planning while a step runs.
+        """Return whether to commit before `plan`.
+
+        That is if more running requests wait for a token in flight than could continue, or if drafts, which follow
+        known tokens, gain more than planning while a step runs.
         """
         speculation, running = self._speculation, self._running
         if speculation is not None or any(request.waits_for_last_token for request in running):
@@ -205,7 +210,7 @@ class Scheduler:
         return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
 
     def _plan_running(self, step: StepBuilder, late: Collection[str]) -> bool:
-        """Give running requests their tokens, in order; say whether there is room for others."""
+        """Give running requests their tokens, in order; return whether waiting requests may follow."""
         running, max_model_len = self._running, self.config.max_model_len
         index = 0
         while index < len(running):  # preemption shortens it
@@ -225,8 +230,8 @@ class Scheduler:
             if not num_new:
                 continue  # its last chunk is in flight, and gives its output
             if num_new > 1:
-                # Something is kept back for each request behind: a long prompt never stops the others' decoding. Steps
-                # of beam searches come back to the queue after each token, and are to go on as decodes do.
+                # A token is kept back for each request behind: a long prompt never stops the others' decoding. Steps of
+                # beam searches come back to the queue after each token, and must continue like decodes.
                 num_steps = self._waiting.num_later_steps if step.kind is StepKind.SAMPLE else 0
                 num_behind = len(running) - index + num_steps
                 num_new = step.limit(request, start, num_new, table.num_shared_tokens, num_behind)
@@ -242,8 +247,9 @@ class Scheduler:
         return not step.num_preempted
 
     def _make_room(self, step: StepBuilder, request: Request, start: int, num_tokens: int) -> bool:
-        """Grow a table, giving up what forks may want, then preempting the last in line; return False if blocks are
-        short.
+        """Grow a table; return False if blocks are short.
+
+        Blocks that are parked for forks are given up first, then the last requests in line are preempted.
         """
         table = self.cache.tables[request.request_id]
         self.cache.trim(table, start)
@@ -251,8 +257,8 @@ class Scheduler:
             if self.cache.give_up_parked(spared=()):
                 continue
             last = self._running[-1]
-            # A request with rows in flight keeps its blocks. Nobody behind `request` is planned in this step, so the
-            # next plan finds the last one free to preempt: the first in line always gets on.
+            # A request with rows in flight keeps its blocks. No request behind `request` is planned in this step, so
+            # the next plan can preempt the last one: the first in line always makes progress.
             if last is request or last in step.in_flight:
                 return False
             self._preempt(last)
@@ -260,7 +266,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take a running request's blocks away and put it back in line; what it computed may still be found."""
+        """Take a running request's blocks away and put it back in line; the cache may still have what it computed."""
         self._running.remove(request)
         self._num_extra_seats -= request.num_seats - 1
         self._count_rows.release(request)
@@ -282,7 +288,7 @@ class Scheduler:
                 continue
             is_other = request.kind is not step.kind or (request.runs_whole and request.num_tokens > step.room())
             if is_other or self.adapters.holds_up(request):
-                # Those behind may do for this step; this one is at the head of another.
+                # Later requests may fit this step; this one is at the head of another step.
                 if not step.may_pass():
                     break
                 self._waiting.set_aside()
@@ -306,7 +312,7 @@ class Scheduler:
             self._forks.close_unwanted(donor)
 
     def _has_seats(self, request: Request) -> bool:
-        """Say whether there are seats for a request; those held by other beam searches before it in line are taken."""
+        """Return whether there are seats for a request; other beam searches before it in line keep theirs."""
         num_taken = len(self._running) + self._num_extra_seats + request.num_seats
         if self._held:
             rank, now = request.order[:-1], time.monotonic()
@@ -339,7 +345,7 @@ class Scheduler:
         step.add(request, table, start, num_new, slots, is_admitted=True)
 
     def _counts_tokens(self, request: Request) -> bool:
-        """Say whether a running request has a row of the device's token counts."""
+        """Return whether a running request has a row of the device's token counts."""
         return request.pooling is None and (self.config.tracks_all_tokens or needs_token_counts(request.params))
 
     def _register_planned(self, plan: StepPlan, requests: list[Request]) -> None:
@@ -354,7 +360,7 @@ class Scheduler:
     # -- commit --------------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[EngineCoreOutput]:
-        """Record what the oldest step in flight computed; return an output for each request that got a token."""
+        """Record the result of the oldest step in flight; return an output for each request that got a token."""
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
@@ -375,14 +381,14 @@ class Scheduler:
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
     def num_computed_tokens(self, request_id: str) -> int:
-        """Return how many of a request's tokens are computed; 0 unless it runs."""
+        """Return the number of a request's computed tokens; 0 unless it runs."""
         table = self.cache.tables.get(request_id)
         return 0 if table is None else table.num_computed_tokens
 
     def reset_prefix_cache(self, preempt: bool = False) -> bool:
         """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs.
 
-        With `preempt`, which takes that no step is in flight, the running requests give up their blocks first.
+        With `preempt`, which requires that no step is in flight, the running requests give up their blocks first.
         """
         while self._running and preempt:
             self._preempt(self._running[-1])

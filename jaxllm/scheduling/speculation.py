@@ -1,7 +1,7 @@
-"""Speculation: which requests' next tokens are guessed, and how many guesses a step checks.
+"""Decide which requests' next tokens are guessed, and how many guesses a step checks.
 
-Guesses become drafts, tokens at the end of a chunk, and a row is sampled before each of them. As a row's token depends
-on its seed, its position and the tokens before it alone, a draft that is what its row samples is what a step of its own
+Guesses become drafts, tokens at the end of a chunk, and a row is sampled before each of them. A row's token depends
+only on its seed, its position and the tokens before it, so a draft that equals its row's token is what a separate step
 would have sampled: the outputs are the same, to the bit where rows do not depend on their batch.
 """
 
@@ -23,18 +23,18 @@ from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
 from jaxllm.speculation.guesses import FIRST_RATE, GAIN, Guesses, ModelGuesses, TextGuesses
 
 type CutDrafts = Callable[[str, int, array[int]], array[int]]
-"""Returns the leading ones of a request's drafts that its rules let follow, and after which output goes on, given the
-request's id and how many outputs it has."""
+"""Returns the leading drafts of a request that its rules allow, and after which output continues, for the request's id
+and number of outputs."""
 
 WAIT = 0.1
-"""A step that is planned after the one before, not while it runs, takes at most so much longer, as a part."""
+"""The largest share by which a step takes longer if it is planned after the one before, not while that runs."""
 NUM_TIMES = 16
-"""A step takes as long as the shortest of so many of late: others waited for a program to be compiled."""
+"""The number of recent steps whose shortest time counts: others may have waited for a program to be compiled."""
 PROBE, MOST_PROBE = 128, 4096
-"""While a draft model's guesses do not pay, it makes some after so many tokens, to see whether they would: after the
-first number, then each time after twice as many, up to the second."""
+"""While a draft model's guesses do not pay, it makes some after PROBE tokens to see whether they would, then each time
+after twice as many, up to MOST_PROBE."""
 NUM_PROBED = 2
-"""It then makes so many guesses about one request."""
+"""The number of guesses about one request in such a probe."""
 
 
 def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -> array[int]:
@@ -43,25 +43,25 @@ def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -
 
 
 class Speculation:
-    """Guess what running requests say next, and count what came of it."""
+    """Guess the next tokens of running requests, and count how many come true."""
 
     def __init__(self, settings: SpeculationSettings, max_model_len: int, cache: KVCacheManager) -> None:
         self._settings, self._max_model_len = settings, max_model_len
         self._drafter = make_drafter(settings) if settings.draft_model is None else None
         self.begin(cache)
         self._first_rate = FIRST_RATE
-        """The part of a draft model's guesses that came true, over the requests of late."""
+        """The share of a draft model's guesses that came true, over recent requests."""
         self._row_times: deque[float] = deque(maxlen=NUM_TIMES)
         self._guess_times: deque[float] = deque(maxlen=NUM_TIMES)
         """Seconds that a row of tokens adds to a step, and those of a draft model's step."""
         self._num_unguessed, self._probe = 0, PROBE
-        """The tokens that have come since the draft model was asked, and how many are to come before it is asked
-        though that may not pay."""
+        """The number of tokens since the draft model last guessed, and the number after which it guesses even if that
+        may not pay."""
         self._num_drafts, self._num_draft_tokens = 0, 0
         self._accepted_per_pos = [0] * settings.num_speculative_tokens
 
     def begin(self, cache: KVCacheManager) -> None:
-        """Begin anew with another cache; what came true so far still counts."""
+        """Begin anew with another cache; the statistics are kept."""
         self._cache, limits = cache, self._settings.draft_model
         self._steps = None if limits is None else DraftSteps(limits, cache)
         """The draft model's steps, if a model guesses."""
@@ -69,20 +69,20 @@ class Speculation:
     # -- guesses of a model --------------------------------------------------------------------------------------------
 
     def take_time(self, plan: StepPlan, seconds: float) -> None:
-        """Take in how long a step took."""
+        """Record the time of a step."""
         num_tokens, most = plan.num_tokens, 1 + self._settings.num_speculative_tokens
         if self._steps is not None and seconds and num_tokens <= most * len(plan.chunks):  # it had no long prompt
             self._row_times.append(seconds / (num_tokens + self._settings.num_free_rows))
 
     def plan_guesses(self, running: Sequence[Request], most_rows: int) -> DraftPlan | None:
-        """Return the draft model's steps to be run before the next step is planned; None if none would pay.
+        """Return the draft model's steps to run before the next step is planned; None if none would pay.
 
         All tokens are known, and a step has at most `most_rows` rows of logits.
         """
         if self._steps is None or self._has_prompt(running):
             return None
         worth, num_free = self._worth(running, most_rows)
-        # Some may be there already, of a step that could not be planned.
+        # Some guesses may exist already, from a step that could not be planned.
         wanted = [(request, count) for request, guesses, count in worth if not guesses.after(request.token_ids)]
         if worth:
             self._num_unguessed, self._probe = 0, PROBE
@@ -91,8 +91,9 @@ class Speculation:
         return self._steps.plan(wanted)
 
     def _probed(self, running: Sequence[Request], num_free: int) -> list[tuple[Request, int]]:
-        """Return the request that was not guessed for longest, if it is time to guess though that may not pay; nothing
-        if there is none about which enough guesses can be made, or no room for them in `num_free` rows.
+        """Return the request without guesses for longest, with a number of guesses, if it is time for a probe.
+
+        Nothing if no request can have enough guesses, or if `num_free` rows have no room for them.
         """
         if self._steps is None or self._num_unguessed < self._probe or num_free < NUM_PROBED:
             return []
@@ -104,7 +105,7 @@ class Speculation:
         return [(max(can, key=itemgetter(0))[1], NUM_PROBED)] if can else []
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
-        """Take what the draft model's steps have sampled, each step's tokens, in so many seconds."""
+        """Take the tokens that each of the draft model's steps sampled, in `seconds` seconds."""
         assert self._steps is not None
         if plan.steps[0].num_tokens <= 2 * len(plan.requests[0]):  # and not a prompt
             self._guess_times.append(seconds / len(plan.steps))
@@ -113,16 +114,17 @@ class Speculation:
             request.guesses.take(token_ids, request.num_tokens)
 
     def _has_prompt(self, running: Sequence[Request]) -> bool:
-        """Say whether a request has tokens to be computed before its next one: it should not wait for guesses."""
+        """Return whether a request has tokens to compute before its next one: it should not wait for guesses."""
         tables = self._cache.tables
         return any(request.num_tokens - tables[request.request_id].num_computed_tokens > 1 for request in running)
 
     # -- drafts --------------------------------------------------------------------------------------------------------
 
     def pays(self, running: Sequence[Request], most_rows: int, is_seat_wanted: bool = False) -> bool:
-        """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
-        the tokens that drafts follow are known. A step has at most `most_rows` rows of logits; a draft model does not
-        guess while a request that there is a seat for waits.
+        """Return whether drafts gain more tokens than are lost by planning a step only after the one before.
+
+        Only then are the tokens before the drafts known. A step has at most `most_rows` rows of logits; a draft model
+        does not guess while a request waits and a seat is free.
         """
         if self._steps is not None and (is_seat_wanted or self._has_prompt(running)):
             return False
@@ -132,13 +134,13 @@ class Speculation:
         return gain > WAIT * len(running) or bool(self._probed(running, num_free))
 
     def add_drafts(self, step: StepBuilder, cut: CutDrafts) -> None:
-        """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""
+        """Give drafts to the requests of a step, from its remaining tokens, rows and blocks."""
         step.add_drafts(partial(self._drafts_after, step, cut))
 
     def _drafts_after(
         self, step: StepBuilder, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
     ) -> tuple[array[int], GroupBlocks]:
-        """Return at most so many drafts after a chunk of one token, and the blocks that hold them too."""
+        """Return at most `at_most` drafts after a chunk of one token, and the blocks that hold the chunk with them."""
         none = array("i"), chunk.block_ids
         if chunk.previous_row is not None or not chunk.samples:
             return none
@@ -175,7 +177,7 @@ class Speculation:
             self._drafter.learn(request.token_ids, request.num_prompt_tokens)
 
     def stats(self) -> SpeculationStats:
-        """Return what was counted since the start."""
+        """Return the counts since the start."""
         return SpeculationStats(
             num_drafts=self._num_drafts,
             num_draft_tokens=self._num_draft_tokens,
@@ -184,8 +186,9 @@ class Speculation:
         )
 
     def _worth(self, running: Sequence[Request], most_rows: int) -> tuple[list[tuple[Request, Guesses, int]], int]:
-        """Return the requests of which drafts pay, each with its guesses and how many they are, and the rows that are
-        left of `most_rows`.
+        """Return the requests with drafts that pay, each with its guesses and their number, and the free rows.
+
+        These are the rows that are left of `most_rows`.
         """
         worth, num_free = [], most_rows - len(running)
         for request in running:
@@ -197,29 +200,29 @@ class Speculation:
         return worth, num_free
 
     def _most_guesses(self, request: Request) -> int:
-        """Return how many guesses about a request may be of use, and be had."""
+        """Return the most guesses about a request that can be used."""
         num_left = request.most_tokens(self._max_model_len) - request.num_tokens
         limits = self._settings.draft_model
         return num_left - 1 if limits is None else min(num_left - 1, limits.max_model_len - request.num_tokens)
 
     def _num_worth(self, request: Request, guesses: Guesses, num_rows: int) -> int:
-        """Return how many drafts of the request pay in a step that has so many rows of tokens without them."""
+        """Return the number of drafts of the request that pay in a step with `num_rows` rows of tokens without them."""
         if not request.num_output_tokens:
-            return 0  # its prompt, or what is pooled, is all certain
+            return 0  # its prompt is certain, and a pooling request has nothing else
         return min(guesses.look(request.token_ids, self._cost(num_rows)), self._most_guesses(request))
 
     def _guesses_of(self, request: Request) -> Guesses:
         if request.guesses is None:
             most = self._settings.num_speculative_tokens
             if self._drafter is None:
-                # However well it went with others, a few guesses are enough to see how it goes with this one.
+                # However well other requests did, a few guesses are enough to see how this one does.
                 request.guesses = ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
             else:
                 request.guesses = TextGuesses(self._drafter, most)
         return request.guesses
 
     def _cost(self, num_rows: int) -> float:
-        """Return what a draft takes in a step of so many rows of tokens, over what each of these takes."""
+        """Return the cost of a draft in a step of `num_rows` rows of tokens, relative to that of each row."""
         # A step of n rows takes n + free units of time and gives n tokens; a row more takes 1. A step of the draft
         # model gives a guess about each of them.
         num_units = num_rows + self._settings.num_free_rows

@@ -1,8 +1,8 @@
-"""The slots of recurrent state: which one a running request keeps its own in, and which hold snapshots of prefixes.
+"""The slots of recurrent state: one for each running request, and others with snapshots of prefixes.
 
-A state is what layers without keys and values know of all tokens so far, in one slot for all such layers. A snapshot is
-a state that was saved after the last token of a block, to be read by whoever begins with the same tokens; nobody writes
-to it again. Like a block's content, it lasts until its slot is taken by another.
+A state is what layers without keys and values keep of all tokens so far, in one slot for all such layers. A snapshot is
+a state that was saved after the last token of a block, for requests that begin with the same tokens; it is never
+written again. Like a block's content, it lasts until its slot is taken by another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
 
 NO_SLOT = NULL_BLOCK
-"""It stands for no slot: a request that begins reads none."""
+"""The slot that stands for none: a request that begins reads none."""
 
 
 @dataclass(slots=True)
@@ -23,14 +23,14 @@ class RequestState:
     """The state of one request."""
 
     slot: int
-    """The slot that its steps write to; nobody else writes there."""
+    """The slot that its steps, and no others, write to."""
     read: int
-    """The slot that its next step reads: in the first step a snapshot's, or none; after that, its own."""
+    """The slot that its next step reads: in the first step a snapshot's or none, then `slot`."""
     num_tokens: int
-    """How many tokens its state has seen once all planned steps are run."""
+    """The number of tokens in its state once all planned steps have run."""
     saved: int = NO_SLOT
-    """A slot that it holds with its state after `saved_at` tokens: of the prompt for forks, until they have begun; of
-    the answer until the host knows these tokens."""
+    """A slot that it holds with its state after `saved_at` tokens: of the prompt until its forks have begun, or of the
+    answer until the host knows these tokens."""
     saved_at: int = 0
 
 
@@ -55,19 +55,19 @@ class StateSlots:
     """
 
     def __init__(self, num_slots: int) -> None:
-        """Have `num_slots` slots, slot 0 counted, which nobody owns."""
+        """Have `num_slots` slots, including slot 0, which has no owner."""
         self.pool = BlockPool(num_slots)
         self._used: list[int] = []
         """The slots that are held for the latest plan, once for each use."""
 
     def begin_plan(self) -> None:
-        """Let go of what the plan before used: steps run in order, so that a later one may write there."""
+        """Release the slots that the plan before used: steps run in order, so that a later one may write to them."""
         for slot in self._used:
             self.pool.release([slot])
         self._used.clear()
 
     def fits(self, read: int) -> bool:
-        """Say whether a request can have a slot of its own, beside the one that it reads first."""
+        """Return whether a request can have a slot of its own, besides the one that it reads first."""
         revived = read != NO_SLOT and not self.pool.is_held(read)
         return self.pool.num_available > revived
 
@@ -83,7 +83,7 @@ class StateSlots:
     ) -> ChunkSlots:
         """Plan a chunk up to position `end`, and save its state at a position if more than `reserve` slots are left.
 
-        The request may hold what is saved, until it gives it up; else it is for others to find at once.
+        With `is_held` the request holds the snapshot until it gives it up; else others may find it at once.
         """
         read, state.read, state.num_tokens = state.read, state.slot, end
         if save_at is None or self.pool.num_available <= reserve:
@@ -102,7 +102,7 @@ class StateSlots:
         self.pool.release([state.slot])
 
     def give_up_saved(self, state: RequestState) -> None:
-        """Release what the request holds besides its own slot, if anything; others may find it if it is registered."""
+        """Release the snapshot that the request holds, if any; others may find it if it is registered."""
         if state.saved != NO_SLOT:
             self.pool.release([state.saved])
             state.saved = NO_SLOT
@@ -110,7 +110,7 @@ class StateSlots:
     def longest(self, num_blocks: int, find: Callable[[int], int | None]) -> int:
         """Return the most leading blocks, up to num_blocks, after which there is a snapshot.
 
-        `find` returns the slot of the state after the block at a place, if it can be found.
+        `find` returns the slot of the state after the block at an index, if it can be found.
         """
         return next((place + 1 for place in range(num_blocks - 1, -1, -1) if find(place) is not None), 0)
 

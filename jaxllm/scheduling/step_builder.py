@@ -1,4 +1,4 @@
-"""A step while it is being planned: what is in flight before it, what it may still take, and its rows so far."""
+"""Build a step's plan: the steps in flight before it, the tokens and rows that it may still take, and its chunks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     num_sampled: int = 0
     """Tokens being sampled that the host does not know yet."""
     row: int | None = None
-    """The row of the latest step in flight that samples the request's last token, if it is known which row that is."""
+    """The row of the latest step in flight that samples the request's last token, if that row is known."""
 
 
 NOTHING_IN_FLIGHT = InFlight()
 MOST_PASSED = 256
-"""So many waiting requests may be passed over in one step: to look at all of a long queue takes time."""
+"""The most waiting requests that may be passed over in one step: looking at all of a long queue takes time."""
 
 
 def tally(steps: Iterable[tuple[StepPlan, list[Request]]]) -> dict[Request, InFlight]:
     """Sum the steps in flight, oldest first, by request; each plan comes with the requests of its rows."""
     total: dict[Request, InFlight] = {}
     for plan, requests in steps:
-        # The device reads tokens of the step just before only: a row of an older one cannot be continued.
+        # The device only reads tokens of the step just before: a row of an older one cannot be continued.
         total = {request: InFlight(ahead.num_tokens, ahead.num_sampled) for request, ahead in total.items()}
         for row, (chunk, request) in enumerate(zip(plan.chunks, requests, strict=True)):
             ahead = total.get(request, NOTHING_IN_FLIGHT)
@@ -62,7 +62,7 @@ class StepBuilder:
         """Tokens that the step may still take, if their rows have room."""
         self._alignment = config.row_alignment
         self._row_room = self._aligned(self.num_tokens)
-        """Rows of tokens that are left beside the longer chunks; decodes come out of it as well."""
+        """Rows of tokens that are left besides the longer chunks; decodes take some of them too."""
         self.num_rows = config.num_rows
         """Rows of logits that the step may still take."""
         self.num_preempted = 0
@@ -76,7 +76,7 @@ class StepBuilder:
         self._cuts_prompts = config.enable_chunked_prefill
         self._count_rows = count_rows
         self._nothing = array("i")
-        """The scored ids of all chunks that have none: making one for each takes time."""
+        """The scored ids of all chunks without any: making an array for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
         self._longer: list[tuple[Request, Chunk]] = []
 
@@ -86,14 +86,14 @@ class StepBuilder:
 
     @property
     def num_planned(self) -> int:
-        """Count the tokens that the step has."""
+        """Return the number of tokens in the step."""
         return self._most_tokens - self.num_tokens
 
     def _aligned(self, num_rows: int) -> int:
         return -(-num_rows // self._alignment) * self._alignment
 
     def may_pass(self) -> bool:
-        """Say whether one more waiting request may be passed over, and count it."""
+        """Return whether one more waiting request may be passed over, and count it."""
         self._num_passed += 1
         return self._num_passed <= MOST_PASSED
 
@@ -103,11 +103,11 @@ class StepBuilder:
         return max(1, min(self.num_tokens - num_behind, rows))
 
     def limit(self, request: Request, start: int, num_missing: int, num_shared: int, num_behind: int = 0) -> int:
-        """Cut a request's missing tokens to what it may have of a step that is not full; 0 if its rows do not fit.
+        """Return the number of a request's missing tokens that the step may take; 0 if its rows do not fit.
 
-        A token and a row are kept back for each request behind, as long as this one gets at least a token. Where layers
+        A token and a row are kept back for each request behind, as long as this one gets at least a token. If layers
         attend within chunks of positions, the tokens are of one such chunk. Other requests begin with the
-        `num_shared` leading tokens: a chunk ends behind them, for the state there to be saved.
+        `num_shared` leading tokens: a chunk ends after them, so that the state there can be saved.
         """
         if request.runs_whole:
             return num_missing if num_missing <= self.room(num_behind) else 0
@@ -119,7 +119,7 @@ class StepBuilder:
         scored = request.scored_positions(start, num_tokens)
         num_free = self.num_rows - 1
         num_scored = max(min(1, num_free), num_free - num_behind)
-        # The token before a position predicts it: stop short of the one that predicts the first position too many.
+        # The token before a position predicts it: stop before the one that predicts the first position too many.
         return num_tokens if len(scored) <= num_scored else scored[num_scored] - 1 - start
 
     def add(
@@ -132,7 +132,7 @@ class StepBuilder:
         *,
         is_admitted: bool = False,
     ) -> None:
-        """Plan num_tokens tokens of the request, which may be just admitted, from position `start`."""
+        """Add num_tokens tokens of the request, which may be just admitted, from position `start` on."""
         ahead = self.in_flight.get(request, NOTHING_IN_FLIGHT)
         num_known = len(request.token_ids)
         is_known = start < num_known
@@ -173,7 +173,7 @@ class StepBuilder:
     def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], tuple[array[int], GroupBlocks]]) -> None:
         """Give the chunks of one token the drafts that `drafts_of` returns for them, with the blocks for these.
 
-        It is told how many a chunk may have at most: they take what all others have left of the step.
+        Its last argument is the most drafts that a chunk may have: they take what all chunks have left of the step.
         """
         decodes, self._decodes = self._decodes, []
         for index, (request, chunk) in enumerate(decodes):
@@ -200,7 +200,7 @@ class StepBuilder:
 
     def copy(self, group: int, source: int, target: int) -> None:
         """Copy a block of a cache group before the step runs."""
-        # The donor itself may have been admitted a moment ago: then its block will be a copy, of the same tokens.
+        # The donor itself may have been admitted in this step: then its block will be a copy of the same tokens.
         copies = self._copies[group]
         copies[target] = copies.get(source, source)
 

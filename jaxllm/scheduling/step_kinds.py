@@ -1,4 +1,4 @@
-"""All requests of a step are of one kind; kinds take turns."""
+"""Kinds of steps, which take turns: all requests of a step are of one kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ORDER = tuple(StepKind)
 
 
 class StepKinds:
-    """The kinds of the requests that have not ended, and whose turn it is."""
+    """The kinds of the requests that have not ended, and their turns."""
 
     def __init__(self) -> None:
         self._counts: Counter[StepKind] = Counter()
@@ -21,16 +21,16 @@ class StepKinds:
         self._counts[kind] += 1
 
     def remove(self, kind: StepKind) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         self._counts[kind] -= 1
 
     def in_turn(self) -> list[StepKind]:
-        """Return the kinds of which there are requests, the one that has waited longest first."""
+        """Return the kinds that have requests, the one that has waited longest first."""
         first = _ORDER.index(self._last) + 1
         return [kind for kind in (*_ORDER[first:], *_ORDER[:first]) if self._counts[kind]]
 
     def has_planned(self, kind: StepKind) -> None:
-        """Let the other kinds go first next time."""
+        """Record that a kind was planned; the others come first next time."""
         self._last = kind
 
     def check(self, kinds: Counter[StepKind]) -> None:

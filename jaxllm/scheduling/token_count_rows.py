@@ -1,4 +1,4 @@
-"""Requests that count their tokens are given rows of the device's token counts."""
+"""Assign rows of the device's token counts to requests that count their tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxllm.scheduling.request import Request
 
 
 class TokenCountRows:
-    """Give running requests a row each, from 1 on: row 0 is for those that count nothing.
+    """Give each running request a row, from 1 on: row 0 is for requests that count nothing.
 
     The device fills a row anew when its next holder starts.
     """

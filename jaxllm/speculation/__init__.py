@@ -1,1 +1,1 @@
-"""Drafts: guesses of a request's next tokens, which one step of the model checks all at once."""
+"""Guess a request's next tokens; one step of the model checks all guesses at once."""

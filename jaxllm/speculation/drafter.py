@@ -1,6 +1,4 @@
-"""Drafters guess what follows a request's tokens: by looking at tokens alone, or by a model, smaller than the one whose
-tokens are guessed.
-"""
+"""Make drafters, which guess the next tokens of a request from its tokens alone, and describe draft models."""
 
 from __future__ import annotations
 
@@ -14,59 +12,59 @@ from jaxllm.speculation.suffix import SuffixDrafter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelLimits:
-    """What the scheduler knows of a draft model."""
+    """The limits of a draft model, for the scheduler."""
 
     max_num_batched_tokens: int
-    """The most tokens of one of its steps."""
+    """The most tokens of one step."""
     max_model_len: int
-    """The most tokens of a request of which it guesses more."""
+    """The longest request that it guesses for, in tokens."""
     row_alignment: int
     """The alignment of longer chunks, as in SchedulerConfig."""
     group: int
-    """The cache group of the other model whose block tables it shares, with as many blocks in a pool of its own."""
+    """The model's cache group whose block tables it shares; its own pool has the same number of blocks."""
     num_groups: int
-    """Its own cache groups, which all have that table."""
+    """The number of its own cache groups, which all use that table."""
     vocab_size: int
-    """The ids that the other model knows: it may know more."""
+    """The model's vocabulary size; the draft model's may be larger."""
     shift: int = 0
-    """1 for a draft head, which at position p takes the other model's features of p and the token at p + 1; 0 for draft
-    models of other kinds, which take the token at p."""
+    """1 for a draft head, which at position p takes the model's features of p and the token at p + 1; 0 for other draft
+    models, which take the token at p."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
-    """Settings of speculation, checked and settled."""
+    """The checked and settled settings of speculation."""
 
     method: str
     """The drafter: "ngram", "suffix", "draft_model", "mtp" or "eagle3"."""
     num_speculative_tokens: int
     """The most drafts of one request in a step."""
     num_free_rows: float
-    """A step of so many rows of tokens takes twice as long as one of a single row, for which all weights are read."""
+    """The number of rows with which a step takes twice as long as with one row, when all weights are read."""
     prompt_lookup_min: int
     prompt_lookup_max: int
-    """The fewest and the most tokens at the end of a request that its drafts must have followed before."""
+    """The fewest and the most tokens at the end of a request that must have come before."""
     max_tree_depth: int
     """The most tokens at the end of a request that the suffix drafter looks for."""
     max_cached_requests: int
-    """The answers of so many requests are searched for suffixes, besides the request's own tokens."""
+    """The number of past answers that are searched for suffixes, besides the request's own tokens."""
     max_spec_factor: float
-    """The suffix drafter's drafts are at most so many times as many as the tokens that were found."""
+    """The most drafts of the suffix drafter, as a multiple of the matching tokens."""
     min_token_prob: float
-    """The suffix drafter's drafts followed in at least this part of the places."""
+    """The least share of the matches that a draft of the suffix drafter must have followed in."""
     draft_model: DraftModelLimits | None = None
-    """The model that guesses; None if tokens alone are looked at."""
+    """The model that guesses; None if guesses come from tokens alone."""
 
 
 class Drafter(Protocol):
-    """Guesses what follows some tokens from tokens alone."""
+    """A drafter, which guesses the next tokens from tokens alone."""
 
     def propose(self, token_ids: array[int], at_most: int) -> array[int]:
-        """Return at most so many guesses of the next tokens; none where there is nothing to go by."""
+        """Return at most `at_most` guesses of the next tokens; none if nothing matches."""
         ...
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
-        """Take in the tokens of a request that has ended."""
+        """Learn from the tokens of a request that has ended."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Drafts by suffixes: what followed most often where a request's last tokens came before, in it or in past answers.
+"""Draft by suffixes: what followed most often after a request's last tokens, earlier in it or in past answers.
 
 The method is of Oliaro et al., "SuffixDecoding", 2024 (https://arxiv.org/abs/2411.04975). Their suffix trees would take
-a Python object for each token of every suffix; here the places are found by the last two tokens.
+a Python object for each token of every suffix; this module finds occurrences by the last two tokens.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import NamedTuple
 from jaxllm.utils.token_search import WIDTH, find_last
 
 KEY_TOKENS = 2
-"""Places are found by so many tokens: one alone stands for nothing."""
+"""The number of tokens that occurrences are found by; a single token means little."""
 MAX_PLACES = 16
-"""So many of the latest places are compared, of the request and of past answers each."""
+"""The number of latest occurrences that are compared, of the request and of past answers each."""
 MAX_CACHED_TOKENS = 1 << 18
-"""Past answers are kept up to so many tokens: an entry takes some 200 bytes."""
+"""The most tokens of past answers that are kept: an entry takes some 200 bytes."""
 
 
 class _Place(NamedTuple):
-    """Where the last tokens of a request came before."""
+    """An earlier occurrence of a request's last tokens."""
 
     token_ids: array[int]
     after: int
-    """The place of the token that followed."""
+    """The index of the token that followed."""
     num_matching: int
-    """How many of the request's last tokens are the same there."""
+    """The number of matching tokens before it."""
 
 
 class SuffixDrafter:
-    """Compares the places where the last two tokens came before, and follows those that match furthest back."""
+    """Compare the earlier occurrences of the last two tokens, and follow those that match furthest back."""
 
     def __init__(self, depth: int, max_answers: int, *, factor: float, least_share: float) -> None:
-        """Look at most `depth` tokens back, keep `max_answers` answers, and draft at most `factor` times as many tokens
-        as match, each of which followed in at least `least_share` of the places.
+        """Compare at most `depth` tokens, keep `max_answers` answers, and draft at most `factor` times as many tokens
+        as match; each draft followed at least `least_share` of the occurrences.
         """
         self._depth, self._factor, self._least_share = depth, factor, least_share
         self._answers = _Answers(max_answers)
 
     def propose(self, token_ids: array[int], at_most: int) -> array[int]:
-        """Return what followed most often."""
+        """Return the tokens that followed most often."""
         if len(token_ids) <= KEY_TOKENS:
             return array("i")
         places = [*self._own_places(token_ids), *self._answers.places(token_ids)]
@@ -51,11 +51,11 @@ class SuffixDrafter:
         return self._vote([match for match in matches if match.num_matching == longest], count)
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
-        """Keep an answer for the requests to come."""
+        """Keep an answer for later requests."""
         self._answers.add(token_ids[num_prompt_tokens:])
 
     def _own_places(self, token_ids: array[int]) -> list[tuple[array[int], int]]:
-        """Return the places after the last two tokens in the request itself, latest first."""
+        """Return the indices after earlier occurrences of the last two tokens in the request, latest first."""
         text, key = token_ids.tobytes(), token_ids[-KEY_TOKENS:].tobytes()
         places: list[tuple[array[int], int]] = []
         end = len(token_ids) - 1
@@ -65,7 +65,7 @@ class SuffixDrafter:
         return places
 
     def _match(self, token_ids: array[int], others: array[int], after: int) -> _Place:
-        """Count how far back the tokens before a place are the request's last ones."""
+        """Count the tokens before an index that equal the request's last ones."""
         count, last = KEY_TOKENS, len(token_ids)
         most = min(self._depth, after, last)
         while count < most and others[after - 1 - count] == token_ids[last - 1 - count]:
@@ -73,11 +73,11 @@ class SuffixDrafter:
         return _Place(others, after, count)
 
     def _vote(self, places: list[_Place], count: int) -> array[int]:
-        """Follow what comes next in most of the places, as long as enough of them agree."""
+        """Follow the token that comes next most often, as long as enough occurrences agree."""
         drafts, num_places = array("i"), len(places)
         followed = [(place.token_ids, place.after) for place in places]
         while len(drafts) < count and followed:
-            # A place in the request's own tokens goes on with the drafts themselves.
+            # An occurrence in the request's own tokens continues with the drafts themselves.
             nexts = [own[after] if after < len(own) else drafts[after - len(own)] for own, after in followed]
             [(token_id, votes)] = Counter(nexts).most_common(1)
             if votes < self._least_share * num_places:
@@ -88,12 +88,12 @@ class SuffixDrafter:
         return drafts
 
     def _goes_on(self, token_ids: array[int], after: int, num_drafts: int) -> bool:
-        """Say whether there is a token at a place: past answers end, but a request goes on with its drafts."""
+        """Return whether a token exists at an index: past answers end, but a request continues with its drafts."""
         return after < len(token_ids) or (not self._answers.has(token_ids) and after - len(token_ids) < num_drafts)
 
 
 class _Answers:
-    """The latest answers, with the places after each pair of tokens."""
+    """The latest answers, with the indices after each pair of tokens."""
 
     def __init__(self, max_answers: int) -> None:
         self._max_answers = max_answers
@@ -103,15 +103,15 @@ class _Answers:
         self._places: dict[bytes, list[tuple[array[int], int]]] = {}
 
     def has(self, token_ids: array[int]) -> bool:
-        """Say whether an array is one of the answers."""
+        """Return whether an array is one of the answers."""
         return id(token_ids) in self._answers
 
     def places(self, token_ids: array[int]) -> list[tuple[array[int], int]]:
-        """Return the places after the last two tokens, latest first."""
+        """Return the indices after the last two tokens, latest first."""
         return self._places.get(token_ids[-KEY_TOKENS:].tobytes(), [])[::-1]
 
     def add(self, answer: array[int]) -> None:
-        """Keep an answer; the oldest go as room is needed."""
+        """Keep an answer; the oldest are dropped to make room."""
         if not self._max_answers or not KEY_TOKENS < len(answer) <= MAX_CACHED_TOKENS:
             return
         self._answers[id(answer)] = answer
@@ -135,6 +135,6 @@ class _Answers:
 
 
 def _keys(token_ids: array[int]) -> list[tuple[bytes, int]]:
-    """Return each pair of tokens that something follows, as bytes, with the place after it."""
+    """Return each pair of tokens that has a successor, as bytes, with the successor's index."""
     text = token_ids.tobytes()
     return [(text[(after - KEY_TOKENS) * WIDTH : after * WIDTH], after) for after in range(KEY_TOKENS, len(token_ids))]

@@ -1,4 +1,4 @@
-"""Make a core of engine arguments, ready for its first step: names checked, weights loaded, pool sized."""
+"""Start an engine core from engine arguments: check names, size the pool, load the weights."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
-"""The prefixes of environment variables that compiled programs depend on."""
+"""Compiled programs depend on environment variables with these prefixes."""
 
 
 def start_core(
     engine_args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None
 ) -> tuple[EngineCore, EngineReady]:
-    """Resolve engine arguments, load the model and return its core and what a front end must know of it.
+    """Resolve engine arguments, load the model and return its core with the settings that a front end needs.
 
     `on_tokenizer` gets the tokenizer before the weights are loaded. Raises VLLMValidationError.
     """
@@ -90,7 +90,7 @@ def _start_core(
 ) -> tuple[EngineCore, EngineReady]:
     config = resolve(engine_args)
     log_phase(logger, "configuration")
-    engines_home().check()  # now that JAX has its devices, which a child forked later would share
+    engines_home().check()  # JAX has its devices now, and a child that is forked later would share them
     prepared = prepare(config)
     hosts.agree(agreement(prepared))
     log_phase(logger, "shapes")
@@ -134,7 +134,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
 
 
 def agreement(prepared: Prepared) -> Agreement:
-    """Return what the hosts of a model have to have in common: sizes, and what their programs come from."""
+    """Return the values that must be the same on all hosts of a model: sizes, and the sources of programs."""
     config = prepared.config
     return Agreement(prepared.num_blocks, config.max_model_len, config.max_num_seqs, _facts(prepared))
 
@@ -148,7 +148,7 @@ def _facts(prepared: Prepared) -> dict[str, str]:
         "the model": (compiler.model.facts, tensors, config.load_format),
         "the engine's arguments": settings,
     }
-    # A function's text has its address, which is another one in each process.
+    # A function's text has its address, which differs between processes.
     texts = {name: re.sub(" at 0x[0-9a-f]+", "", str(value)) for name, value in come_from.items()}
     facts = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     if prepared.draft is None:
@@ -158,10 +158,10 @@ def _facts(prepared: Prepared) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The part of an engine that does not need the weights; its first program is being compiled, from shapes alone."""
+    """The part of an engine that needs no weights; its first program is being compiled, from shapes alone."""
 
     config: EngineConfig
-    """The settings with the final max_model_len, which may be shorter than what was asked for."""
+    """The settings with the final max_model_len, which may be less than the user's."""
     specs: Mapping[str, ParamSpec]
     compiler: StepCompiler
     programs: Programs[ProgramKey]
@@ -171,7 +171,7 @@ class Prepared:
     """The draft model's part, if there is one."""
 
     def stop(self) -> None:
-        """Stop compiling: there will be no engine."""
+        """Compile nothing more: there will be no engine."""
         self.programs.stop()
         if self.draft is not None:
             self.draft.stop()
@@ -203,7 +203,7 @@ def prepare(config: EngineConfig) -> Prepared:
 def _prepare_draft(
     config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], num_blocks: int, folders: Folders
 ) -> Prepared:
-    """Begin to compile the draft model's steps, for as many blocks as the other model has."""
+    """Begin to compile the draft model's steps, for as many blocks as the model has."""
     started = time.monotonic()
     compiler = StepCompiler(step_config(config), model, config.mesh)
     programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.draft_programs())
@@ -225,7 +225,7 @@ def _compile_ahead(
 
 
 def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
-    """Make the logits processors that are classes. As in vLLM, they come before the KV cache has its size."""
+    """Make the logits processors that are classes, as in vLLM before the KV cache is sized."""
     classes = on_host(config.logits_processors)
     if not classes:
         return None
@@ -239,10 +239,10 @@ def make_core(
     thinking: ThinkingTokens | None = None,
     hosts: Hosts | None = None,
 ) -> EngineCore:
-    """Load the weights and return the core. Log one line with the model, its devices and its sizes.
+    """Load the weights and return the core; log one line with the model, the devices and the sizes.
 
     Without `grammars` there are no structured outputs, without `thinking` no thinking budgets. With `hosts` the model
-    is spread over several.
+    is spread over several hosts.
     """
     config, compiler, num_blocks = prepared.config, prepared.compiler, prepared.num_blocks
     hosts = hosts or OneHost()
@@ -297,14 +297,14 @@ def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:
 
 
 def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
-    """Make the runner of a model, which has that of its draft model."""
+    """Make the runner of a model, with that of its draft model."""
     model, draft = make_launchers(prepared)
     runs_draft = None if draft is None else ModelRunner(draft, broadcast=hosts.broadcast, is_draft=True)
     return ModelRunner(model, _activation(prepared.config.pooling), runs_draft, hosts.broadcast)
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:
-    """Return a reader of adapters for a model, in the order of its weights."""
+    """Return the store of a model's adapters, which are in the order of its weights."""
     config, model = prepared.config, prepared.compiler.model
     arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, config.max_lora_rank))
 
@@ -316,13 +316,14 @@ def _make_store(prepared: Prepared) -> AdapterStore:
 
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
-    """Return the last transform of a pooling model's outputs."""
+    """Return the last operation on a pooling model's outputs."""
     return NO_ACTIVATION if pooling is None else Activation(pooling.activation, pooling.logit_mean, pooling.logit_sigma)
 
 
 def keeps_programs(config: EngineConfig) -> bool:
-    """Return whether programs can be cached by their sources: no code from outside takes part in them, and they were
-    seen to run from disk, as those of a CPU were.
+    """Return whether programs can be kept on disk by their sources.
+
+    They can if they contain no code from outside jaxllm, and run from disk, as a CPU's are known to.
     """
     is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
     return is_ours and config.platform == "cpu" and not any(group.attention.interpret for group in config.kv_groups)
@@ -343,7 +344,7 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
 
 
 def _warn_of_own_head(config: EngineConfig, params: Mapping[str, Any]) -> None:
-    """Log a warning if config.json ties the output head to the embedding and the checkpoint has another head."""
+    """Warn if config.json ties the output head to the embedding, and the checkpoint has another head."""
     if not {"embed", "lm_head"} <= params.keys() or params["lm_head"]["table"] is params["embed"]["table"]:
         return
     family = get_family(config.model_config.architecture)
@@ -355,7 +356,7 @@ def _warn_of_own_head(config: EngineConfig, params: Mapping[str, Any]) -> None:
 
 
 def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSettings | None:
-    """Return how tokens are guessed ahead, with what the scheduler knows of the draft model, if there is one."""
+    """Return how tokens are guessed ahead, with the limits of the draft model, if there is one."""
     if config.speculation is None or draft is None:
         return config.speculation
     group = shared_group(config)
@@ -399,5 +400,5 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
 
 
 def _keys_depend_on_the_prompt(config: EngineConfig) -> bool:
-    """Return whether keys depend on the prompt's length, as with dynamic RoPE: blocks cannot be shared."""
+    """Return whether tokens have other keys in a longer prompt, as with dynamic RoPE, and cannot share them."""
     return any(rope.depends_on_length(config.max_model_len) for rope in config.model_config.ropes)
