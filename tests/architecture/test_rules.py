@@ -22,8 +22,6 @@ READS_ENVIRONMENT = {
 }
 MAX_FOLDER_MODULES = 20
 LARGE_FOLDERS = {"models/families"}  # one file for each family of models
-STILL_LARGE = {"jaxllm/execution", "jaxllm/scheduling"}
-"""Folders that are to become smaller. None may be added."""
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "torch"}
 UNSAFE_BUILTINS = {"__import__", "compile", "eval", "exec"}
 MACHINE_PATHS = re.compile("(?<![A-Za-z0-9_.])/" + r"(work|root|home/\w+|Users/\w+|opt/pypi\S*)/")
@@ -41,7 +39,7 @@ def test_folder_sizes():
     """A folder that a newcomer can look through has few modules; `__init__.py` aside."""
     modules = Counter(str(Path(source.where).parent) for source in SOURCES if source.path.name != "__init__.py")
     large = {folder for folder, number in modules.items() if number > MAX_FOLDER_MODULES}
-    assert large <= LARGE_FOLDERS | STILL_LARGE
+    assert large <= LARGE_FOLDERS
 
 
 def test_function_sizes():
