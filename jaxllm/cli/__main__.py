@@ -1,4 +1,4 @@
-"""`python -m jaxllm.cli` is the command `jaxllm`."""
+"""Make `python -m jaxllm.cli` run the command `jaxllm`."""
 
 import sys
 

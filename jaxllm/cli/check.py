@@ -1,4 +1,4 @@
-"""`jaxllm check` says whether a model fits on hardware that is not here, and what it would do there."""
+"""`jaxllm check` reports whether a model fits on hardware that this machine lacks, and how fast it would run there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "check",
-        help="say whether a model fits on a TPU or GPU, without one",
-        description="Compile the engine's steps with the real compiler of hardware that need not be here, from "
-        "config.json alone, and say whether they fit, how many requests run at once, and what bounds their speed.",
+        help="check whether a model fits on a TPU or GPU, without having one",
+        description="Compile the engine's steps from config.json alone, with the real compiler for hardware that this "
+        "machine may lack. Report whether they fit, how many requests run at once, and what bounds their speed.",
         epilog="Exit status: 0 it fits, 1 it does not, 2 misuse, 3 the compiler failed, 4 the report could not be "
-        "written. Compilers: "
+        "written. Install compilers with "
         "pip install 'jaxllm[check]'.",
         allow_abbrev=False,
         add_help=False,
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; returns the exit status."""
+    """Print the report and return the exit status."""
     engine_args = read_engine_args(args)
     if args.topology is None:
         raise VLLMValidationError("say which --topology to check, such as v5e:2x2 or h100.", parameter="topology")

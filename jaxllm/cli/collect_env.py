@@ -1,4 +1,4 @@
-"""`jaxllm collect-env` prints what a bug report needs to say about a machine. It shows no secrets."""
+"""`jaxllm collect-env` prints the facts about a machine that a bug report needs. It shows no secrets."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(_args: argparse.Namespace) -> int:
-    """Print one `name: value` line per fact; returns the exit status."""
+    """Print one `name: value` line per fact and return the exit status."""
     for name, value in facts():
         show(f"{name}: {value}")
     return 0
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for everything worth knowing."""
+    """Yield (name, value) for each fact of the report."""
     yield "jaxllm", jaxllm.__version__
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield "platform", platform.platform()

@@ -1,4 +1,4 @@
-"""`--config FILE.yaml` gives flags: its keys are long flags without the dashes. The command line wins over it."""
+"""Read flags from `--config FILE.yaml`: its keys are long flags without dashes. The command line takes precedence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxllm.utils.argparse_utils import Repeat
 
 
 def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Make the values in the file named by --config in `words`, if there is one, the parser's defaults."""
+    """If `words` contain --config, make the values in its file the parser's defaults."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     finder.add_argument("--config")
     try:
         name = finder.parse_known_args(list(words))[0].config
     except argparse.ArgumentError:
-        return  # the real parser will say so
+        return  # the real parser will report it
     if name is None:
         return
     actions = {key: action for action in parser._actions if action.dest != "help" for key in _keys(action)}
@@ -37,7 +37,7 @@ def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
 
 
 def _keys(action: argparse.Action) -> list[str]:
-    """Return what a file may call a flag: its long names, of which a switch's --no-name is none."""
+    """Return the file's possible keys for a flag: its long names, without a switch's --no-name."""
     names = [flag.removeprefix("--") for flag in action.option_strings if flag.startswith("--")]
     if isinstance(action, argparse.BooleanOptionalAction):
         names = [name for name in names if not name.startswith("no-")]
@@ -57,7 +57,7 @@ def _read(name: str) -> dict[Any, Any]:
 
 
 def _convert(action: argparse.Action, value: Any, label: str) -> Any:
-    """Read a YAML value as the flag would read it from the command line."""
+    """Convert a YAML value as if it were written on the command line."""
     if value is None:
         return None
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):

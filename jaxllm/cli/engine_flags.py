@@ -1,4 +1,4 @@
-"""Subcommands that name an engine share these flags: MODEL, --config, and one per engine argument."""
+"""The flags shared by subcommands with an engine: MODEL, --config, and one per engine argument."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 
 _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load", "max_logprobs")
-"""These model and loading arguments change no result, so a resumed run may change them."""
+"""Model and loading arguments that change no result, so a resumed run may change them."""
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, folder, or .gguf file") -> None:
-    """Add the arguments, and --help, to a parser that has all others. `models` says what MODEL may be."""
+    """Add the arguments, and --help, to a parser that has all others. `models` describes MODEL in the help."""
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     EngineArgs.add_cli_args(parser)
@@ -25,7 +25,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, fol
 
 
 def read_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> EngineArgs:
-    """Return the engine arguments of a command line, checked. Raises VLLMValidationError, also without a MODEL."""
+    """Return the checked engine arguments of a command line. Raises VLLMValidationError, also without a MODEL."""
     if args.model_tag is not None:
         args.model = args.model_tag
     if args.model is None:
@@ -34,8 +34,9 @@ def read_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineAr
 
 
 def changed_engine_flags(args: argparse.Namespace) -> list[str]:
-    """Return the names of the engine arguments that a command line, or its file, has changed; by default, commands log
-    no statistics.
+    """Return the names of the engine arguments that a command line, or its file, has changed.
+
+    For commands, disable_log_stats is True by default.
     """
     changed = []
     for field in dataclasses.fields(EngineArgs):
@@ -50,7 +51,9 @@ def changed_engine_flags(args: argparse.Namespace) -> list[str]:
 
 
 def result_settings(engine_args: EngineArgs, *others: Any) -> bytes:
-    """Return all that results depend on besides a prompt's line; scheduling and memory settings change none."""
+    """Return the settings on which results depend, besides a prompt's line. Scheduling and memory settings change no
+    results.
+    """
     kept = {
         field.name: repr(getattr(engine_args, field.name))
         for field in dataclasses.fields(engine_args)

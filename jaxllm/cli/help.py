@@ -1,4 +1,4 @@
-"""`--help` of commands with an engine's flags is short; `--help=WORD` shows a group of flags, or those with a word."""
+"""A short `--help` for commands with an engine's flags; `--help=WORD` shows a group, or the flags with a word."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxllm.config.kinds import Unsupported
 GROUPS: Mapping[str, str] = {
     "Frontend": "address, keys, routes of the server",
     "Frontend: chat": "chat templates and what answers hold",
-    "Frontend: CORS": "pages of other origins",
+    "Frontend: CORS": "web pages of other origins",
     "Frontend: TLS": "certificates",
-    "Frontend: log": "what is logged of requests",
+    "Frontend: log": "logging of requests",
     "Frontend: limits": "times and sizes of requests",
     "AsyncEngineArgs": "the queue, its bounds, its log, and the end",
     "ModelConfig": "the model, its tokenizer, its precision, default sampling",
     "LoadConfig": "where the weights come from",
-    "ParallelConfig": "several devices",
+    "ParallelConfig": "parallelism over devices",
     "CacheConfig": "the KV cache and device memory",
     "LoRAConfig": "adapters that requests may name",
-    "SpeculativeConfig": "tokens that are guessed ahead",
+    "SpeculativeConfig": "speculative decoding",
     "SchedulerConfig": "which requests run together, and in which steps",
     "CompilationConfig": "which programs are compiled",
     "StructuredOutputsConfig": "structured outputs and reasoning",
@@ -33,7 +33,7 @@ GROUPS: Mapping[str, str] = {
     "ObservabilityConfig": "statistics and metrics",
     "ProfilerConfig": "the profiler",
 }
-"""What the groups of flags are about, by their titles."""
+"""The groups of flags by title, with a summary of each."""
 HINT = """\
 --help=GROUP        the flags of a group, as --help=ModelConfig or --help=Frontend
 --help=WORD         the flags with a word in their names, as --help=max
@@ -43,14 +43,14 @@ HINT = """\
 
 
 def add_help(parser: argparse.ArgumentParser, *kinds: type[Any]) -> None:
-    """Add --help to a parser that was made with add_help=False; flags of the argument classes `kinds` are many."""
+    """Add --help to a parser made with add_help=False; the argument classes `kinds` have many flags."""
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     parser.usage = parser.usage or "%(prog)s [MODEL] [--FLAG VALUE ...]"
     parser.add_argument("-h", "--help", action=HelpByWord, fields=fields)
 
 
 class HelpByWord(argparse.Action):
-    """Shows the help that a word asks for and ends the program, with status 2 if nothing has the word."""
+    """Shows the help for a word and exits, with status 2 if nothing matches the word."""
 
     def __init__(
         self, option_strings: list[str], dest: str, *, fields: Iterable[dataclasses.Field[Any]], default: Any = None
@@ -96,24 +96,24 @@ class HelpByWord(argparse.Action):
         parser.exit()
 
     def _shown_titles(self, parser: argparse.ArgumentParser) -> list[str]:
-        """Return the titles of the groups of flags that the short help only names."""
+        """Return the titles of the groups that the short help lists without their flags."""
         return [group.title for group in parser._action_groups if group.title and group.title in self._titles]
 
     def _short(self, parser: argparse.ArgumentParser) -> str:
-        own = [group for group in parser._action_groups if group.title not in self._titles]
+        plain_groups = [group for group in parser._action_groups if group.title not in self._titles]
         titles = self._shown_titles(parser)
         width = max(len(title) for title in titles)
         lines = [f"  {title:{width}}  {GROUPS.get(title, '')}".rstrip() for title in titles]
         formatter = parser._get_formatter()
         formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
         formatter.add_text(parser.description)
-        _add_groups(formatter, own)
+        _add_groups(formatter, plain_groups)
         end = parser._get_formatter()
         end.add_text(parser.epilog)
         return "\n".join([formatter.format_help(), "groups of flags:", *lines, "", HINT, end.format_help()])
 
     def _groups(self, parser: argparse.ArgumentParser, word: str) -> str | None:
-        """Return the help of the groups that have a name, "frontend" for all that begin with it."""
+        """Return the help of the groups with this name; "frontend" matches all that begin with it."""
         named = [
             group
             for group in parser._action_groups
@@ -122,24 +122,24 @@ class HelpByWord(argparse.Action):
         return _shown(parser, named) if named else None
 
     def _matching(self, parser: argparse.ArgumentParser, word: str) -> str | None:
-        """Return the help of the flags with a word in their names, or else in what is said of them."""
+        """Return the help of the flags with a word in their names, or else in their help texts."""
         flags = [action for action in parser._actions if action.option_strings]
-        found = [flag for flag in flags if any(word in name for name in flag.option_strings)]
-        if not found:
-            found = [flag for flag in flags if word in str(flag.help).lower().replace("_", "-")]
-        refused = [self._refusal(flag) for flag in found if flag.dest in self._refused]
-        shown = [flag for flag in found if flag.help != argparse.SUPPRESS]
+        matches = [flag for flag in flags if any(word in name for name in flag.option_strings)]
+        if not matches:
+            matches = [flag for flag in flags if word in str(flag.help).lower().replace("_", "-")]
+        refused = [self._refusal(flag) for flag in matches if flag.dest in self._refused]
+        shown = [flag for flag in matches if flag.help != argparse.SUPPRESS]
         if not refused and not shown:
             return None
         formatter = parser._get_formatter()
-        for title, each in ((f"flags with {word!r}", shown), ("not supported", refused)):
+        for title, entries in ((f"flags with {word!r}", shown), ("not supported", refused)):
             formatter.start_section(title)
-            formatter.add_arguments(each)
+            formatter.add_arguments(entries)
             formatter.end_section()
         return formatter.format_help()
 
     def _refusal(self, flag: argparse.Action) -> argparse.Action:
-        """Return what the help shows of a flag that is refused: its names and the reason."""
+        """Return the help entry of a refused flag: its names and the reason."""
         shown = copy.copy(flag)
         shown.nargs, shown.help = 0, self._refused[flag.dest].replace("%", "%%")
         return shown

@@ -1,4 +1,4 @@
-"""The command line picks the subcommand, and turns what users do wrong into one line and an exit status."""
+"""The entry point of the command line: it runs a subcommand, and turns user errors into one line and a status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTEAD = {
     "version": "it is `jaxllm --version`",
     "help": "it is `jaxllm --help`",
 }
-"""What to use here for commands of other programs."""
+"""Hints for commands that other programs have."""
 
 
 def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -54,7 +54,7 @@ def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentPa
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0 done, 2 misuse, 4 results could not be written, 130 interrupted.
 
-    What other statuses mean, the commands explain.
+    The commands' own help explains other statuses.
     """
     prepare_streams()
     try:
@@ -89,12 +89,12 @@ def _run(words: list[str]) -> int:
 
 
 def _refuse_other_command(words: list[str], known: set[str]) -> None:
-    """Raise VLLMValidationError for a command that there is not, with what to use instead."""
-    given = words[0] if words else "-"
-    if given.startswith("-") or given in known:
+    """Raise VLLMValidationError for an unknown command, with a hint."""
+    name = words[0] if words else "-"
+    if name.startswith("-") or name in known:
         return
-    near = difflib.get_close_matches(given, sorted(known), n=1)
-    hint = INSTEAD.get(given) or (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}")
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    hint = INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}")
     raise VLLMValidationError(
-        f"there is no command {given!r}: {hint.rstrip('.')}.".replace("?.", "?"), parameter="COMMAND"
+        f"there is no command {name!r}: {hint.rstrip('.')}.".replace("?.", "?"), parameter="COMMAND"
     )

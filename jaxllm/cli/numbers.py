@@ -1,4 +1,4 @@
-"""Numbers of the command line, for argparse: each function reads a text, or says what it should have been."""
+"""Argument types for numbers: each function parses a text, or raises an error with the expected form."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from jaxllm.utils.argparse_utils import human_readable_int
 
 
 def positive(text: str) -> int:
-    """Read an integer of 1 or more, which may be written as 4k."""
+    """Parse an integer of 1 or more, which may be written as 4k."""
     return _integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """Read an integer of 0 or more, which may be written as 4k."""
+    """Parse an integer of 0 or more, which may be written as 4k."""
     return _integer(text, 0)
 
 
 def fraction(text: str) -> float:
-    """Read a number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     value = _number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
@@ -27,7 +27,7 @@ def fraction(text: str) -> float:
 
 
 def above_zero(text: str) -> float:
-    """Read a number above 0; inf is one."""
+    """Parse a number above 0, inf included."""
     value = _number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -35,7 +35,7 @@ def above_zero(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Read a finite number of 0 or more."""
+    """Parse a finite number of 0 or more."""
     value = _number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")

@@ -1,4 +1,4 @@
-"""Subcommands that generate text share these flags, one per sampling parameter."""
+"""The sampling flags shared by subcommands that generate text, one per sampling parameter."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
     "max_tokens": (Integer(-1, INT32_MAX, sized=True), "longest output; default 16, -1: to the end of the context"),
     "min_tokens": (Integer(0, INT32_MAX), "shortest output"),
     "logprobs": (Integer(-1, INT32_MAX), "log-probabilities of this many tokens per position"),
-    "ignore_eos": (Switch(), "go on after the end of sequence"),
+    "ignore_eos": (Switch(), "continue after the end of sequence"),
     "skip_special_tokens": (Switch(), "leave special tokens out of the text"),
     "include_stop_str_in_output": (Switch(), "keep the stop string in the text"),
 }
 
 TALK_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 TALK_DEFAULTS: Mapping[str, float] = {"temperature": 0.7, "min_p": 0.05}
-"""How a talk is sampled with a model that does not say: at temperature 1, the API's default, small models ramble."""
+"""The sampling of a talk if the model specifies none: at temperature 1, the API's default, small models ramble."""
 
 
 def add_sampling_flags(group: Any, names: Iterable[str]) -> None:
-    """Add the flags of some parameters to a parser or a group of its; what is not given is no attribute."""
+    """Add the flags of these parameters to a parser or group; a flag that is not set leaves no attribute."""
     for name in names:
         kind, help_text = SAMPLING_FLAGS[name]
         words = {"help": help_text, "default": argparse.SUPPRESS} | (kind.flag() or {})
@@ -38,12 +38,12 @@ def add_sampling_flags(group: Any, names: Iterable[str]) -> None:
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the parameters that the command line or the config file gave."""
+    """Return the parameters set on the command line or in the config file."""
     return {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
 
 
 def add_talk_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of how an answer is sampled; what is not given is as the server, or the model, has it."""
+    """Add the flags for the sampling of an answer; the defaults are the server's, or the model's."""
     group = parser.add_argument_group("sampling, by default as the model or its server has it")
     add_sampling_flags(group, TALK_SAMPLING)
     length, seed = Integer(1, 2**31 - 1, sized=True).flag(), Integer(0, 2**64 - 1).flag()
@@ -52,9 +52,9 @@ def add_talk_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def talk_defaults(defaults: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a talk adds to `fields`, those given, where the model's own `defaults` have no sampling.
+    """Return the fields to add to `fields`, those set by flags, if the model's own `defaults` have no sampling.
 
-    It is said once. None stands for defaults that are not known, which stay as they are.
+    The user gets a message about them. `defaults` of None are unknown, and nothing is added.
     """
     if defaults is None or not defaults.keys().isdisjoint(TALK_SAMPLING):
         return {}
@@ -66,5 +66,5 @@ def talk_defaults(defaults: Mapping[str, Any] | None, fields: Mapping[str, Any])
 
 
 def talk_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a request that the flags of sampling give."""
+    """Return the request fields that the sampling flags set."""
     return given_sampling(args) | ({"seed": args.seed} if hasattr(args, "seed") else {})

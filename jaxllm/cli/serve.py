@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP, as OpenAI's API does",
+        help="serve a model over HTTP with OpenAI's API",
         description="Serve a model over HTTP, with OpenAI's API and vLLM's flags. The port opens when the engine is "
         "ready; SIGTERM and Ctrl-C end the server, a second one at once.",
         epilog="Exit status: 0 told to end, 1 the engine has ended by itself, 2 misuse.",
@@ -41,7 +41,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_serve_args(args: argparse.Namespace) -> AsyncEngineArgs:
-    """Return the engine's arguments; its MODEL becomes `args.model`, and `args` gets the numbers for --nnodes auto.
+    """Return the engine's arguments, checked; set `args.model` to their MODEL, and the numbers for --nnodes auto.
 
     Raises VLLMValidationError for a command line that cannot be served.
     """
@@ -56,10 +56,10 @@ def check_serve_args(args: argparse.Namespace) -> AsyncEngineArgs:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to end; returns the exit status."""
+    """Serve until stopped and return the exit status."""
     engine_args = check_serve_args(args)
     if engine_args.node_rank > 0:
-        from jaxllm.engine.core.follower import follow  # which loads JAX
+        from jaxllm.engine.core.follower import follow  # imports JAX
 
         follow(engine_args)
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):

@@ -1,4 +1,4 @@
-"""Standard output and standard error are written to here: they may be closed, full, broken, or lack a character."""
+"""Write to standard output and standard error, which may be closed, full, broken, or unable to encode a character."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 OUTPUT_STATUS = 4
-"""The exit status of a command whose results could not be written."""
+"""The exit status of a command that could not write its results."""
 
 
 class OutputError(Exception):
-    """Results could not be written; the message says where, why, and what to do."""
+    """Results could not be written; the message has the destination, the reason, and the way out."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def writing(where: object, way_out: str = "") -> Iterator[None]:
 
 @contextmanager
 def losing_messages() -> Iterator[None]:
-    """Go on where standard error cannot be written: from then on, what is written there is lost."""
+    """Continue if standard error cannot be written: from then on, messages are dropped."""
     try:
         yield
     except OSError:
@@ -37,7 +37,7 @@ def losing_messages() -> Iterator[None]:
 
 
 def prepare_streams() -> None:
-    """Make the standard streams fit to be written to: a closed standard error leads nowhere, and any text can be shown.
+    """Make the standard streams safe to write: a closed standard error discards, and every character can be encoded.
 
     A closed standard output stays None, as Python makes it.
     """
@@ -45,7 +45,7 @@ def prepare_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Else the next file to be opened has this number, and what libraries write to the stream ends up in it.
+            # Otherwise the next opened file gets this descriptor, and libraries' messages end up in it.
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:  # print(file=None) would write to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -60,13 +60,13 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line for the user to standard error, where that can be done."""
+    """Write a line for the user to standard error, if possible."""
     with losing_messages():
-        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write, since the log has a thread of its own
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write, since the log has its own thread
 
 
 def flush_output() -> None:
-    """Write what standard output still holds. Raises OutputError; then Python, at its end, does not fail again."""
+    """Flush standard output. Raises OutputError, and then keeps Python from failing again at exit."""
     if sys.stdout is None:
         return
     try:
@@ -78,14 +78,14 @@ def flush_output() -> None:
 
 
 def flush_messages() -> None:
-    """Write what standard error still holds, where that can be done."""
+    """Flush standard error, if possible."""
     with losing_messages():
         sys.stderr.flush()
 
 
 def _lead_nowhere(stream: TextIO) -> None:
-    """Let everything written to a stream be dropped, also what it holds."""
-    with suppress(OSError):  # a stream of an embedding program may have no file descriptor
+    """Discard a stream's buffer and everything written to it from now on."""
+    with suppress(OSError):  # in an embedding program a stream may have no file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

@@ -1,4 +1,4 @@
-"""`jaxllm embed` makes an embedding of every text of a file, or classifies it, and gives results in input order."""
+"""`jaxllm embed` embeds or classifies each text of a file, and writes results in input order."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.resolve.engine_args import EngineArgs
 
 TASKS = {"embed": "embedding", "classify": "probs"}
-"""The tasks, and what their vectors are called in the output."""
+"""The tasks, and the names of their vectors in the output."""
 SUFFIXES = (".jsonl", ".npy", ".parquet")
 FORMS = ("text", "prompt", "prompt_token_ids")
-"""A line has one of these."""
+"""The possible fields with a line's text; a line has one of them."""
 MORE_OF_PROMPT = ("text_pair", "token_type_ids", "cache_salt")
 OF_THE_RUN = ("dimensions", "use_activation", "truncate_prompt_tokens")
-"""These hold for all lines, whose vectors would not be comparable otherwise."""
+"""Fields that hold for all lines, whose vectors would not be comparable otherwise."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "embed",
-        help="make embeddings of a file of texts, or classify them",
-        description="Make embeddings, or classify. A run that was killed goes on where it stopped when started again.",
+        help="embed or classify the texts of a file",
+        description="Embed or classify texts. A killed run resumes when started again.",
         epilog="A .jsonl line is a string, or an object with text, prompt or prompt_token_ids; its other fields, such "
         "as id, come back in a .jsonl output beside the embedding. A .npy output is a float32 array [texts, "
         "dimensions]. A text that fails gets its error: in its line, or in a .npy output a row of NaN and a line of "
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     prompts.add_argument(
         "--prompt-name",
         metavar="NAME",
-        help="begin texts with this prompt of the model's folder; default: the one that the folder names, if it does",
+        help="begin texts with this prompt of the model's folder; default: the folder's default prompt, if it has one",
     )
     prompts.add_argument(
         "--prompt-prefix", metavar="TEXT", help="begin texts with this instead; token ids stay as they are"
@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--use-activation",
         dest="use_activation",
         action=argparse.BooleanOptionalAction,
-        help="bring embeddings to length 1, or make probabilities of scores; default: as the model does",
+        help="normalize embeddings, or turn scores into probabilities; default: the model's choice",
     )
     longest = Integer(-1, INT32_MAX)
     _add_integer(parser, "--truncate-prompt-tokens", longest, "cut longer texts off; -1: at the model's longest")
@@ -79,7 +79,7 @@ def _add_integer(parser: argparse.ArgumentParser, name: str, kind: Kind, help_te
 
 
 class Wish(NamedTuple):
-    """What the flags ask for; results depend on all of it."""
+    """The settings from the flags on which results depend."""
 
     task: str
     dimensions: int | None
@@ -94,8 +94,9 @@ class Wish(NamedTuple):
 
 
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
-    """Embed as the command line says and return the exit status. Arguments and files are checked before the model
-    loads; what only the model can tell is checked after.
+    """Embed the texts and return the exit status.
+
+    Arguments and files are checked before the model loads, and what depends on the model after that.
     """
     engine_args = read_engine_args(args)
     if engine_args.runner == "auto":
@@ -129,16 +130,16 @@ def _writer(output: Path, task: str, num_rows: int) -> Write:
 
 
 class Text(NamedTuple):
-    """A line that was read."""
+    """A parsed line."""
 
     prompt: dict[str, Any]
     fields: dict[str, Any]
-    """The line's own, which the output repeats."""
+    """The line's own id, which the output repeats."""
     priority: int
 
 
 def parse_text(job: Job, prefix: str) -> Text:
-    """Read a job's line; text begins with `prefix`. Raises VLLMValidationError."""
+    """Parse a job's line and put `prefix` before its text. Raises VLLMValidationError."""
     line = read_value(job)
     line = {"text": line} if isinstance(line, str) else line
     if not isinstance(line, dict):
@@ -164,7 +165,7 @@ def parse_text(job: Job, prefix: str) -> Text:
 
 
 class EmbedRun(Run):
-    """Pools each text as the flags say. Raises VLLMValidationError where the model cannot."""
+    """Pools each text with the flags' settings. Raises VLLMValidationError if the model cannot."""
 
     def __init__(self, engine: Engine, sink: Journal, num_prompts: int, wish: Wish, *, as_lines: bool) -> None:
         super().__init__(engine, sink, num_prompts)
@@ -185,7 +186,7 @@ class EmbedRun(Run):
         self._fields: dict[int, dict[str, Any]] = {}
 
     def submit(self, request_id: str, job: Job) -> None:
-        """Hand a text to the engine. Raises VLLMValidationError."""
+        """Submit a text to the engine. Raises VLLMValidationError."""
         text = parse_text(job, self._prefix)
         self.engine.add_request(
             request_id, text.prompt, self._params, tokenization_kwargs=self._options, priority=text.priority
@@ -193,27 +194,27 @@ class EmbedRun(Run):
         self._fields[job.index] = text.fields
 
     def take(self, job: Job, output: PoolingRequestOutput[PoolingOutput]) -> None:
-        """Give the sink a text's vector, or the error that it ended with."""
+        """Put a text's vector, or its error, into the sink."""
         fields = self._fields.pop(job.index)
         self.counts.prompt_tokens += len(output.prompt_token_ids)
         if output.error is not None:
             self.fail(job, output.error, None)
             return
         vector = output.outputs.data
-        found: dict[str, Any] = {"index": job.index, "num_prompt_tokens": len(output.prompt_token_ids)}
+        result: dict[str, Any] = {"index": job.index, "num_prompt_tokens": len(output.prompt_token_ids)}
         if len(vector) > 1 and self._labels:
             best = str(int(vector.argmax()))
-            found["label"] = self._labels.get(best, best)
+            result["label"] = self._labels.get(best, best)
         if self._as_lines:
-            record = fields | found | {self._name: vector.tolist()}
+            record = fields | result | {self._name: vector.tolist()}
         else:
             text = fields.get("text", fields.get("prompt"))
-            record = {"id": fields.get("id"), "text": text} | found | {"vector": vector.astype("<f4").tobytes()}
+            record = {"id": fields.get("id"), "text": text} | result | {"vector": vector.astype("<f4").tobytes()}
         self.sink.put(job.index, record)
 
 
 def _prefix(wish: Wish, settings: Any) -> str:
-    """Return what texts begin with: as the flags say, or else the default prompt of the model's embeddings."""
+    """Return the prefix of texts: from the flags, or else the default prompt of the model's embeddings."""
     if wish.prompt_prefix is not None:
         return wish.prompt_prefix
     return settings.prompt(wish.prompt_name) if wish.task == "embed" or wish.prompt_name is not None else ""

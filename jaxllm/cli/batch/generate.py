@@ -1,4 +1,4 @@
-"""`jaxllm generate` runs prompts from flags or a file on one engine, and gives results in input order."""
+"""`jaxllm generate` runs prompts from flags or a file on one engine, and writes results in input order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "generate",
         help="generate text for prompts or a file of them",
-        description="Generate text. A run with --output that was killed goes on where it stopped when started again.",
+        description="Generate text. A killed run with --output resumes when started again.",
         epilog="A .jsonl line is an object with prompt, prompt_token_ids or messages, and optionally id and any "
         "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1. "
         "Other statuses: 0 done, 2 misuse, 4 results could not be written, 130 interrupted.",
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
-    """Generate as the command line says and return the exit status. Everything is checked before the model loads."""
+    """Generate and return the exit status. Everything is checked before the model loads."""
     engine_args = read_engine_args(args)
     flags = _sampling_flags(args)
     SamplingParams(**flags)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
 
 
 class GenerateRun(Run):
-    """Generates for each prompt as flags and its line say."""
+    """Generates for each prompt with the settings of the flags and its line."""
 
     def __init__(
         self, engine: Engine, sink: Journal | Console, num_prompts: int, flags: Mapping[str, Any], chat: bool
@@ -84,18 +84,18 @@ class GenerateRun(Run):
         self._tasks: dict[int, Task] = {}
 
     def submit(self, request_id: str, job: Job) -> None:
-        """Hand a prompt to the engine. Raises VLLMValidationError."""
+        """Submit a prompt to the engine. Raises VLLMValidationError."""
         task = parse_job(job, self._chat)
         fields = {**self._sampling, **task.fields, "output_kind": RequestOutputKind.FINAL_ONLY}
         params = SamplingParams(**fields)
         if params.seed is None:
             params.seed = self._seed(job.index)
-        # Whether a grammar fails early or late must not show, so no time at all is given to it here.
+        # The result must not depend on how early a grammar fails, so it gets no time here.
         self.engine.add_request(request_id, self._prompt(task), params, priority=task.priority, grammar_seconds=0)
         self._tasks[job.index] = task
 
     def _seed(self, index: int) -> int:
-        """Return a seed that depends on the prompt's place only, so that a resumed run samples the same."""
+        """Return a seed that depends only on the prompt's index, so that a resumed run samples the same."""
         from jaxllm.engine.front.input_processor import mix
 
         return mix(self.engine.model_config.seed, index)
@@ -107,7 +107,7 @@ class GenerateRun(Run):
         return dataclasses.replace(rendered, salt=task.prompt.get("cache_salt"))
 
     def take(self, job: Job, output: RequestOutput) -> None:
-        """Give the sink a prompt's outputs, or the error that ended one."""
+        """Put a prompt's outputs, or the error of a failed one, into the sink."""
         task = self._tasks.pop(job.index)
         self.counts.prompt_tokens += len(output.prompt_token_ids or ())
         self.counts.output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
@@ -124,7 +124,7 @@ class GenerateRun(Run):
 
 
 def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]:
-    """Return what the output file says of a finished prompt; nothing in it depends on timing."""
+    """Return the output record of a finished prompt; it does not depend on timing."""
     record: dict[str, Any] = {} if task.label is None else {"id": task.label}
     record["index"] = index
     if task.messages is not None:
@@ -155,7 +155,7 @@ def _logprobs(completion: Any) -> dict[str, Any]:
 
 
 def _positions(positions: Iterable[Mapping[int, Logprob] | None]) -> list[Any]:
-    """Return one list of entries per position, and None where nothing is known, as at the prompt's first token."""
+    """Return one list of entries per position; None for a position without any, such as the prompt's first token."""
     return [
         [{"token_id": token_id, **dataclasses.asdict(entry)} for token_id, entry in position.items()]
         if position
@@ -165,7 +165,7 @@ def _positions(positions: Iterable[Mapping[int, Logprob] | None]) -> list[Any]:
 
 
 def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling parameters that the command line or the config file gave."""
+    """Return the sampling parameters set on the command line or in the config file."""
     flags = given_sampling(args)
     flags |= {name: getattr(args, name) for name in ("stop", "stop_token_ids") if getattr(args, name) is not None}
     if flags.get("max_tokens") == -1:

@@ -1,4 +1,4 @@
-"""Lines of an input file become prompts with sampling parameters; a bad line is an error of that line only."""
+"""Parse the lines of an input file into prompts with sampling parameters. A bad line is an error of that line only."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _OBJECTS: Mapping[str, type[RepetitionDetectionParams | StructuredOutputsParams]
     "repetition_detection": RepetitionDetectionParams,
     "structured_outputs": StructuredOutputsParams,
 }
-"""These sampling parameters are objects in JSON, and of types of their own here."""
+"""Sampling parameters that are objects in JSON, with their types."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt as the user gave it."""
+    """One prompt as it is in the input."""
 
     index: int
     line: bytes
     is_json: bool
 
     def key(self, settings: bytes) -> str:
-        """Return what this prompt's result depends on: place, line, and the run's settings."""
+        """Return a digest of all that this prompt's result depends on: index, line, and the run's settings."""
         return hashlib.sha256(b"%d\0%s\0%s" % (self.index, settings, self.line)).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt that was read: `messages` are still to be rendered; `fields` are keywords of SamplingParams."""
+    """A parsed prompt: `messages` are not rendered yet; `fields` are keywords of SamplingParams."""
 
     prompt: Mapping[str, Any]
     messages: list[Any] | None
@@ -83,7 +83,7 @@ def read_lines(name: str, flag: str = "input") -> list[bytes]:
 
 
 def parse_job(job: Job, chat: bool) -> Task:
-    """Read a job's line; `chat` turns a text prompt into a user's message. Raises VLLMValidationError."""
+    """Parse a job's line; `chat` turns a text prompt into a user's message. Raises VLLMValidationError."""
     line = _as_object(read_value(job)) if job.is_json else {"prompt": read_value(job)}
     forms = [name for name in _PROMPT_FIELDS if line.get(name) is not None]
     if len(forms) != 1:
@@ -113,7 +113,7 @@ def job_label(job: Job) -> Any:
 
 
 def read_value(job: Job) -> Any:
-    """Return what a job's line says: a value in JSON, or text as it is. Raises VLLMValidationError."""
+    """Return the value of a job's line: parsed JSON, or the plain text. Raises VLLMValidationError."""
     try:
         return msgspec.json.decode(job.line) if job.is_json else job.line.decode("utf-8")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ def _as_object(value: Any) -> dict[str, Any]:
 
 
 def _sampling_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line's sampling parameters, from the top level and from "sampling_params", which wins."""
+    """Return a line's sampling parameters, from the top level and from "sampling_params", which takes precedence."""
     nested = line.get("sampling_params") or {}
     if not isinstance(nested, dict):
         message = f"sampling_params must be a JSON object, got {shown(nested)}."
@@ -142,16 +142,16 @@ def _sampling_fields(line: Mapping[str, Any]) -> dict[str, Any]:
                 raise unknown_parameter("the line", name, value, names, GONE)
     fields = top | nested
     for name, kind in _OBJECTS.items():
-        given = fields.get(name)
-        if isinstance(given, dict):
-            fields[name] = _make_object(name, kind, given)
+        option = fields.get(name)
+        if isinstance(option, dict):
+            fields[name] = _make_object(name, kind, option)
     return fields
 
 
-def _make_object[T: msgspec.Struct](name: str, kind: type[T], given: Mapping[str, Any]) -> T:
-    """Make a sampling parameter's own type of a JSON object."""
+def _make_object[T: msgspec.Struct](name: str, kind: type[T], options: Mapping[str, Any]) -> T:
+    """Convert a JSON object to a sampling parameter's own type."""
     known = [field.name for field in msgspec.structs.fields(kind)]
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in known:
             raise unknown_parameter(name, key, value, known, {})
-    return kind(**given)
+    return kind(**options)

@@ -1,4 +1,4 @@
-"""Results go into a file that a killed run finds again; at the end they are merged in input order."""
+"""Keep results in a file from which a killed run resumes, and merge them in input order at the end."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class _Entry(msgspec.Struct):
 
 
 _LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""str.splitlines takes these for the end of a line, and JSON does not escape them."""
+"""Line ends for str.splitlines that JSON does not escape."""
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    """Return the record as one line of JSON, for every notion of a line."""
+    """Return the record as one line of JSON, by every definition of a line."""
     line = msgspec.json.encode(record)
     for end in _LINE_ENDS:
         line = line.replace(end.encode(), b"\\u%04x" % ord(end))
     return line
 
 
-def output_path(given: str, source: str | None, suffixes: Sequence[str] = (), flag: str = "output") -> Path:
-    """Return the file for a run's results, whose name ends in one of `suffixes`, if there are any.
+def output_path(name: str, source: str | None, suffixes: Sequence[str] = (), flag: str = "output") -> Path:
+    """Return the path for a run's results; its name must end in one of `suffixes`, if there are any.
 
-    Raises VLLMValidationError for one that cannot take them, and for the input file itself.
+    Raises VLLMValidationError for a path that cannot be written, and for the input file itself.
     """
     try:
-        output = Path(given).expanduser()
+        output = Path(name).expanduser()
         fault = _fault(output, source, suffixes)
     except (OSError, RuntimeError, ValueError) as error:  # no such home, a name that is too long, a loop of links
-        message = f"--{flag} {shown(given)}: {error}."
-        raise VLLMValidationError(message, parameter=flag.replace("-", "_"), value=given) from error
+        message = f"--{flag} {shown(name)}: {error}."
+        raise VLLMValidationError(message, parameter=flag.replace("-", "_"), value=name) from error
     if fault is not None:
-        raise VLLMValidationError(f"--{flag} {shown(given)}: {fault}.", parameter=flag.replace("-", "_"), value=given)
+        raise VLLMValidationError(f"--{flag} {shown(name)}: {fault}.", parameter=flag.replace("-", "_"), value=name)
     return output
 
 
 def _fault(output: Path, source: str | None, suffixes: Sequence[str]) -> str | None:
-    """Say why a file cannot take the results; None if it can, as far as can be seen."""
+    """Return why a file cannot take the results; None if no problem is visible."""
     if suffixes and output.suffix not in suffixes:
         return f"it must be a {' or '.join(suffixes)} file"
     if not output.parent.is_dir():
@@ -68,14 +68,14 @@ def _fault(output: Path, source: str | None, suffixes: Sequence[str]) -> str | N
 class Journal:
     """Keeps finished records next to the output file, one JSON line each; only one run at a time may hold it.
 
-    A record counts on resume if the prompt at its index still has the same key.
+    On resume, a record counts if the prompt at its index still has the same key.
     """
 
     is_silent = True
-    """The journal shows nothing itself, so a progress bar is wanted."""
+    """Whether nothing is printed while results arrive, so that a progress bar is shown."""
 
     def __init__(self, output: Path, keys: Sequence[str], write: Write = write_lines, opens: Opens = replacing) -> None:
-        """Keep records for a file that `opens` opens at the end, and `write` fills."""
+        """Keep records for a file that `opens` opens and `write` fills at the end."""
         self._output, self._opens = output, opens
         self._keys = keys
         self._write = write
@@ -102,12 +102,12 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.path.exists() and self.path.stat().st_size == 0:
-            self.path.unlink()  # nothing to go on from, as when the model could not be loaded
-        with suppress(OSError):  # of a record that could not be written
+            self.path.unlink()  # nothing to resume from, as when the model could not be loaded
+        with suppress(OSError):  # from a record that could not be written
             self._file.close()
 
     def _load(self) -> None:
-        """Find the records that count, and cut off a line that a kill left unfinished."""
+        """Load the valid records, and cut off a line that a kill left unfinished."""
         self._file.seek(0)
         end = 0
         for line in self._file:
@@ -128,11 +128,11 @@ class Journal:
 
     @property
     def done(self) -> frozenset[int]:
-        """Return the indices of the prompts that have a result."""
+        """Return the indices of the prompts with a result."""
         return frozenset(self._places)
 
     def put(self, index: int, record: dict[str, Any]) -> None:
-        """Keep a prompt's result; it survives a kill of this process from here on."""
+        """Store a prompt's result; from now on it survives a kill of this process."""
         raw = msgspec.Raw(_encode(record))
         line = msgspec.json.encode(_Entry(index, self._keys[index], raw)) + b"\n"
         start = self._file.tell()
@@ -142,7 +142,7 @@ class Journal:
         self._places[index] = (start, len(line))
 
     def fail(self, index: int, record: dict[str, Any]) -> None:
-        """Keep a prompt's error for the output only: a resumed run tries it again."""
+        """Store a prompt's error for the output only: a resumed run retries the prompt."""
         self._failed[index] = _encode(record)
 
     def finish(self) -> None:
@@ -163,7 +163,7 @@ class Journal:
 
 
 class Console:
-    """Shows results on standard output, in input order, each as soon as those before it are there."""
+    """Prints results to standard output in input order, each as soon as all earlier ones are printed."""
 
     is_silent = False
 
@@ -183,17 +183,17 @@ class Console:
 
     @property
     def done(self) -> frozenset[int]:
-        """Return no index: nothing is known from an earlier run."""
+        """Return no index: earlier runs leave nothing."""
         return frozenset()
 
     def put(self, index: int, record: dict[str, Any]) -> None:
-        """Show a prompt's outputs."""
+        """Print a prompt's outputs."""
         texts = [output["text"] for output in record["outputs"]]
         asked = record["messages"][-1].get("content") if "messages" in record else record["prompt"]
         self._show(index, asked, texts)
 
     def fail(self, index: int, record: dict[str, Any]) -> None:
-        """Show a prompt's error."""
+        """Print a prompt's error."""
         self._show(index, None, ["error: " + record["error"]])
 
     def _show(self, index: int, prompt: Any, texts: list[str]) -> None:
@@ -208,4 +208,4 @@ class Console:
             self._next += 1
 
     def finish(self) -> None:
-        """Do nothing: everything has been shown."""
+        """Do nothing: everything has been printed."""

@@ -1,4 +1,4 @@
-"""Jobs run on one engine, many at a time, and each result goes to a sink; `generate` and `embed` are such runs."""
+"""Run jobs on one engine, many at a time, and pass each result to a sink. `generate` and `embed` are such runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxllm.outputs import AnyOutput
 from jaxllm.resolve.engine_args import EngineArgs
 
 QUEUE_LENGTH = 1024
-"""How many prompts the engine gets ahead of their turn; more would only delay the first results."""
+"""The number of prompts queued in the engine; more would only delay the first results."""
 
 
 class Engine(Protocol):
@@ -52,15 +52,17 @@ class Engine(Protocol):
 
 
 def load_engine(engine_args: EngineArgs) -> Engine:
-    """Load the model. Raises VLLMValidationError if that cannot be."""
+    """Load the model. Raises VLLMValidationError if that fails."""
     from jaxllm.engine.offline.llm_engine import LLMEngine
 
     return LLMEngine.from_engine_args(engine_args)
 
 
 def load_chat_engine(engine_args: EngineArgs) -> Engine:
-    """Load a model that is to answer messages. Raises VLLMValidationError before its weights are read if it has no chat
-    template, and as `load_engine` does.
+    """Load a model that answers chat messages.
+
+    Raises VLLMValidationError as `load_engine` does, and, before the weights are read, if the model has no chat
+    template.
     """
     if engine_args.chat_template is None:
         _check_template(engine_args)
@@ -98,11 +100,11 @@ class Run(ABC):
 
     @abstractmethod
     def submit(self, request_id: str, job: Job) -> None:
-        """Hand a job to the engine. Raises VLLMValidationError for one that is no good."""
+        """Submit a job to the engine. Raises VLLMValidationError for an invalid one."""
 
     @abstractmethod
     def take(self, job: Job, output: AnyOutput) -> None:
-        """Give what has become of a job to the sink."""
+        """Put a job's result into the sink."""
 
     def finish(self, jobs: Sequence[Job]) -> Counts:
         """Run all jobs; at most QUEUE_LENGTH (or twice the engine's batch) are in the engine at a time."""
@@ -118,7 +120,7 @@ class Run(ABC):
         return self.counts
 
     def _fill(self, waiting: Iterator[Job], limit: int, advance: Callable[[int, Counts], None]) -> bool:
-        """Hand jobs to the engine until `limit` are in it, and say whether any is."""
+        """Submit jobs to the engine until it holds `limit`, and return whether it holds any."""
         while len(self._running) < limit:
             job = next(waiting, None)
             if job is None:
@@ -137,7 +139,7 @@ class Run(ABC):
         return bool(self._running)
 
     def fail(self, job: Job, message: str, parameter: str | None) -> None:
-        """Give the sink a job's error."""
+        """Put a job's error into the sink."""
         self.counts.failed += 1
         message = message.encode("utf-8", "backslashreplace").decode()
         record = {"index": job.index, "error": message, "parameter": parameter}
@@ -148,9 +150,9 @@ class Run(ABC):
 def run_jobs(
     jobs: Sequence[Job], sink: Journal | Console, load: Callable[[], Engine], make_run: Callable[[Engine], Run]
 ) -> Counts | None:
-    """Run the jobs that the sink has no result of, on an engine that is loaded if there are any, and finish the sink.
+    """Run the jobs without a result in the sink, on an engine loaded if there are any, and finish the sink.
 
-    Returns None if that was interrupted; the sink then keeps what is done, if it keeps anything.
+    Returns None if interrupted; the sink then keeps the finished results, if it keeps any.
     """
     counts = Counts()
     with sink:
@@ -172,7 +174,7 @@ def run_jobs(
 
 
 def exit_status(counts: Counts | None, num_prompts: int) -> int:
-    """Return the exit status of a run, and say how many prompts have failed."""
+    """Return the exit status of a run, and print the number of failed prompts."""
     if counts is None:
         return 130
     if counts.failed:

@@ -1,4 +1,4 @@
-"""A bar shows how far a run of many prompts is."""
+"""A progress bar for a run of many prompts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Counts:
 
 
 class Progress:
-    """A bar on standard error shows how many prompts are done, and tokens per second."""
+    """A bar on standard error with the number of finished prompts, and tokens per second."""
 
     def __init__(self, total: int, initial: int, *, shown: bool) -> None:
         from tqdm import tqdm
 
-        # Lines of a log file stay where they are, so few of them; a terminal's line is drawn over.
+        # A terminal's line is overwritten, but lines of a log file stay, so only a few are written.
         wait = 0.2 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
             total=total,
@@ -36,7 +36,7 @@ class Progress:
             mininterval=wait,
             file=sys.stderr,
             disable=not shown,
-            delay=1e-9,  # draws nothing while it is made
+            delay=1e-9,  # draws nothing when it is created
         )
         with losing_messages():
             self._bar.refresh()

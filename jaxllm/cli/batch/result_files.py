@@ -1,4 +1,4 @@
-"""Records of results become files: lines of JSON, an array of it, a matrix of numpy, a table of Parquet."""
+"""Write records of results to a file: JSON lines, a JSON array, a numpy matrix, or a Parquet table."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jaxllm.exceptions import VLLMValidationError
 
 WAY_OUT = "make room and start the same command again: what is done is kept"
 GROUP_ROWS = 8192
-"""A row group of a Parquet file has so many rows, which are in memory together."""
+"""The number of rows in a row group of a Parquet file, which are in memory together."""
 
 type Write = Callable[[BinaryIO, Iterator[bytes]], None]
-"""Writes records, each an object in JSON, to a file."""
+"""A function that writes records, each a JSON object, to a file."""
 type Opens = Callable[[Path], AbstractContextManager[BinaryIO]]
-"""Opens the file of a path for what is written at once."""
+"""A function that opens the file of a path to replace its content."""
 
 
 class Row(msgspec.Struct):
-    """A record of a vector, or of an error, on its way into a file that is not JSON."""
+    """A record of a vector, or of an error, for a file that is not JSON."""
 
     index: int
     id: Any = None
@@ -35,13 +35,13 @@ class Row(msgspec.Struct):
     num_prompt_tokens: int | None = None
     label: str | None = None
     vector: bytes | None = None
-    """Little-endian float32 numbers; None where there is an error."""
+    """Little-endian float32 numbers; None if there is an error."""
     error: str | None = None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of another in one move, once all is written. Raises OutputError."""
+    """Open a file that replaces another in one move, once it is complete. Raises OutputError."""
     temporary = path.with_name(path.name + ".tmp")
     with writing(path, WAY_OUT):
         try:
@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def overwriting(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to be written anew: who has it open already, or a link to it, sees what is written.
+    """Open a file and overwrite it: links to it, and programs that have it open, see the new content.
 
     Raises OutputError.
     """
@@ -68,13 +68,13 @@ def overwriting(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_lines(out: BinaryIO, records: Iterator[bytes]) -> None:
-    """Write one record a line."""
+    """Write one record per line."""
     for record in records:
         out.write(record + b"\n")
 
 
 def write_array(out: BinaryIO, records: Iterator[bytes]) -> None:
-    """Write one array, whose elements have a line each."""
+    """Write one array with one line per element."""
     out.write(b"[\n")
     for position, record in enumerate(records):
         out.write((b",\n" if position else b"") + record)
@@ -82,9 +82,9 @@ def write_array(out: BinaryIO, records: Iterator[bytes]) -> None:
 
 
 def write_npy(out: BinaryIO, records: Iterator[bytes], *, num_rows: int, errors: Path) -> None:
-    """Write a float32 array [num_rows, d], in which a record of an error is a row of NaN.
+    """Write a float32 array [num_rows, d]; the record of an error becomes a row of NaN.
 
-    Records of errors go into a file of their own, which is there only if there are any.
+    Records of errors go into a separate file, which exists only if there are any.
     """
     import numpy as np
 
@@ -116,16 +116,16 @@ def write_npy(out: BinaryIO, records: Iterator[bytes], *, num_rows: int, errors:
 
 
 def require_pyarrow(output: str) -> None:
-    """Raise VLLMValidationError, which says how to get it, where pyarrow is missing."""
+    """Raise VLLMValidationError, with the way to install it, if pyarrow is missing."""
     if importlib.util.find_spec("pyarrow") is None:
         message = f"--output {output}: .parquet needs pyarrow: pip install 'jaxllm[parquet]'."
         raise VLLMValidationError(message, parameter="output", value=output)
 
 
 def write_parquet(out: BinaryIO, records: Iterator[bytes], *, vector: str, has_labels: bool) -> None:
-    """Write a table with a row for each record; the column of vectors, lists of float32, is named by `vector`.
+    """Write a table with a row for each record; `vector` names the column of vectors, lists of float32.
 
-    An id that is no string is its JSON. Where there is an error, the vector is null.
+    An id that is not a string is written as JSON. The vector of an error is null.
     """
     import numpy as np
 
@@ -145,5 +145,5 @@ def write_parquet(out: BinaryIO, records: Iterator[bytes], *, vector: str, has_l
             writer.write_table(pyarrow.table({name: values[name] for name in columns}, schema=schema))
 
 
-def _id(given: Any) -> str:
-    return given if isinstance(given, str) else msgspec.json.encode(given).decode()
+def _id(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

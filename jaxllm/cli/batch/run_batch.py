@@ -1,4 +1,4 @@
-"""`jaxllm run-batch` answers the requests of a file in OpenAI's batch form, as a server would."""
+"""`jaxllm run-batch` answers a file of requests in OpenAI's batch format, as a server would."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from jaxllm.server.http.caller import Caller
 
 QUEUE_LENGTH = 1024
-"""So many requests are in the engine at a time, or twice its batch."""
+"""The default number of requests in the engine at a time; twice its batch, if that is more."""
 BUSY_SECONDS = 0.1
-"""A request that the engine has no room for is tried again after so long."""
+"""The pause before a request is retried that the full engine has refused."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE_URL = "/v1/responses"
 URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
@@ -50,7 +50,7 @@ SERVER_FLAGS = (
     "tool_parser_plugin",
     "exclude_tools_when_tool_choice_none",
 )
-"""The server's arguments that change an answer."""
+"""The server's arguments that change answers."""
 
 type MakeEngine = Callable[[argparse.Namespace], AbstractAsyncContextManager[AsyncLLM]]
 
@@ -65,7 +65,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 class _Label(msgspec.Struct, frozen=True):
-    """What an error shows of a line that is no good."""
+    """The part of an invalid line that its error record shows."""
 
     custom_id: Any = None
 
@@ -74,9 +74,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "run-batch",
-        help="answer a file of requests in OpenAI's batch form",
-        description="Answer the requests of a file, each a line with custom_id, method, url and body, on one engine in "
-        f"this program. URLs are {URLS}. A run that was killed goes on where it stopped when started again.",
+        help="answer a file of requests in OpenAI's batch format",
+        description="Answer a file of requests, one per line with custom_id, method, url and body, on one engine in "
+        f"this process. URLs are {URLS}. A killed run resumes when started again.",
         epilog="A request that fails has its error in its line of the output. Exit statuses: 0 all requests are "
         "answered or have failed, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
@@ -143,10 +143,10 @@ def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
 
 
 class Batch(NamedTuple):
-    """The requests of a run, and what becomes of them."""
+    """The requests of a run and where their results go."""
 
     keys: Sequence[str]
-    """One for each line of the file."""
+    """The journal keys of all lines of the file."""
     todo: Sequence[Job]
     journal: Journal
     counts: Counts
@@ -179,7 +179,7 @@ async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: M
 
 @asynccontextmanager
 async def _metrics(engine: AsyncLLM, args: argparse.Namespace, server_args: ServerArgs) -> AsyncIterator[None]:
-    """Serve the engine's metrics meanwhile, if that was asked. Raises VLLMValidationError for an address in use."""
+    """Serve the engine's metrics during the run, if enabled. Raises VLLMValidationError for an address in use."""
     if not args.enable_metrics:
         yield
         return
@@ -205,7 +205,7 @@ async def _metrics(engine: AsyncLLM, args: argparse.Namespace, server_args: Serv
 
 
 async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance: Callable[[int, Counts], None]) -> None:
-    """Answer one request after another."""
+    """Answer requests one after another."""
     for job in waiting:
         record, is_good = await answers.record(job, "batch_req_" + batch.keys[job.index])
         usage = getattr(record["response"]["body"], "usage", None)
@@ -217,7 +217,7 @@ async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance:
 
 
 class Answers:
-    """This answers lines of a batch file by what answers a server's requests."""
+    """Answers lines of a batch file with a server's request handlers."""
 
     def __init__(
         self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None, reasoning_parser: str
@@ -241,7 +241,7 @@ class Answers:
         await self._models.add_all(self._engine, self._modules)
 
     async def record(self, job: Job, request_id: str) -> tuple[dict[str, Any], bool]:
-        """Return a line's answer in the form of the output, and whether it is one. Raises EngineDeadError."""
+        """Return a line's output record and whether it is a success. Raises EngineDeadError."""
         from jaxllm.server.http.errors import error_response
 
         try:
@@ -273,12 +273,12 @@ class Answers:
             if response.stream or response.background:
                 name = "stream" if response.stream else "background"
                 raise VLLMValidationError(f"{name}: a batch has whole answers alone.", parameter=name, value=True)
-            response.store = False  # nobody can ask for it later
+            response.store = False  # it cannot be retrieved later
             return await self._when_there_is_room(lambda: self._responses.answer(response, caller))
         return await self._when_there_is_room(self._pooled_answer(line, caller))
 
     def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
-        """Return what answers a line for a model that pools. Raises VLLMValidationError for a URL that none has."""
+        """Return the function that answers a line for a pooling model. Raises VLLMValidationError for a wrong URL."""
         from jaxllm.server.http.decoding import decode
         from jaxllm.server.openai.model_tasks import supported
         from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
@@ -304,7 +304,7 @@ class Answers:
         raise VLLMValidationError(f"url must be {URLS}, got {line.url!r}.", parameter="url", value=line.url)
 
     def _repeatable[T: Any](self, request: T, job: Job) -> T:
-        """Return a request with a seed that its line's place gives, so that a resumed run samples the same."""
+        """Return a request with a seed from its line's index, so that a resumed run samples the same."""
         from jaxllm.engine.front.input_processor import mix
 
         if request.stream:
@@ -314,7 +314,7 @@ class Answers:
         return request
 
     async def _when_there_is_room(self, answer: Callable[[], Any]) -> Any:
-        """Wait while the engine takes no more, as long as others are in it."""
+        """Answer, and wait and retry while the engine is full, as long as other requests are in it."""
         while True:
             try:
                 return await answer()
@@ -325,7 +325,7 @@ class Answers:
 
 
 def _parse(job: Job) -> BatchLine:
-    """Read a line. Raises VLLMValidationError."""
+    """Parse a line. Raises VLLMValidationError."""
     try:
         line = msgspec.json.decode(job.line, type=BatchLine)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`jaxllm bench WHAT`: its subcommands."""
+"""`jaxllm bench WHAT` and its subcommands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxllm.cli.bench import offline, serve, startup
 
 
 def add_parser(commands: Any) -> dict[str, argparse.ArgumentParser]:
-    """Add the subcommand and its own; return the parser of each by name, such as "bench serve"."""
+    """Add the subcommand and its own subcommands; return their parsers by name, such as "bench serve"."""
     parser = commands.add_parser("bench", help="measure an engine, or a server", allow_abbrev=False)
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     return {

@@ -1,4 +1,4 @@
-"""Prompts of a measurement: random ones of given lengths, ShareGPT's, a file's, or ones with shared beginnings."""
+"""Prompts for benchmarks: random ones of fixed lengths, ShareGPT's, a file's, or ones with shared prefixes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import HALF, Tokenizer
 
 SHORTEST, LONGEST_PROMPT, LONGEST_TOTAL = 4, 1024, 2048
-"""Tokens of ShareGPT's conversations that are taken."""
+"""The range of prompt and output lengths, in tokens, of ShareGPT conversations that are used."""
 ROUNDS = 8
-"""A random text is made again so often at most until it has its length."""
+"""The most attempts to make a random text with the right number of tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt, its length in tokens, and how many tokens are asked for."""
+    """A prompt, its length in tokens, and the number of output tokens to request."""
 
     prompt: str
     prompt_len: int
@@ -31,22 +31,22 @@ class Sample:
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which prompts there are."""
+    """Add the flags that choose the prompts."""
     group = parser.add_argument_group("data set")
     group.add_argument("--dataset-name", choices=tuple(_MAKERS), default="random", help="default: %(default)s")
     group.add_argument("--dataset-path", metavar="FILE", help="ShareGPT's JSON, or JSON lines with a prompt each")
     group.add_argument("--num-prompts", type=positive, default=1000, metavar="N", help="default: %(default)s")
     group.add_argument("--disable-shuffle", action="store_true", help="take the prompts of a file in its order")
-    group.add_argument("--no-oversample", action="store_true", help="do not repeat prompts of a file that has too few")
+    group.add_argument("--no-oversample", action="store_true", help="do not repeat prompts if a file has too few")
     group.add_argument("--input-len", type=positive, metavar="N", help="tokens of a prompt, for each data set that can")
     group.add_argument("--output-len", type=positive, metavar="N", help="tokens of an output, for each data set")
     random = parser.add_argument_group("data set random")
     random.add_argument("--random-input-len", type=positive, default=1024, metavar="N", help="default: %(default)s")
     random.add_argument("--random-output-len", type=positive, default=128, metavar="N", help="default: %(default)s")
     random.add_argument(
-        "--random-range-ratio", type=fraction, default=0.0, metavar="X", help="lengths differ by this part (0 to 1)"
+        "--random-range-ratio", type=fraction, default=0.0, metavar="X", help="lengths vary by this fraction (0 to 1)"
     )
-    random.add_argument("--random-prefix-len", type=natural, default=0, metavar="N", help="tokens that all begin with")
+    random.add_argument("--random-prefix-len", type=natural, default=0, metavar="N", help="tokens of a common prefix")
     files = parser.add_argument_group("data sets sharegpt and custom")
     files.add_argument("--sharegpt-output-len", type=positive, metavar="N", help="default: that of the conversation")
     files.add_argument(
@@ -63,26 +63,26 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def make_samples(args: argparse.Namespace, tokenizer: Tokenizer, *, is_chat: bool = False) -> list[Sample]:
-    """Return the prompts that a command line asks for; the same seed gives the same. Raises VLLMValidationError."""
+    """Return the prompts for a command line, the same for the same seed. Raises VLLMValidationError."""
     return _MAKERS[args.dataset_name](args, tokenizer, Random(args.seed), is_chat)
 
 
 class TextMaker:
-    """This makes texts of random tokens, with a given number of them."""
+    """Makes texts of random tokens with a fixed number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, random: Random) -> None:
         self._tokenizer, self._random = tokenizer, random
         num = tokenizer.backend.get_vocab_size(with_added_tokens=False)
         texts = tokenizer.decoder.decode_batch([[i] for i in range(num)], skip_special_tokens=True)
-        # Special tokens have no text then; parts of characters would become other tokens.
+        # Special tokens have no text here; parts of characters would become other tokens.
         self._vocabulary = [i for i, text in enumerate(texts) if text and HALF not in text]
 
     def ids(self, num: int) -> list[int]:
-        """Return random tokens that are no special ones."""
+        """Return random tokens, without special ones."""
         return self._random.choices(self._vocabulary, k=num)
 
     def sample(self, token_ids: list[int], output_len: int) -> Sample:
-        """Return the text of tokens, of which some are put in another's place until it has as many."""
+        """Return the text of tokens, changed until it tokenizes to the same number of tokens."""
         num = len(token_ids)
         text, again = self._text(token_ids)
         for _ in range(ROUNDS):
@@ -92,7 +92,7 @@ class TextMaker:
         return Sample(text, len(again), output_len)
 
     def _text(self, token_ids: list[int]) -> tuple[str, list[int]]:
-        """Return the text of tokens, and the tokens of that text."""
+        """Return the text of tokens, and the tokens of that text when tokenized again."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text, self._tokenizer.encode([text], add_special_tokens=False)[0]
 
@@ -180,7 +180,7 @@ def _custom(args: argparse.Namespace, tokenizer: Tokenizer, random: Random, is_c
 
 
 def _renderer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
-    """Return what puts a prompt into the tokenizer's chat template; None if it has none."""
+    """Return the function that renders a prompt with the tokenizer's chat template; None if it has none."""
     if not tokenizer.parts.chat_template:
         return None
     from jaxllm.text.chat import ChatRenderer
@@ -190,7 +190,7 @@ def _renderer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
 
 
 def _enough(samples: list[Sample], args: argparse.Namespace, random: Random) -> list[Sample]:
-    """Return as many prompts as were asked for: repeated ones if there are too few."""
+    """Return the requested number of prompts, repeated if there are too few."""
     if not samples:
         raise _unreadable(args, "it has no prompt that can be used")
     if args.no_oversample or len(samples) >= args.num_prompts:

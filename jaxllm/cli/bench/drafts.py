@@ -1,4 +1,4 @@
-"""What a server's metrics tell of the drafts of a run, under vLLM's names."""
+"""Read a run's speculative-decoding figures from a server's metrics, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from jaxllm.cli.client.openai_client import OpenAIClient
 PREFIX = "vllm:spec_decode_num_"
 
 type DraftCounts = Mapping[str, float]
-"""The counters by their names, those by position with it at the end."""
+"""The counters by their names; those per position have it at the end."""
 
 
 async def read_drafts(client: OpenAIClient) -> DraftCounts:
-    """Return what the server has counted since its start; nothing where it makes no drafts or has no metrics."""
+    """Return the server's counters since its start; empty if it makes no drafts or has no metrics."""
     try:
         return parse_drafts(await client.metrics() or "")
-    except ValueError:  # a page of another kind is there
+    except ValueError:  # the address serves another kind of page
         return {}
 
 
 def parse_drafts(text: str) -> DraftCounts:
-    """Read the counters of drafts out of metrics in Prometheus' form; engines of one server are added up."""
-    from prometheus_client.parser import text_string_to_metric_families  # of the extra that the client needs too
+    """Parse the draft counters in Prometheus' text format; engines of one server are added up."""
+    from prometheus_client.parser import text_string_to_metric_families  # part of the extra that the client needs too
 
     counts: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -36,7 +36,7 @@ def parse_drafts(text: str) -> DraftCounts:
 
 
 def draft_figures(before: DraftCounts, after: DraftCounts) -> dict[str, Any]:
-    """Return the figures of a run from what was counted before and after it; none if it had no drafts."""
+    """Return the figures of a run from the counters before and after it; empty if it had no drafts."""
     counts = {name: count - before.get(name, 0.0) for name, count in after.items()}
     num_drafts, num_tokens = counts.get("drafts", 0.0), counts.get("draft_tokens", 0.0)
     if not num_drafts or not num_tokens:
@@ -54,7 +54,7 @@ def draft_figures(before: DraftCounts, after: DraftCounts) -> dict[str, Any]:
 
 
 def draft_lines(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the labels and values of a report on drafts, if there were any."""
+    """Yield the labels and values of the report on drafts, if there were any."""
     if "spec_decode_num_drafts" not in figures:
         return
     yield "Acceptance rate (%)", figures["spec_decode_acceptance_rate"]

@@ -1,4 +1,4 @@
-"""What a client has seen of its requests becomes the field's figures: TTFT, TPOT, ITL and E2EL, throughput, goodput."""
+"""Compute the usual figures from a client's measurements: TTFT, TPOT, ITL and E2EL, throughput, goodput."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
 }
-"""The short and the long name of each kind of latency."""
+"""The short and the long name of each latency."""
 WIDTH = 50
 
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """One request, as its client has seen it; times in seconds."""
+    """One request as its client measured it; times in seconds."""
 
     start: float
-    """The clock's reading when the request was sent."""
+    """The clock's time when the request was sent."""
     prompt_len: int
-    """Tokens of the prompt, as the server counts them, or as the data set does where it does not say."""
+    """Tokens of the prompt, counted by the server, or by the data set if the server does not report them."""
     output_len: int = 0
-    """Tokens of the output, as the server counts them."""
+    """Tokens of the output, counted by the server."""
     ttft: float = 0.0
     """Time from `start` to the first event with text."""
     itl: list[float] = dataclasses.field(default_factory=list)
@@ -39,7 +39,7 @@ class Result:
     """Time from `start` to the end."""
     text: str = ""
     error: str | None = None
-    """What has gone wrong; None for a request that has succeeded."""
+    """The error message; None for a successful request."""
 
     @property
     def tpot(self) -> float | None:
@@ -47,36 +47,36 @@ class Result:
         return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else None
 
     def meets(self, goals: Mapping[str, float]) -> bool:
-        """Say whether the request took no longer than `goals`, milliseconds by the names "ttft", "tpot", "e2el"."""
+        """Return whether the request took no longer than `goals`, milliseconds by the names "ttft", "tpot", "e2el"."""
         taken = {"ttft": self.ttft, "tpot": self.tpot or 0.0, "e2el": self.latency}
         return all(taken[name] * 1000 <= most for name, most in goals.items())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run was told to do, as far as its report shows it."""
+    """The settings of a run that its report shows."""
 
     request_rate: float
     burstiness: float
     max_concurrency: int | None
     percentiles: Sequence[float] = (99.0,)
-    """They are above 0 and at most 100."""
+    """Percentiles, above 0 and at most 100."""
     metrics: Sequence[str] = tuple(METRICS)
-    """Names from METRICS; others are in the JSON only."""
+    """The names from METRICS to print; all are in the JSON."""
     goodput: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Milliseconds that a good request takes at most, by "ttft", "tpot" and "e2el"."""
+    """The longest times of a good request in milliseconds, by "ttft", "tpot" and "e2el"."""
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of values in order, at least one, between two neighbours in proportion."""
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
+    """Return a percentile of sorted values, at least one, interpolated linearly between two neighbours."""
+    position = (len(ordered) - 1) * percent / 100
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def summarize(results: Sequence[Result], seconds: float, cpu_seconds: float, conditions: Conditions) -> dict[str, Any]:
-    """Return the figures of a run that took so long, under vLLM's names; latencies in milliseconds."""
+    """Return the figures of a run of `seconds`, under vLLM's names; latencies in milliseconds."""
     done = [each for each in results if each.error is None]
     seconds = max(seconds, 1e-9)
     num_input, num_output = sum(each.prompt_len for each in done), sum(each.output_len for each in done)
@@ -101,8 +101,8 @@ def summarize(results: Sequence[Result], seconds: float, cpu_seconds: float, con
         "itl": [gap for each in done for gap in each.itl],
         "e2el": [each.latency for each in done],
     }
-    for name, found in values.items():
-        figures |= _spread(name, sorted(found), conditions.percentiles)
+    for name, latencies in values.items():
+        figures |= _spread(name, sorted(latencies), conditions.percentiles)
     return figures
 
 
@@ -117,7 +117,7 @@ def _spread(name: str, ordered: Sequence[float], percentiles: Sequence[float]) -
 
 
 def _most_at_once(results: Sequence[Result]) -> int:
-    """Return how many requests were on their way at a time, at most."""
+    """Return the largest number of concurrent requests."""
     steps = sorted([(each.start, 1) for each in results] + [(each.start + each.latency, -1) for each in results])
     most = count = 0
     for _, step in steps:
@@ -165,5 +165,5 @@ def _line(label: str, value: float) -> str:
 
 
 def count_errors(results: Sequence[Result]) -> list[tuple[str, int]]:
-    """Return the errors of a run, each with how often it came, the most frequent first."""
+    """Return the errors of a run with their counts, most frequent first."""
     return Counter(each.error for each in results if each.error is not None).most_common()

@@ -1,4 +1,4 @@
-"""Requests are sent to a server at their times, so many at once at most, and their streams are timed."""
+"""Send requests to a server at their times, with bounded concurrency, and time their streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RETRY_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint, and what is said to it beside the prompt."""
+    """An endpoint, and the contents of each request besides the prompt."""
 
     client: OpenAIClient
     endpoint: str
     is_chat: bool
     model: str
     extra: Mapping[str, Any]
-    """Fields of every request; they go over the others."""
+    """Fields of every request; they override the others."""
 
     def body(self, sample: Sample) -> dict[str, Any]:
         """Return the body of a request."""
@@ -42,7 +42,7 @@ class Target:
     async def ask(
         self, sample: Sample, count: Callable[[str], int], headers: Mapping[str, str] | None = None
     ) -> Result:
-        """Make one request; whatever fails is the result's error."""
+        """Make one request; any failure becomes the result's error."""
         return await time_stream(self.client.stream(self.endpoint, self.body(sample), headers), sample, count)
 
 
@@ -52,7 +52,7 @@ async def time_stream(
     count: Callable[[str], int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
-    """Read a stream to its end and time it; `count` says how many tokens a text has, where the server does not."""
+    """Read a stream to its end and time it; `count` counts a text's tokens if the server reports none."""
     start = clock()
     result = Result(start=start, prompt_len=sample.prompt_len)
     texts: list[str] = []
@@ -79,7 +79,7 @@ async def time_stream(
     result.latency = clock() - start
     result.text = "".join(texts)
     result.output_len = count(result.text) if num_tokens is None else num_tokens
-    if last is None:  # a token need not have a text of its own
+    if last is None:  # a token may have no text of its own
         result.ttft = result.latency
         if not result.output_len and result.error is None:
             result.error = "the answer is empty"
@@ -96,8 +96,9 @@ async def send_all(
     advance: Callable[[], object],
     id_prefix: str | None = None,
 ) -> list[Result]:
-    """Send each request at its time, in seconds from now on, or as soon as fewer than `max_concurrency` are on their
-    way; return the results in the requests' order. `advance` is called at the end of each.
+    """Send each request at its time, in seconds from now, or as soon as fewer than `max_concurrency` are in progress.
+
+    Returns the results in the requests' order. `advance` is called at the end of each.
     """
     places = asyncio.Semaphore(max_concurrency or len(samples))
     loop = asyncio.get_running_loop()
@@ -121,7 +122,7 @@ async def send_all(
 
 
 async def wait_ready(target: Target, sample: Sample, count: Callable[[str], int], seconds: float) -> None:
-    """Ask until there is an answer. Raises RequestError after so many seconds."""
+    """Repeat a request until it is answered. Raises RequestError after the timeout."""
     deadline = time.monotonic() + seconds
     while (result := await target.ask(sample, count)).error is not None:
         if time.monotonic() > deadline:

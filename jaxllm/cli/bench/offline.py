@@ -28,7 +28,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 class Model(Protocol):
-    """The part of an LLM that is measured."""
+    """The part of an LLM that the benchmark calls."""
 
     @property
     def llm_engine(self) -> Any: ...
@@ -45,13 +45,13 @@ def add_throughput_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand `throughput`."""
     parser = commands.add_parser(
         "throughput",
-        help="measure how much an engine does with many prompts at once",
-        description="Give all prompts to one engine in this process and report requests and tokens per second.",
+        help="measure an engine's throughput with many prompts at once",
+        description="Run all prompts on one engine in this process and report requests and tokens per second.",
         epilog="Exit status: 0 measured, 2 misuse, 4 results could not be written.",
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("--backend", choices=("vllm",), default="vllm", help="the engine of this program, as in vLLM")
+    parser.add_argument("--backend", choices=("vllm",), default="vllm", help="the only choice: this program's engine")
     add_dataset_flags(parser)
     _add_common_flags(parser)
     parser.set_defaults(run=run_throughput, disable_log_stats=True)
@@ -62,8 +62,8 @@ def add_latency_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand `latency`."""
     parser = commands.add_parser(
         "latency",
-        help="measure how long an engine takes for one batch",
-        description="Run one batch of prompts of random tokens again and again, on one engine in this process, and "
+        help="measure an engine's latency for one batch",
+        description="Run one batch of prompts of random tokens repeatedly on one engine in this process, and "
         "report how long it takes. Prefixes are not cached unless --enable-prefix-caching is given.",
         epilog="Exit status: 0 measured, 2 misuse, 4 results could not be written.",
         allow_abbrev=False,
@@ -87,7 +87,7 @@ def add_latency_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=positive, default=1, metavar="N", help="outputs per prompt")
-    parser.add_argument("--disable-detokenize", action="store_true", help="leave the text of outputs out")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not detokenize outputs")
     parser.add_argument("--output-json", metavar="FILE", help="write the figures there too")
     add_engine_flags(parser)
 
@@ -151,7 +151,7 @@ def run_latency(
 
 
 def _engine_args(args: argparse.Namespace) -> EngineArgs:
-    """Return the engine's arguments. Raises VLLMValidationError, also where the results could not be kept."""
+    """Return the engine's arguments. Raises VLLMValidationError, also if the results could not be written."""
     if args.output_json is not None and not Path(args.output_json).expanduser().parent.is_dir():
         message = f"--output-json {args.output_json}: there is no such folder."
         raise VLLMValidationError(message, parameter="output_json", value=args.output_json)
@@ -185,7 +185,7 @@ def _num_output_tokens(outputs: Sequence[RequestOutput]) -> int:
 
 
 def _save(args: argparse.Namespace, figures: Mapping[str, Any]) -> None:
-    """Write the JSON file, if there is to be one. Raises OutputError."""
+    """Write the JSON file, if one was requested. Raises OutputError."""
     if args.output_json is not None:
         path = Path(args.output_json).expanduser()
         with writing(path):

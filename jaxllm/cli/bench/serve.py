@@ -1,4 +1,4 @@
-"""`jaxllm bench serve` sends requests to a server, as many and as often as it is told, and reports what they took."""
+"""`jaxllm bench serve` sends requests to a server at a chosen rate, and reports throughput and latencies."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ENDPOINTS = {"vllm": "/v1/completions", "openai": "/v1/completions", "openai-cha
 """The endpoint of each backend; all three are OpenAI's API."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 MOST_ERRORS = 5
-"""So many different errors are shown."""
+"""The number of different errors shown."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",
-        help="measure a server that runs",
+        help="measure a running server",
         description="Send requests to a server with OpenAI's API and report throughput and latencies: TTFT, TPOT, ITL "
         "and E2EL. Tokens are counted by the server, in its usage.",
         epilog="Exit status: 0 measured, 1 the server was not ready or requests failed, 2 misuse, "
@@ -74,7 +74,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", metavar="NAME", help="folder, .gguf file or hub id; default: what the server has loaded"
     )
     group.add_argument(
-        "--ready-check-timeout-sec", type=seconds, default=0, metavar="S", help="ask so long until there is an answer"
+        "--ready-check-timeout-sec", type=seconds, default=0, metavar="S", help="wait this long for an answer"
     )
 
 
@@ -90,17 +90,17 @@ def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ramp-up-strategy", choices=STRATEGIES, help="let the rate grow over the run")
     group.add_argument("--ramp-up-start-rps", type=seconds, metavar="X", help="requests per second at the start")
     group.add_argument("--ramp-up-end-rps", type=seconds, metavar="X", help="requests per second at the end")
-    group.add_argument("--num-warmups", type=natural, default=0, metavar="N", help="requests before that do not count")
+    group.add_argument("--num-warmups", type=natural, default=0, metavar="N", help="uncounted requests before the run")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and traffic; default: 0")
 
 
 def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests")
-    group.add_argument("--ignore-eos", action="store_true", help="let every output have the length that is asked for")
+    group.add_argument("--ignore-eos", action="store_true", help="do not end outputs at EOS")
     for name in SAMPLING:
         kind = int if name == "top_k" else float
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help="default: the server's")
-    group.add_argument("--logprobs", type=natural, metavar="N", help="log-probabilities of so many tokens")
+    group.add_argument("--logprobs", type=natural, metavar="N", help="log-probabilities of this many tokens")
     group.add_argument(
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields of each request"
     )
@@ -118,20 +118,20 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
         "--metric-percentiles", type=_percentiles, default=(99.0,), metavar="LIST", help="such as 50,90,99; default: 99"
     )
     group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests that took no more: ttft, tpot, e2el"
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests within limits on ttft, tpot, e2el"
     )
     group.add_argument("--save-result", action="store_true", help="write a JSON file")
     group.add_argument("--save-detailed", action="store_true", help="with each request's times, text and error")
-    group.add_argument("--append-result", action="store_true", help="add a line to the file if it is there")
-    group.add_argument("--result-dir", metavar="DIR", default=".", help="default: here")
+    group.add_argument("--append-result", action="store_true", help="append a line to an existing file")
+    group.add_argument("--result-dir", metavar="DIR", default=".", help="default: the current folder")
     group.add_argument("--result-filename", metavar="FILE", help="default: named for backend, rate, model and time")
-    group.add_argument("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="what the JSON is to say besides")
+    group.add_argument("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="more fields of the JSON")
     group.add_argument("--label", metavar="TEXT", help="name of this run, in place of the backend's")
     group.add_argument("--disable-tqdm", action="store_true", help="show no progress")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and return the exit status."""
+    """Run the benchmark and return the exit status."""
     conditions = _conditions(args)
     _pairs(args.metadata, "metadata")
     ramp = _ramp(args)
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A run."""
+    """The measurements of a run."""
 
     model: str
     tokenizer: str
@@ -165,7 +165,7 @@ class Measured:
     results: Sequence[Result]
     seconds: float
     cpu_seconds: float
-    """CPU time of this process, its client, in that time."""
+    """CPU time of this process, the client, during the run."""
     drafts: Mapping[str, Any]
     """The figures of the server's drafts, if it made any."""
 
@@ -179,7 +179,7 @@ def _runner() -> Any:
 
 
 async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
-    """Send all requests. Raises RequestError if the server is not there, VLLMValidationError for bad flags."""
+    """Send all requests. Raises RequestError if the server cannot be reached, VLLMValidationError for bad flags."""
     host = f"[{args.host}]" if ":" in args.host else args.host
     client = OpenAIClient(
         args.base_url or f"http://{host}:{args.port}",
@@ -219,7 +219,7 @@ async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
 
 
 async def _find_model(args: argparse.Namespace, client: OpenAIClient) -> tuple[str, str]:
-    """Return the model's name, and what its tokenizer is to be loaded from."""
+    """Return the model's name, and the source of its tokenizer."""
     if args.model is not None:
         return args.model, args.tokenizer or args.model
     first = (await client.models())[0]
@@ -231,7 +231,7 @@ def _count(tokenizer: Tokenizer, text: str) -> int:
 
 
 class _Progress:
-    """A bar on standard error shows how many requests have ended."""
+    """A bar on standard error with the number of finished requests."""
 
     def __init__(self, total: int, is_disabled: bool) -> None:
         from tqdm import tqdm
@@ -252,7 +252,7 @@ class _Progress:
 
 
 def _extra(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of every request that the flags give."""
+    """Return the fields of every request that the flags set."""
     extra = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     if args.ignore_eos:
         extra["ignore_eos"] = True
@@ -333,7 +333,7 @@ def _save(args: argparse.Namespace, measured: Measured, figures: dict[str, Any])
 
 
 def _pairs(words: Sequence[str], flag: str) -> dict[str, str]:
-    """Read KEY=VALUE words. Raises VLLMValidationError."""
+    """Parse KEY=VALUE words. Raises VLLMValidationError."""
     for word in words:
         if "=" not in word:
             raise VLLMValidationError(f"--{flag} {word!r}: write KEY=VALUE.", parameter=flag, value=word)

@@ -1,4 +1,4 @@
-"""`jaxllm bench startup` shows where the time goes from the start of a process to its first token."""
+"""`jaxllm bench startup` shows how the time from the start of a process to its first token is spent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxllm.utils import child_process
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """An engine to start, by a process that started at `started` (time.time())."""
+    """An engine to start in a process that started at `started` (time.time())."""
 
     engine_args: dict[str, Any]
     started: float
@@ -27,7 +27,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a start-up, and how long it took."""
+    """A part of a start-up and its duration."""
 
     name: str
     seconds: float
@@ -40,7 +40,7 @@ class Startup:
     versions: dict[str, str]
     device: str
     parts: list[Part]
-    """These come one after the other, up to the first token; waiting for its program is in the last one."""
+    """Consecutive parts up to the first token; the last one includes the wait for its program."""
     first_token: float
     """Time from the process' start to the first token."""
     programs: list[Part]
@@ -48,16 +48,16 @@ class Startup:
     all_programs: float
     """Time from the process' start to the last program."""
     num_compilations: int
-    """How many programs were compiled, JAX's own small ones too; the others were in the compile cache."""
+    """The number of compiled programs, with JAX's own small ones; the others were in the compile cache."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "startup",
-        help="measure how long the engine takes to start",
+        help="measure the engine's start-up time",
         description="Start the engine twice, each time in a new process: with an empty compile cache, and with the one "
-        "that the first process left. Says how long each part took, up to the first token and to the last program. "
+        "that the first process left. Prints the time of each part, up to the first token and to the last program. "
         "Files of the model are in the system's cache the second time.",
         epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start, 4 results could not be written.",
         allow_abbrev=False,
@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the figures; returns the exit status."""
+    """Print the figures and return the exit status."""
     engine_args = read_engine_args(args).portable()
     try:
         with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as cache:

@@ -1,4 +1,4 @@
-"""`jaxllm bench startup` starts this process: it makes one engine and one token, and times each part of that."""
+"""The process that `jaxllm bench startup` starts: it makes one engine and one token, and times each part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISS = "/jax/compilation_cache/cache_misses"
 
 
 class Marks(logging.Handler):
-    """Keeps when each part of the start-up was done, and how long each program took."""
+    """Records when each part of the start-up ended, and the compile time of each program."""
 
     def __init__(self, started: float) -> None:
         super().__init__(logging.DEBUG)
@@ -34,13 +34,13 @@ class Marks(logging.Handler):
             self.mark(phase, record.created)
 
     def mark(self, name: str, now: float) -> None:
-        """Note that a part is done; `now` is time.time()."""
+        """Record the end of a part; `now` is time.time()."""
         self.parts.append(Part(name=name, seconds=now - self._since))
         self._since = now
 
 
 def main() -> int:
-    """Start an engine and say how long it took."""
+    """Start an engine and print the times."""
     show_log()
     return reply(Request, lambda request: measure(EngineArgs(**request.engine_args), request.started))
 

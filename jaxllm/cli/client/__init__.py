@@ -1,1 +1,1 @@
-"""Commands that talk with a model from a terminal: `chat` and `complete`, on this machine or a server's."""
+"""Commands that talk to a model from a terminal: `chat` and `complete`, with a local model or a server's."""

@@ -1,4 +1,4 @@
-"""`jaxllm chat` talks with a model: a server's, or with --model one that runs in this program."""
+"""`jaxllm chat` talks with a model: a server's, or with --model one that runs in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChatModel(Protocol):
     """A model that answers conversations."""
 
     def reply(self, messages: Messages, write: Write) -> int:
-        """Write the answer, piece by piece, and return its number of tokens."""
+        """Write the answer piece by piece and return its number of tokens."""
         ...
 
 
@@ -33,11 +33,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "chat",
-        help="talk with a server's model, or with one in this program",
-        description="Talk with a model: with --quick say one thing, else each line of the terminal or the pipe is a "
-        "message. The model is a server's with OpenAI's API, or with --model runs in this program.",
-        epilog="Exit status: 0 done, 1 the server is not there or a request failed, 2 misuse, 3 the engine has ended, "
-        "4 results could not be written, 130 interrupted.",
+        help="talk with a server's model, or with one in this process",
+        description="Talk with a model: with --quick send one message, otherwise each line of standard input. The "
+        "model is that of a server with OpenAI's API, or with --model runs in this process.",
+        epilog="Exit status: 0 done, 1 the server does not answer or a request failed, 2 misuse, 3 the engine has "
+        "ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
         add_help=False,
         conflict_handler="resolve",  # -q and --seed are an engine's flags too; below, they are this command's
@@ -46,8 +46,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     add_engine_flags(parser, "the same as --model")
     add_remote_flags(server)
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, show the answer, then end")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the first message")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this, show the answer, then exit")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system message before the first message")
     parser.add_argument("--stats", action="store_true", help="show the times of each answer on standard error")
     add_talk_sampling(parser)
     parser.set_defaults(run=run, disable_log_stats=True)
@@ -89,7 +89,7 @@ def _talk_here(args: argparse.Namespace, fields: dict[str, Any], make_engine: Ca
 
 
 def _refuse_engine_flags(args: argparse.Namespace) -> None:
-    """Raise VLLMValidationError for flags of an engine, where none is to run."""
+    """Raise VLLMValidationError for an engine's flags when no engine is to run."""
     changed = [name for name in changed_engine_flags(args) if name != "seed"]
     if changed:
         message = f"{changed[0]} is of an engine in this program: name its --model, or leave {changed[0]} out."
@@ -97,14 +97,14 @@ def _refuse_engine_flags(args: argparse.Namespace) -> None:
 
 
 class _Conversation:
-    """This answers each message in the light of those before it."""
+    """A conversation: answers each message with all earlier ones as context."""
 
     def __init__(self, model: ChatModel, system_prompt: str | None) -> None:
         self._model = model
         self._messages: Messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
     def answer(self, message: str, write: Write) -> int:
-        """Write the answer. What was stopped, or failed, is remembered as far as it came."""
+        """Write the answer. The part written before a stop or failure stays in the conversation."""
         asked = [*self._messages, {"role": "user", "content": message}]
         pieces: list[str] = []
 
@@ -120,7 +120,7 @@ class _Conversation:
 
 
 class _RemoteChat:
-    """A server's model answers conversations."""
+    """Answers conversations with a server's model."""
 
     def __init__(self, model: RemoteModel, fields: Mapping[str, Any], counts: bool) -> None:
         self._model, self._fields, self._counts = model, fields, counts
@@ -138,7 +138,7 @@ class _RemoteChat:
 
 
 class _EngineChat:
-    """An engine of this program answers conversations."""
+    """Answers conversations with an engine in this process."""
 
     def __init__(self, engine: Engine, fields: Mapping[str, Any]) -> None:
         self._engine = engine

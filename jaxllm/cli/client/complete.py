@@ -1,4 +1,4 @@
-"""`jaxllm complete` lets a model go on with texts: a server's model, each line a prompt of its own."""
+"""`jaxllm complete` continues texts with a server's model; each line is a prompt."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
         "complete",
-        help="let a server's model go on with texts",
-        description="Let a model go on with texts: with --quick one, else each line of the terminal or the pipe. The "
-        "model is a server's with OpenAI's API.",
-        epilog="Exit status: 0 done, 1 the server is not there or a request failed, 2 misuse, "
+        help="continue texts with a server's model",
+        description="Continue texts: with --quick one, otherwise each line of standard input. The model is that of a "
+        "server with OpenAI's API.",
+        epilog="Exit status: 0 done, 1 the server does not answer or a request failed, 2 misuse, "
         "4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
     )
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="go on with this, then end")
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="continue this, then exit")
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     parser.add_argument("--stats", action="store_true", help="show the times of each answer on standard error")
     add_remote_flags(parser.add_argument_group("server"))
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Go on with all texts and return the exit status."""
+    """Continue all texts and return the exit status."""
     try:
         model = RemoteModel.find(args)
     except RequestError as error:
@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Completions:
-    """This answers a text with what follows it."""
+    """Answers a text with its continuation."""
 
     def __init__(self, model: RemoteModel, fields: dict[str, Any], counts: bool) -> None:
         self._model, self._fields, self._counts = model, fields, counts
 
     def answer(self, message: str, write: Write) -> int:
-        """Write what follows a text."""
+        """Write the continuation of a text."""
 
         def take(choice: Choice) -> None:
             if choice.text:

@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's API, for the subcommands that are clients; it reads streams of any such server."""
+"""A client for servers with OpenAI's API, streams included, for the client subcommands."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     import aiohttp
 
 TOTAL_SECONDS = 6 * 3600.0
-"""No request may take longer."""
+"""The timeout of a request."""
 MAX_ERROR = 2000
-"""Characters of a server's answer that are shown as an error."""
+"""The number of characters of a server's answer that an error shows."""
 
 
 class RequestError(Exception):
-    """A request has failed; the message says how, in one line."""
+    """A request has failed; the message has the reason in one line."""
 
 
 class UnreachableError(RequestError):
-    """No server answers."""
+    """The server does not answer."""
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What an event adds to a chat's answer."""
+    """The text that an event adds to a chat's answer."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -39,7 +39,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One of the answers that an event is about."""
+    """The part of an event about one of the answers."""
 
     index: int = 0
     text: str | None = None
@@ -55,7 +55,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """How many tokens a request has taken."""
+    """The numbers of tokens of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -70,13 +70,13 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model that a server has."""
+    """A model that a server serves."""
 
     id: str
     root: str | None = None
-    """What it was loaded from, where the server tells."""
+    """The path or id it was loaded from, if the server reports it."""
     default_sampling_params: dict[str, Any] | None = None
-    """What it samples by where a request does not say, where the server tells."""
+    """Its default sampling parameters, if the server reports them."""
 
 
 class _Models(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ _read_models = msgspec.json.Decoder(_Models).decode
 
 
 class OpenAIClient:
-    """This asks one server; use it in `async with`, by the tasks of one event loop."""
+    """A client of one server. Use it in `async with`, from the tasks of one event loop."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class OpenAIClient:
         headers: Mapping[str, str] | None = None,
         checks_certificates: bool = True,
     ) -> None:
-        """Ask the server at `base_url`, a URL without the endpoint. Without an api_key, OPENAI_API_KEY is sent, if set.
+        """Use the server at `base_url`, a URL without the endpoint. Without an api_key, OPENAI_API_KEY is sent, if set.
 
-        Raises VLLMValidationError for what is no URL.
+        Raises VLLMValidationError for an invalid URL.
         """
         if find_spec("aiohttp") is None:
             message = "the client needs a package of its own: pip install 'jaxllm[serve]'."
@@ -145,7 +145,7 @@ class OpenAIClient:
         return models
 
     async def metrics(self, endpoint: str = "/metrics") -> str | None:
-        """Return the server's metrics in Prometheus' form; None if it shows none."""
+        """Return the server's metrics in Prometheus' text format; None if it has none."""
         import aiohttp
 
         try:
@@ -157,8 +157,9 @@ class OpenAIClient:
     async def stream(
         self, endpoint: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Post a body that asks for a stream and yield its events. Raises RequestError, also for a stream that is cut
-        off: its end is [DONE].
+        """Post a body with `stream` set and yield the events.
+
+        Raises RequestError, also if the stream ends without [DONE].
         """
         import aiohttp
 
@@ -184,7 +185,7 @@ class OpenAIClient:
 
 
 async def _events(pieces: Any) -> AsyncGenerator[bytes, None]:
-    """Yield the data of each event; comments and other fields are left out."""
+    """Yield the data of each event; comments and other fields are skipped."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""A model behind a server with OpenAI's API, as the subcommands ask it that have no event loop of their own."""
+"""A model behind a server with OpenAI's API, for subcommands without an event loop of their own."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ URL = "http://localhost:8000/v1"
 
 
 def add_remote_flags(group: Any) -> None:
-    """Add the flags that say which server, and which of its models."""
+    """Add the flags that choose the server and one of its models."""
     group.add_argument("--url", metavar="URL", help=f"the server's address; default: {URL}")
     group.add_argument("--model-name", metavar="NAME", help="the model; default: the first that the server lists")
     group.add_argument("--api-key", metavar="KEY", help="default: the environment variable OPENAI_API_KEY")
 
 
 class RemoteModel:
-    """This asks a server; each request has an event loop and a connection of its own, and Ctrl-C ends it."""
+    """A model of a server. Each request has its own event loop and connection, and Ctrl-C ends it."""
 
     def __init__(self, client: OpenAIClient, name: str, defaults: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        """What the server calls the model."""
+        """The server's name for the model."""
         self.defaults = defaults
-        """What the model samples by where a request does not say; None where that is not known."""
+        """The model's default sampling; None if unknown."""
         self._client = client
 
     @classmethod
     def find(cls, args: argparse.Namespace) -> RemoteModel:
-        """Return the model that a command line names. Raises VLLMValidationError, and RequestError without a server."""
+        """Return the model that a command line names. Raises VLLMValidationError, or RequestError without a server."""
         url = args.url or URL
         if not urlsplit(url).path.strip("/"):
             url = url.rstrip("/") + "/v1"
@@ -50,7 +50,7 @@ class RemoteModel:
     def stream(
         self, endpoint: str, fields: Mapping[str, Any], take: Callable[[Choice], None], *, counts: bool = False
     ) -> int:
-        """Ask for a stream, let `take` have what comes, and return the number of tokens, if `counts`.
+        """Request a stream, pass its chunks to `take`, and return the number of tokens, if `counts`.
 
         Raises RequestError, and KeyboardInterrupt if Ctrl-C is pressed.
         """

@@ -1,4 +1,4 @@
-"""A person at a terminal, or the lines of a pipe, talk to a model, whose answers are shown as they come."""
+"""A talk between a model and a person at a terminal, or the lines of a pipe; answers are shown as they arrive."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from jaxllm.cli.streams import losing_messages, say, show, writing
 from jaxllm.exceptions import VLLMValidationError
 
 MARK = "> "
-"""This stands before what a person types."""
+"""The prompt at a terminal."""
 
 type Write = Callable[[str], None]
 
 
 class Talker(Protocol):
-    """A side of a talk that answers."""
+    """The answering side of a talk."""
 
     def answer(self, message: str, write: Write) -> int:
-        """Write the answer to a message, piece by piece, and return its number of tokens, 0 if that is not known.
+        """Write the answer to a message piece by piece, and return its number of tokens, 0 if unknown.
 
-        Raises RequestError, VLLMValidationError, and KeyboardInterrupt once it is told to stop.
+        Raises RequestError, VLLMValidationError, and KeyboardInterrupt once it is stopped.
         """
         ...
 
 
 def talk(talker: Talker, quick: str | None, *, shows_stats: bool = False) -> int:
-    """Let a talker answer the message `quick`, or all that comes on standard input; return the exit status.
+    """Let a talker answer the message `quick`, or each line of standard input; return the exit status.
 
     At a terminal, errors and Ctrl-C end an answer; elsewhere they end the talk.
     """
@@ -50,16 +50,16 @@ def talk(talker: Talker, quick: str | None, *, shows_stats: bool = False) -> int
 
 
 def _converse(talker: Talker, shows_stats: bool) -> None:
-    """Answer what a person types, until Ctrl-D."""
+    """Answer the lines that a person types, until Ctrl-D."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # lets input() edit lines and remember them
+        importlib.import_module("readline")  # lets input() edit lines and keep their history
     say("Ctrl-C stops an answer, Ctrl-D ends.")
     while True:
         try:
             message = _ask()
         except EOFError:
             return
-        except KeyboardInterrupt:  # leaves the line
+        except KeyboardInterrupt:  # ends the line
             say("")
             continue
         with contextlib.suppress(KeyboardInterrupt):
@@ -74,7 +74,7 @@ def _ask() -> str:
     """Return the next line from the terminal. Raises EOFError."""
     if sys.stdout.isatty():
         line = input(MARK)
-    else:  # where answers go to a file, the mark does not
+    else:  # when answers go to a file, the prompt does not
         with losing_messages():
             print(MARK, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
@@ -84,7 +84,7 @@ def _ask() -> str:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input that are not blank."""
+    """Yield the non-blank lines of standard input."""
     lines: Iterable[bytes] = () if sys.stdin is None else sys.stdin.buffer
     for line in lines:
         try:
@@ -97,7 +97,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(talker: Talker, message: str, shows_stats: bool) -> None:
-    """Show the answer to a message, and a line's end after it."""
+    """Show the answer to a message, and a newline after it."""
     started = time.monotonic()
     first: float | None = None
 
