@@ -237,8 +237,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     def from_optional(**fields: Any) -> SamplingParams:
         """Make params from fields; any may be None for its default, but max_tokens=None stays unlimited."""
         kept = ((name, value) for name, value in fields.items() if value is not None or name == "max_tokens")
-        given: dict[str, Any] = dict(kept)
-        return SamplingParams(**given)
+        values: dict[str, Any] = dict(kept)
+        return SamplingParams(**values)
 
     def __post_init__(self) -> None:
         """Normalise and check every field. It runs again when decoded from msgpack, so it changes nothing twice."""
