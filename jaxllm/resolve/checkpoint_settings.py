@@ -54,7 +54,7 @@ def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, A
         model_config = family.read_config(config, checkpoint.tensors)
     except ValueError as error:
         raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
-    is_draft = model_config.draft_head is not None  # whose head is the target's
+    is_draft = model_config.draft_head is not None  # it has the target's output head
     if model_config.tie_word_embeddings and not (stated.tie_word_embeddings or family.is_wrapper or is_draft):
         logger.warning(
             "config.json does not tie the output head to the embedding, but %s has no lm_head.weight: "

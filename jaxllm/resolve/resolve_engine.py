@@ -184,7 +184,7 @@ def detect_architecture(devices: Sequence[Device]) -> str | None:
 def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
-    """Settle the devices of the model, their platform, and the model as it is spread over them."""
+    """Settle the devices of the model, their platform, and the model that is spread over them."""
     from jaxllm.execution.mesh import EXPERT_AXIS, deal_experts, resolve_mesh, spread
 
     limit_cpu()

@@ -16,7 +16,7 @@ class Distribution(NamedTuple):
 
     temperature_s: Array
     largest_s: Array
-    """Each row's largest logit, whose mass is 1."""
+    """Each row's largest logit, which has mass 1."""
     min_logit_s: Array
     """Lower logits have mass 0."""
 

@@ -44,7 +44,7 @@ class DraftSteps:
     def __init__(self, limits: DraftModelLimits, cache: KVCacheManager) -> None:
         self._limits, self._cache = limits, cache
         self._read: dict[int, bytes] = {}
-        """The hash of the full block whose keys and values the draft model has in each block."""
+        """The hash of the full block that the draft model has read into each block id."""
 
     def plan(self, wanted: Sequence[tuple[Request, int]]) -> DraftPlan | None:
         """Plan the steps that make the wanted numbers of guesses, one or more each; None if there are none.

@@ -112,7 +112,7 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Return whether the prefix cache may spare it work. Once there are outputs, all was computed anew before."""
+        """Return whether the prefix cache may save it work; a request with outputs has computed its prompt already."""
         if self.pooling is not None:
             needs_all = self.runs_whole or self.kind is StepKind.POOL_TOKENS
             return not (needs_all or self.pooling.skip_reading_prefix_cache)
@@ -190,7 +190,7 @@ def needs_token_counts(params: SamplingParams) -> bool:
 
 
 def _encode_salt(salt: str, adapter: int | None) -> bytes:
-    """Return what enters the hashes of a request's blocks, whose keys and values depend on its adapter too."""
+    """Return the extra key of a request's block hashes: its salt, and its adapter, which changes keys and values."""
     try:
         # No text in UTF-8 has this byte.
         return salt.encode() + (b"" if adapter is None else b"\xff%d" % adapter)

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
-"""Compiled programs depend on environment variables with these prefixes."""
+"""The prefixes of environment variables that compiled programs depend on."""
 
 
 def start_core(
@@ -304,7 +304,7 @@ def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
 
 
 def _make_store(prepared: Prepared) -> AdapterStore:
-    """Return the store of a model's adapters, which are in the order of its weights."""
+    """Return the store that reads a model's adapters, in the order of its weights."""
     config, model = prepared.config, prepared.compiler.model
     arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, config.max_lora_rank))
 
