@@ -1,4 +1,4 @@
-"""LLM inference on JAX with vLLM's user API. Cheap to import: each name loads its module when first used."""
+"""LLM inference on JAX with vLLM's user API. Importing is cheap: each name loads its module on first use."""
 
 from __future__ import annotations
 

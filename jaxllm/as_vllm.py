@@ -38,7 +38,7 @@ def install() -> None:
 
 
 class _Finder(DistributionFinder):
-    """Finds vLLM's modules and its distribution."""
+    """Finds vLLM's modules and its distribution for the import system."""
 
     def find_spec(
         self,
@@ -46,7 +46,7 @@ class _Finder(DistributionFinder):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Return how a module of vLLM is loaded; None for others, and for those that jaxllm does not have."""
+        """Return the spec of a module of vLLM; None for other modules, and for those that jaxllm lacks."""
         if fullname != _THEIRS and not fullname.startswith(f"{_THEIRS}."):
             return None
         ours = importlib.util.find_spec(_OURS + fullname.removeprefix(_THEIRS))
@@ -55,43 +55,43 @@ class _Finder(DistributionFinder):
         return ModuleSpec(fullname, _Loader(ours.name), is_package=ours.submodule_search_locations is not None)
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
-        """Return vLLM's distribution if it is asked for, or if all are."""
+        """Return vLLM's distribution if it, or every distribution, is requested."""
         return [_Distribution()] if context is None or context.name in (None, _THEIRS) else []
 
 
 class _Loader(Loader):
-    """Loads the module of jaxllm that stands for one of vLLM."""
+    """Loads the jaxllm module that stands for one of vLLM."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
-        """Return the very module, so that its classes are the same under both names."""
+        """Return jaxllm's module object itself, so that its classes are the same under both names."""
         module = importlib.import_module(self._name)
         self._own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back: it has run, and its name stays jaxllm's."""
+        """Restore the module's own spec: it has already run, and keeps jaxllm's name."""
         module.__spec__ = self._own
 
 
 class _Distribution(Distribution):
-    """What is installed as vLLM."""
+    """The metadata of the installed "vLLM"."""
 
     def read_text(self, filename: str) -> str | None:
-        """Return the metadata, the only file there is."""
+        """Return the metadata, the only file of the distribution."""
         if filename != "METADATA":
             return None
         return f"Metadata-Version: 2.1\nName: {_THEIRS}\nVersion: {VLLM_VERSION}\n"
 
     def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Refuse: there are no files of vLLM."""
+        """Raise an error: there are no files of vLLM."""
         raise FileNotFoundError(f"{path}: vllm stands for jaxllm here and has no files of its own.")
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the module or the program that a command line names, as Python itself would."""
+    """Run the module or the program that a command line names, as Python itself does."""
     if not words or (words[0] == "-m" and len(words) < 2):
         sys.exit("usage: python -m jaxllm.as_vllm (-m MODULE | PROGRAM) [ARGUMENTS...]")
     install()
@@ -101,7 +101,7 @@ def main(words: Sequence[str]) -> None:
     else:
         sys.argv = list(words)
         if not sys.flags.safe_path:
-            sys.path[0] = str(Path(words[0]).resolve().parent)  # where the program's own modules are
+            sys.path[0] = str(Path(words[0]).resolve().parent)  # the folder of the program's own modules
         runpy.run_path(words[0], run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""The errors that users see, under vLLM's names; every one caused by what they give is a `VLLMValidationError`."""
+"""The errors that users see, under vLLM's names. Every invalid input raises a `VLLMValidationError`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class VLLMError(Exception):
-    """The base of all errors here."""
+    """The base of all errors of jaxllm."""
 
 
 class VLLMClientError(VLLMError):
-    """The base of errors that what was given has caused: a server answers with 4xx."""
+    """The base of errors caused by the user's input: a server answers with 4xx."""
 
 
 class VLLMServerError(VLLMError):
@@ -21,7 +21,7 @@ class VLLMServerError(VLLMError):
 
 
 class VLLMValidationError(VLLMClientError, ValueError):
-    """A value that cannot be used: `parameter` names it, `value` is what was given."""
+    """An unusable value: `parameter` names it, `value` is the value itself."""
 
     def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
         super().__init__(message)
@@ -33,15 +33,15 @@ class VLLMValidationError(VLLMClientError, ValueError):
 
 
 class UnknownParameterError(VLLMValidationError, TypeError):
-    """A keyword that nothing here accepts; a TypeError too, as Python raises for unknown keywords."""
+    """An unknown keyword. It is a TypeError too, as Python raises for unknown keywords."""
 
 
 class VLLMNotFoundError(VLLMValidationError):
-    """A name of something that there is not: a server answers with 404."""
+    """An unknown name: a server answers with 404."""
 
 
 class LoRAAdapterNotFoundError(VLLMNotFoundError):
-    """There is no adapter at the path that was given."""
+    """There is no adapter at the path."""
 
     def __init__(self, lora_name: str, lora_path: str) -> None:
         message = f"Loading lora {lora_name} failed: No adapter found for {lora_path}"
@@ -54,11 +54,11 @@ class LoRAAdapterNotFoundError(VLLMNotFoundError):
 
 
 class ChatTemplateResolutionError(VLLMValidationError):
-    """The model has no chat template, or none of the name that was given."""
+    """The model has no chat template, or none of this name."""
 
 
 class VLLMUnprocessableEntityError(VLLMValidationError):
-    """Media that a request names cannot be read. Nothing raises it: models here read text alone."""
+    """The media in a request cannot be read. Nothing raises it: all models are text models."""
 
 
 class EngineDeadError(VLLMServerError, RuntimeError):
@@ -66,32 +66,32 @@ class EngineDeadError(VLLMServerError, RuntimeError):
 
 
 class GenerationError(VLLMServerError, RuntimeError):
-    """The base of errors of one request that the engine could not go on with."""
+    """The base of errors of one request that the engine could not continue."""
 
     status_code = HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class RetryableRequestError(GenerationError):
-    """A request failed that may succeed when it is sent again. Nothing raises it: see EngineBusyError."""
+    """A request failed that may succeed when sent again. Nothing raises it: see EngineBusyError."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class EngineGenerateError(GenerationError):
-    """The engine could not go on with a request; or an outcome of its core was lost, and all that ran have ended.
+    """The engine could not continue a request, or a result of its core was lost and all running requests have ended.
 
-    The engine itself goes on.
+    The engine itself continues.
     """
 
 
 class GracefulHTTPError(VLLMError):
-    """The base of errors that a server answers with a status of their own."""
+    """The base of errors for which a server has a specific status."""
 
     http_status = HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class ProfilerAlreadyActiveError(GracefulHTTPError, VLLMValidationError):
-    """A profiling session has begun and has not ended."""
+    """A profiling session is still running."""
 
     http_status = HTTPStatus.CONFLICT
 
@@ -103,22 +103,22 @@ class EngineBusyError(GracefulHTTPError, RuntimeError):
 
 
 class QueueOverflowError(EngineBusyError):
-    """So many requests wait or run that another would exceed max_num_queued_reqs."""
+    """One more waiting or running request would exceed max_num_queued_reqs."""
 
 
 class MaxQueuedTokensError(EngineBusyError):
-    """So many prompt tokens wait that more would exceed max_num_queued_tokens."""
+    """The waiting prompt tokens would exceed max_num_queued_tokens."""
 
 
 def _rebuild(kind: type[VLLMValidationError], message: str, parameter: str | None, value: Any) -> VLLMValidationError:
-    """Rebuild an error from a pickle; exceptions do not carry keyword arguments by themselves."""
+    """Rebuild an error from a pickle, which does not keep an exception's keyword arguments."""
     return kind(message, parameter=parameter, value=value)
 
 
 def unknown_parameter(
     owner: str, name: str, value: Any, known: Iterable[str], gone: Mapping[str, str]
 ) -> UnknownParameterError:
-    """Make the error for keyword `name` of `owner`: what replaced it (`gone`), or the nearest known name."""
+    """Return the error for keyword `name` of `owner`, with its replacement (`gone`) or the nearest known name."""
     if name in gone:
         return UnknownParameterError(f"{owner} has no {name!r} any more: {gone[name]}.", parameter=name, value=value)
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""A prompt is text, token ids, or a dict of one of the two forms below."""
+"""The forms of a prompt besides plain text and token ids: dicts of one of the types below."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]
     """The text of the ids, passed through to the output."""
     token_type_ids: NotRequired[list[int]]
-    """For models that are given pairs: 0 for each token of the first text, 1 for each of the second."""
+    """For models that accept pairs: 0 for each token of the first text, 1 for each of the second."""
     cache_salt: NotRequired[str]
     """Only requests with the same salt share prefix-cache blocks."""
 
 
 class TextPairPrompt(TypedDict):
-    """A prompt of two texts, which the tokenizer joins as it does pairs; for cross-encoders."""
+    """A prompt of two texts for cross-encoders; the tokenizer joins them as a pair."""
 
     prompt: str
     text_pair: str

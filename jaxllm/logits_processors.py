@@ -1,7 +1,7 @@
-"""Logits processors that are classes, in vLLM's shape: they run on the host, on numpy arrays, one object per engine.
+"""vLLM's interface of logits processor classes: they run on the host, on numpy arrays, one object per engine.
 
 `LLM(logits_processors=[MyProcessor])` takes the class or its name, "module:MyProcessor". A processor that can be
-written in jnp is quicker as a function, which becomes part of the step (`docs/sampling.md`).
+written in jnp is faster as a function, which becomes part of the step (`docs/sampling.md`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 type AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
 """A new request: its row, params, prompt token ids, and output token ids, a list that grows with the output."""
 type RemovedRequest = int
-"""The row that a request has left."""
+"""The former row of a removed request."""
 type MovedRequest = tuple[int, int, MoveDirectionality]
-"""A request's row before, its row after, and whether the two rows change places."""
+"""A request's row before, its row after, and whether the two rows are swapped."""
 type RequestLogitsProcessor = Callable[..., np.ndarray]
 """A function (output ids, logits [v]) -> logits, or (prompt ids, output ids, logits [v]) -> logits."""
 
 
 class MoveDirectionality(enum.Enum):
-    """A move's direction says what becomes of the row that it goes to."""
+    """What a move does to the request in its target row."""
 
     UNIDIRECTIONAL = enum.auto()
-    """The request that had the row is gone."""
+    """The request in that row is gone."""
     SWAP = enum.auto()
-    """The request that had the row moves to the other one."""
+    """The request in that row moves to the other one."""
 
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """How the rows of a step differ from those of the step before: first some are removed, then added, then moved.
+    """How the rows of a step differ from those of the step before: requests are removed, then added, then moved.
 
-    A request may be added to, or moved to, the row of one that is gone; that row is not listed as removed then.
+    A request may be added or moved to the row of a finished one; that row is then not listed as removed.
     """
 
     batch_size: int
@@ -52,32 +52,32 @@ class BatchUpdate:
 
 
 class LogitsProcessor(ABC):
-    """A logits processor edits the logits of all requests of a step."""
+    """Edits the logits of all requests of a step."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError for params that this processor cannot take."""
+        """Raise ValueError for params that this processor does not support."""
         del sampling_params
 
     @abstractmethod
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        """Begin without requests. `vllm_config` is the engine's, before its KV cache has a size; `device` is "cpu" and
+        """Start without requests. `vllm_config` is the engine's, before its KV cache has a size; `device` is "cpu" and
         `is_pin_memory` False, since logits are in the host's memory.
         """
 
     @abstractmethod
     def apply(self, logits: np.ndarray) -> np.ndarray:
-        """Return the logits [requests, v], float32, after the edit; they may be edited in place."""
+        """Return the edited logits [requests, v], float32; they may be edited in place."""
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Say whether the most likely token stays so; then greedy requests are left alone, and the others' logits come
-        after penalties and temperature.
+        """Return whether the most likely token never changes. If so, greedy requests are skipped, and the logits of
+        others come after penalties and temperature.
         """
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Take in what has changed before a step; None if no row has."""
+        """Process the changes before a step; None if no row has changed."""
 
 
 def process_dict_updates[State](
@@ -85,7 +85,7 @@ def process_dict_updates[State](
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
 ) -> bool:
-    """Bring a dict from rows to states up to date and say whether it changed; `new_state` gives None for no state."""
+    """Update a dict from rows to states and return whether it changed; `new_state` returns None for no state."""
     if batch_update is None:
         return False
     before = dict(req_entries)
@@ -106,20 +106,20 @@ def process_dict_updates[State](
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """This processor runs one function per request, which subclasses give in `new_req_logits_processor`."""
+    """Runs one function per request, which subclasses return from `new_req_logits_processor`."""
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        """Begin without requests."""
+        """Start without requests."""
         del vllm_config, device, is_pin_memory
         self.req_info: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
-        """The functions of the requests that have one, by row, with token ids bound."""
+        """The functions of the requests with one, by row, with token ids bound."""
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """Return the function that edits a request's logits, or None if it needs none."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Take in what has changed before a step."""
+        """Process the changes before a step."""
         process_dict_updates(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Users see log-probabilities as vLLM's `Logprob`, in one of its two containers of positions."""
+"""Log-probabilities for users: vLLM's `Logprob`, and its two containers of positions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ class Logprob:
 
     logprob: float
     rank: int | None = None
-    """The token's place among all, from 1; for ids that were asked for, their place among those."""
+    """The token's rank among all tokens, from 1; for requested ids, the rank among those."""
     decoded_token: str | None = None
-    """The token's text as it reads there: "" if it ends inside a character. It is None where nothing is detokenized."""
+    """The token's text in context: "" if it ends inside a character; None without detokenization."""
 
 
 LogprobsOnePosition = dict[int, Logprob]
-"""A position maps token ids to Logprobs: the token itself first, then the most likely ones, or those asked for."""
+"""A position maps token ids to Logprobs: the token itself first, then the most likely ones or the requested ones."""
 
 
 @dataclasses.dataclass
 class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
-    """A list of positions that six long lists hold: position i is entries start_indices[i] to end_indices[i].
+    """A list of positions stored in six long lists: position i has the entries start_indices[i] to end_indices[i].
 
-    It is for programs that would rather not have thousands of small dicts. It reads and grows as a list of them does,
-    but no position can be changed.
+    It avoids thousands of small dicts. It is read and extended like a list of dicts, but a position cannot be changed.
     """
 
     start_indices: list[int] = dataclasses.field(default_factory=list)
@@ -54,7 +53,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
         ranks: Iterable[int | None],
         decoded_tokens: Iterable[str | None],
     ) -> None:
-        """Add a position from its columns, which all have one length."""
+        """Add a position from its columns, all of one length."""
         self.start_indices.append(len(self.token_ids))
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
@@ -64,7 +63,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
 
     def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
         """Add positions; None adds one without entries."""
-        if isinstance(values, FlatLogprobs):  # a token that is listed twice would be once in a dict
+        if isinstance(values, FlatLogprobs):  # a dict would hold a token once that is listed twice
             for start, end in zip(values.start_indices, values.end_indices, strict=True):
                 one = slice(start, end)
                 columns = values.token_ids[one], values.logprobs[one], values.ranks[one], values.decoded_tokens[one]
@@ -101,12 +100,12 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
         raise TypeError("positions of FlatLogprobs cannot be deleted")
 
     def insert(self, index: int, value: Any) -> NoReturn:
-        """Refuse to insert: positions are only added at the end."""
+        """Raise an error: positions can only be added at the end."""
         del index, value
         raise TypeError("positions can only be appended to FlatLogprobs")
 
 
 SampleLogprobs = list[LogprobsOnePosition] | FlatLogprobs
-"""An output has one position for each of its tokens."""
+"""One position for each token of an output."""
 PromptLogprobs = list[LogprobsOnePosition | None] | FlatLogprobs
-"""A prompt has one position for each of its tokens; the first token's has no entries."""
+"""One position for each token of a prompt; the first token's has no entries."""

@@ -1,4 +1,4 @@
-"""Requests come back as vLLM's `RequestOutput` and its parts, field for field."""
+"""The outputs of requests: vLLM's `RequestOutput` and its parts, field for field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RequestStateStats:
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
-    """Its blocks were taken away, and computed again, so many times."""
+    """How often the request was preempted: its blocks were freed and computed again."""
     arrival_time: float = 0.0
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
@@ -29,10 +29,10 @@ class RequestStateStats:
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0
     is_corrupted: bool = False
-    """It is always False: no output with NaNs is looked for."""
+    """Always False: outputs are not checked for NaNs."""
     is_watermarked: bool = False
     is_watermark_skipped: bool = False
-    """Both are always False: there are no watermarks."""
+    """Always False: there are no watermarks."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,32 +43,32 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None
-    """It sums the log-probabilities of the output's own tokens; None unless `logprobs` were asked for."""
+    """The sum of the log-probabilities of the output's own tokens; None unless `logprobs` were requested."""
     logprobs: SampleLogprobs | None
     routed_experts: Any | None = None
     finish_reason: str | None = None
-    """It is None while the output goes on; else "stop", "length", "abort", "error" or "repetition"."""
+    """None while the output goes on; else "stop", "length", "abort", "error" or "repetition"."""
     stop_reason: int | str | None = None
-    """It is the stop string or token id that ended the output; None for EOS; for "error", what went wrong."""
+    """The stop string or token id that ended the output; None for EOS; for "error", the error message."""
     lora_request: Any | None = None
     sampling_mask: Any | None = None
     spec_decode_metrics: Any | None = None
     weight_versions: Any | None = None
-    """It is always None, as lora_request, routed_experts, sampling_mask and spec_decode_metrics are."""
+    """Always None, like lora_request, routed_experts, sampling_mask and spec_decode_metrics."""
 
     def finished(self) -> bool:
-        """Say whether this output is complete."""
+        """Return whether this output is complete."""
         return self.finish_reason is not None
 
 
 class _TakesLaterFields(type):
-    """This metaclass warns of unknown fields, so that code written for a later vLLM goes on without them."""
+    """A metaclass that warns of unknown fields instead of raising, so that code for a later vLLM still runs."""
 
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
         def __call__(cls, *args, **fields):
             known = cls.__dataclass_fields__.keys()
-            if not known >= fields.keys():  # an output is made for each streamed token: nothing is copied as a rule
+            if not known >= fields.keys():  # made for each streamed token: usually nothing is copied
                 logger.warning("%s has no %s here: ignored.", cls.__name__, ", ".join(sorted(fields.keys() - known)))
                 fields = {name: value for name, value in fields.items() if name in known}
             return super().__call__(*args, **fields)
@@ -76,7 +76,7 @@ class _TakesLaterFields(type):
 
 @dataclasses.dataclass(slots=True)
 class RequestOutput(metaclass=_TakesLaterFields):
-    """An output holds what was generated for one prompt, so far or since the last (`SamplingParams.output_kind`)."""
+    """The text generated for one prompt, in total or since the previous output (`SamplingParams.output_kind`)."""
 
     request_id: str
     prompt: str | None
@@ -89,16 +89,16 @@ class RequestOutput(metaclass=_TakesLaterFields):
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
-    """So many prompt tokens were taken from the prefix cache."""
+    """The number of prompt tokens taken from the prefix cache."""
     num_cache_creation_tokens: int | None = None
-    """So many others the prefix cache keeps from now on."""
+    """The number of other prompt tokens that the prefix cache now holds."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
-    """It has the values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row has -1."""
+    """The values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row has -1."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
-        """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""
+        """Merge a later output of the same request: append its deltas if `aggregate`, else let it replace this one."""
         self.finished |= next_output.finished
         self.metrics = next_output.metrics or self.metrics
         if next_output.num_cached_tokens is not None:
@@ -106,7 +106,7 @@ class RequestOutput(metaclass=_TakesLaterFields):
             self.num_cache_creation_tokens = next_output.num_cache_creation_tokens
         if next_output.prompt_token_id_logprobs is not None:
             self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
-        # Deltas bring those of the prompt once, all of them, and are empty otherwise.
+        # Deltas have those of the prompt once, in full, and are empty otherwise.
         if next_output.prompt_logprobs or not self.prompt_logprobs:
             self.prompt_logprobs = next_output.prompt_logprobs
         places = {completion.index: i for i, completion in enumerate(self.outputs)}
@@ -135,7 +135,7 @@ def _append(completion: CompletionOutput, delta: CompletionOutput) -> None:
 
 @dataclasses.dataclass(slots=True)
 class PoolingOutput:
-    """Pooled hidden states as the model gives them."""
+    """Pooled hidden states of a request."""
 
     data: Any
 
@@ -146,7 +146,7 @@ class LateChunk:
 
     token_range: tuple[int, int]
     char_range: tuple[int, int] | None
-    """The characters of the text that its tokens are of; None for special tokens alone."""
+    """The characters of the chunk's tokens in the text; None if it has only special tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ class PoolingRequestOutput[Output]:
     num_cached_tokens: int
     finished: bool
     error: str | None = None
-    """What went wrong, of a request that has ended without an output; else None."""
+    """The error message of a request that failed; else None."""
     late_chunking: LateChunkingMetadata | None = None
-    """The chunks that the rows of the output are of, with late_chunking_params."""
+    """The chunks for the rows of the output, with late_chunking_params."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -194,7 +194,7 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """Return how many classes there are."""
+        """Return the number of classes."""
         return len(self.probs)
 
 
@@ -206,29 +206,29 @@ class ScoringOutput:
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """`LLM.embed` returns one of these per prompt."""
+    """The output of `LLM.embed` for one prompt."""
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """Make one of what `LLM.encode` gives."""
+        """Make one from an output of `LLM.encode`."""
         return _converted(cls, output, EmbeddingOutput(output.outputs.data.tolist()))
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """`LLM.classify` returns one of these per prompt."""
+    """The output of `LLM.classify` for one prompt."""
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """Make one of what `LLM.encode` gives."""
+        """Make one from an output of `LLM.encode`."""
         return _converted(cls, output, ClassificationOutput(output.outputs.data.tolist()))
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """`LLM.score` returns one of these per pair."""
+    """The output of `LLM.score` for one pair."""
 
     @classmethod
     def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """Make one of what `LLM.encode` gives: one number for the pair."""
+        """Make one from an output of `LLM.encode`, which has one number for the pair."""
         return _converted(cls, output, ScoringOutput(float(output.outputs.data.reshape(()))))
 
 
@@ -241,4 +241,4 @@ def _converted[Converted: PoolingRequestOutput[Any]](
 
 
 type AnyOutput = Any
-"""A RequestOutput or, of a request with PoolingParams, a PoolingRequestOutput: who has asked knows which."""
+"""A RequestOutput, or a PoolingRequestOutput for a request with PoolingParams: the caller knows which."""

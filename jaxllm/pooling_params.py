@@ -1,4 +1,4 @@
-"""vLLM's `PoolingParams` say how to pool hidden states."""
+"""vLLM's `PoolingParams`: how to pool hidden states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASKS = ("embed", "classify", "token_embed", "token_classify")
 EMBED_TASKS = ("embed", "token_embed")
 CLASSIFY_TASKS = ("classify", "token_classify")
 TOKEN_TASKS = ("token_embed", "token_classify")
-"""The tasks that give an output of each token; the others give one of the sequence."""
+"""The tasks with an output per token; the others have one per sequence."""
 MAX_RETURNED = 2**20
 _GONE_TASKS = {
     "score": "`score` task was removed; use `classify` instead.",
@@ -28,37 +28,37 @@ _REFUSED = {
 
 
 class LateChunkingParams(msgspec.Struct, omit_defaults=True):
-    """Parameters that make one embedding of each run of tokens, of what the model makes of the whole text."""
+    """Parameters for one embedding per chunk of tokens, computed from the hidden states of the whole text."""
 
     chunk_size: int
-    """The tokens of a chunk, special ones too; the last chunk has what is left."""
+    """The number of tokens in a chunk, special ones included; the last chunk has the rest."""
 
     def __post_init__(self) -> None:
         check_int("chunk_size", self.chunk_size, 1, INT64_MAX, parameter="late_chunking_params")
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
-    """Parameters that say how one request's hidden states become an output; None is the model's default."""
+    """How one request's hidden states become an output; None is the model's default."""
 
     use_activation: bool | None = None
-    """Normalize embeddings, or make probabilities of the scores of classes."""
+    """Normalize embeddings, or turn class scores into probabilities."""
     dimensions: int | None = None
-    """Shorten embeddings to this many dimensions, where the model allows it."""
+    """Shorten embeddings to this many dimensions, if the model supports it."""
     step_tag_id: int | None = None
-    """The token whose outputs are given, of a model whose tok_pooling_type is STEP."""
+    """The token whose outputs are returned, for a model with tok_pooling_type STEP."""
     returned_token_ids: list[int] | None = None
-    """The places of the numbers that are given of each output, of a model whose tok_pooling_type is STEP."""
+    """The indices of the numbers returned of each output, for a model with tok_pooling_type STEP."""
     task: str | None = None
-    """The name "embed", "classify", "token_embed" or "token_classify"; methods that mean one of them set it."""
+    """"embed", "classify", "token_embed" or "token_classify"; methods for one of them set it."""
     requires_token_ids: bool = False
-    """This changes nothing: a request's token ids are known wherever it is."""
+    """No effect: a request's token ids are always available."""
     skip_reading_prefix_cache: bool | None = None
-    """Run the whole prompt, also what is cached of it; tasks that need all tokens' outputs always do."""
+    """Compute the whole prompt, including its cached part; tasks that need all tokens' outputs always do."""
     late_interaction_params: dict[str, Any] | None = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     late_chunking_params: LateChunkingParams | None = None
-    """Give the mean of each run of tokens in place of their outputs, in the task "token_embed"."""
+    """Return the mean of each chunk of tokens in place of their outputs, for the task "token_embed"."""
 
     def __post_init__(self) -> None:
         for name in ("use_activation", "requires_token_ids", "skip_reading_prefix_cache"):

@@ -1,4 +1,4 @@
-"""vLLM's `SamplingParams`, field for field, say how to generate; they are checked when made, and again by `clone`."""
+"""vLLM's `SamplingParams`, field for field: how to generate. They are checked when made, and again by `clone`."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class RequestOutputKind(enum.Enum):
     DELTA = 1
     """Each output holds only what is new."""
     FINAL_ONLY = 2
-    """There is one output, when the request is finished."""
+    """One output, when the request is finished."""
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
     """End a generation that repeats a pattern of min_pattern_size..max_pattern_size tokens min_count times.
 
-    max_pattern_size=0 looks for none; min_pattern_size=0 means 1.
+    max_pattern_size=0 disables the check; min_pattern_size=0 means 1.
     """
 
     max_pattern_size: int = 0
@@ -80,30 +80,30 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True):
-    """These params say how `LLM.beam_search` searches."""
+    """Parameters of `LLM.beam_search`."""
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
-    """Above 0, a token drawn at this temperature is a candidate too, beside the most likely ones of each beam."""
+    """Above 0, each beam's candidates also include a token drawn at this temperature."""
     length_penalty: float = 1.0
     """A text's score is its log-probability divided by its length to the power of this; in [-32, 32].
 
-    The length is that of the whole sequence in tokens: the prompt counts, a last end of sequence does not.
+    The length is that of the whole sequence in tokens: the prompt counts, a final end of sequence does not.
     """
     include_stop_str_in_output: bool = False
-    """Keep the end-of-sequence token in the text even if special tokens are left out; it always is among the tokens."""
+    """Keep the end-of-sequence token in the text even if special tokens are left out; it is always among the tokens."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the generated text must match. The scores are the model's own, as without it."""
+    """A constraint on the generated text. It does not change the model's scores."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     watermarking: bool | None = None
-    """True is refused: there are no watermarks."""
+    """Must be False: there are no watermarks."""
     allowed_token_ids: list[int] | None = None
-    """The only tokens that a beam may grow by: the end of sequence too, for beams that are to end before max_tokens.
+    """The only tokens that may extend a beam; include the end of sequence for beams that may end before max_tokens.
 
-    The scores are the model's own, as without it. It does not go with structured_outputs.
+    It does not change the model's scores, and cannot be combined with structured_outputs.
     """
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
 
 
 class _SamplingParamsMeta(msgspec.StructMeta):
-    """This metaclass turns an unknown keyword into an error that says what to use instead."""
+    """A metaclass that turns an unknown keyword into an error with its replacement."""
 
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
@@ -145,20 +145,20 @@ class _SamplingParamsMeta(msgspec.StructMeta):
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_SamplingParamsMeta):
-    """These params say how to generate one request's output. The defaults are vLLM's; note max_tokens=16."""
+    """How to generate one request's output. The defaults are vLLM's; note max_tokens=16."""
 
     n: int = 1
-    """There are n outputs per prompt, all equal when greedy."""
+    """The number of outputs per prompt, all equal when greedy."""
     presence_penalty: float = 0.0
-    """It is subtracted from the logits of tokens already in the output; in [-2, 2]."""
+    """Subtracted from the logits of tokens already in the output; in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """It is subtracted from a token's logit once per occurrence in the output; in [-2, 2]."""
+    """Subtracted from a token's logit once per occurrence in the output; in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """It divides the positive logits of tokens in prompt or output and multiplies negative ones; in [0.001, 1000]."""
+    """Divides the positive logits of tokens in prompt or output and multiplies negative ones; in [0.001, 1000]."""
     temperature: float = 1.0
-    """It is in [0, 2]; 0 is greedy, and a temperature between 0 and 0.01 becomes 0.01."""
+    """In [0, 2]; 0 is greedy, and a value between 0 and 0.01 becomes 0.01."""
     watermarking: bool | None = None
-    """With None or False no watermark is put into outputs. True is refused."""
+    """Must be None or False: there are no watermarks."""
     top_p: float = 1.0
     """Keep the most likely tokens whose probabilities sum to this; in (0, 1], 1 keeps all."""
     top_k: int = 0
@@ -166,69 +166,70 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     min_p: float = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
     seed: int | None = None
-    """A seed makes the request's randomness reproducible, in any batch; None and -1 take one from the engine's."""
+    """Makes the request's randomness reproducible, in any batch; None and -1 take a seed from the engine's."""
     stop: str | list[str] | None = None
-    """These strings end the output; they are a list once made."""
+    """Strings that end the output; stored as a list."""
     stop_token_ids: list[int] | None = None
-    """These token ids end the output."""
+    """Token ids that end the output."""
     ignore_eos: bool = False
-    """Go on after the end-of-sequence token."""
+    """Continue after the end-of-sequence token."""
     max_tokens: int | None = 16
-    """The output has at most so many tokens; None runs to the model's context."""
+    """The most tokens of the output; None means up to the end of the model's context."""
     min_tokens: int = 0
-    """No end of sequence and no stop token comes before this many tokens."""
+    """Suppress the end of sequence and stop tokens until the output has this many tokens."""
     logprobs: int | None = None
-    """Return log-probabilities of so many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
+    """Return log-probabilities of this many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
-    """Return log-probabilities at the prompt's tokens too, of so many most likely ones; -1 is the whole vocabulary."""
+    """Also return them for the prompt's tokens, of this many most likely ones; -1 is the whole vocabulary."""
     prompt_logprob_token_ids: list[list[int]] | None = None
     """Score one row of token ids per prompt position; `RequestOutput.prompt_token_id_logprobs` has the values.
 
-    Row i is of the position prompt_logprob_start + i + 1, and the last row is of the prompt's last token. A list of
-    lists, or an integer array of two dimensions; shorter rows, and entries of -1, score -inf.
+    Row i is for position prompt_logprob_start + i + 1, and the last row for the prompt's last token. Rows are a list of
+    lists, or an integer array of two dimensions; missing entries and entries of -1 score -inf.
     """
     prompt_logprob_start: int | None = None
-    """It is the prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
+    """The prompt position before the first one that prompt_logprob_token_ids score; 0 by default."""
     logprob_token_ids: list[int] | None = None
     """Return the log-probabilities of these token ids at each output token, in place of the most likely ones'."""
     flat_logprobs: bool = False
     """Return log-probabilities as `FlatLogprobs`: a few long lists instead of many small dicts."""
     detokenize: bool = True
-    """Make text from the tokens; without it `text` stays empty."""
+    """Convert the tokens to text; otherwise `text` stays empty."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
-    """Without it, neighbouring special tokens that are shown stand together even where the decoder spaces them."""
+    """If False, neighbouring special tokens in the text are joined even where the decoder puts spaces."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """The kind says what outputs before the last one hold."""
+    """The contents of outputs before the last one."""
     stream_interval: int | None = None
-    """So many new tokens make an output, at least the engine's stream_interval; the first and last come at once."""
+    """The number of new tokens per output, at least the engine's stream_interval; the first and last come at once."""
     skip_clone: bool = False
-    """`clone` returns this very object: promise that nobody changes it."""
+    """Let `clone` return this object itself: nobody may change it then."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The text must match these."""
+    """A constraint on the generated text."""
     logit_bias: dict[int, float] | None = None
-    """Biases are added to the logits of these token ids; in [-1e30, 1e30]."""
+    """Values added to the logits of these token ids; in [-1e30, 1e30]."""
     allowed_token_ids: list[int] | None = None
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
-    """The engine's logits processors find their values here by name; others may be in it, and are passed along."""
+    """Values for the engine's logits processors, by name; others are passed along."""
     bad_words: list[str] | None = None
-    """These words are never generated, be it at the beginning of a word or after a space."""
+    """Words that are never generated, at the beginning of a word or after a space."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt anew; this is the default, and a must, with log-probabilities of the prompt."""
+    """Compute the whole prompt without the prefix cache; default, and required, with log-probabilities of the prompt.
+    """
     thinking_token_budget: int | None = None
-    """The end of reasoning is forced after so many tokens; None and -1 set no limit."""
+    """Force the end of reasoning after this many tokens; None and -1 set no limit."""
     repetition_detection: RepetitionDetectionParams | None = None
     """End an output that repeats itself."""
     routed_experts_prompt_start: int = 0
-    """Any other value than 0 is refused: no routing is returned."""
+    """Must be 0: routing is not returned."""
     trace_decode_token_ids: list[int] | None = None
-    """Any list is refused: outputs are sampled."""
+    """Must be None: outputs are sampled."""
     output_text_buffer_length: int = 0
-    """So many characters are held back until no stop string can start in them; it is derived from `stop`."""
+    """The number of characters to hold back until no stop string can start in them; derived from `stop`."""
     _eos_token_id: int | None = None
     _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     _bad_words_token_ids: list[list[int]] | None = None
@@ -338,41 +339,41 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
 
     @property
     def sampling_type(self) -> SamplingType:
-        """Say whether the request is greedy, random, or random with a seed of its own."""
+        """Return whether the request is greedy, random, or random with a seed of its own."""
         if self.temperature == 0:
             return SamplingType.GREEDY
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
     @property
     def num_logprobs(self) -> int | None:
-        """Count the log-probabilities that come with each token besides its own; -1 is all, None not even its own."""
+        """The number of log-probabilities for each token besides its own; -1 is all, None not even its own."""
         return self.logprobs if self.logprobs is not None else len(self.logprob_token_ids or ()) or None
 
     @property
     def first_scored_position(self) -> int | None:
-        """Return the first prompt position whose token gets a log-probability, at least 1; None when none does."""
+        """The first prompt position with a log-probability, at least 1; None if there is none."""
         if self.prompt_logprobs is not None:
             return 1
         return None if self.prompt_logprob_token_ids is None else (self.prompt_logprob_start or 0) + 1
 
     def prompt_ids_at(self, position: int) -> list[int] | None:
-        """Return the row of prompt_logprob_token_ids that is of a prompt position; None where there is none."""
+        """Return the row of prompt_logprob_token_ids for a prompt position; None if it has none."""
         row = position - 1 - (self.prompt_logprob_start or 0)
         return None if self.prompt_logprob_token_ids is None or row < 0 else self.prompt_logprob_token_ids[row]
 
     @property
     def eos_token_id(self) -> int | None:
-        """Return the end-of-sequence id that ends the output; None when it is ignored or not resolved yet."""
+        """The end-of-sequence id that ends the output; None if it is ignored or not resolved yet."""
         return self._eos_token_id
 
     @property
     def all_stop_token_ids(self) -> set[int]:
-        """Return every id that min_tokens forbids: stop_token_ids and, once resolved, the model's EOS ids."""
+        """All ids that min_tokens suppresses: stop_token_ids and, once resolved, the model's EOS ids."""
         return self._all_stop_token_ids
 
     @property
     def bad_words_token_ids(self) -> list[list[int]] | None:
-        """Return the token sequences of bad_words; None until they are resolved with a tokenizer."""
+        """The token sequences of bad_words; None until they are resolved with a tokenizer."""
         return self._bad_words_token_ids
 
     def update_from_generation_config(
@@ -390,7 +391,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
             self.stop_token_ids = sorted(eos_ids.union(self.stop_token_ids or ()))
 
     def clone(self) -> SamplingParams:
-        """Return a deep copy, checked again since fields may have been assigned; these very params if skip_clone."""
+        """Return a deep copy, checked again since fields may have been assigned; with skip_clone, this object."""
         if self.skip_clone:
             return self
         copied = copy.copy(self)  # __post_init__ makes the plain lists anew

@@ -1,4 +1,4 @@
-"""vLLM's import path of the function that loads a tokenizer."""
+"""vLLM's import path for the function that loads a tokenizer."""
 
 from __future__ import annotations
 

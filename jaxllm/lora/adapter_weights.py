@@ -20,8 +20,9 @@ from jaxllm.models.family import OTHER_MODALITIES
 from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
 
 IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
-"""The last group of a module's name is what is left from the list of layers on: what comes before differs between
-versions of HF."""
+"""Match a module's name. The last group is the part from the list of layers on; the part before it differs between
+versions of HF.
+"""
 MOST_NAMED = 3
 """The number of modules that an error names."""
 
@@ -37,10 +38,10 @@ class _Target(NamedTuple):
 
 
 def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:
-    """Return the arrays of one slot, nested as the engine's are.
+    """Return the arrays of one slot, nested like the engine's.
 
     `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
-    VLLMValidationError for an adapter of other sizes, or for modules that the model has no linear layer for.
+    VLLMValidationError for an adapter of other sizes, or for modules without a linear layer in the model.
     """
     adapters: dict[str, Adapters] = {}
     targets: defaultdict[str, list[_Target]] = defaultdict(list)
@@ -52,7 +53,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
             for layer, source in enumerate(param.sources):
                 layer_factors = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
                 targets[_in_layer(source.removesuffix(".weight"))].append(_Target(layer_factors, array, param, part))
-    # The layers of another modality's encoder may be called as the model's own are.
+    # The encoder of another modality may name its layers like the model's own.
     own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
     modules = {_in_layer(module): module for module in own_modules}
     taken = {module for name, module in modules.items() if name in targets}
@@ -75,7 +76,7 @@ def _in_layer(module: str) -> str:
 
 
 def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
-    """Write one module's matrices, or their part, to where they are taken."""
+    """Write one module's matrices, or a part of them, into the slot's arrays."""
     made, array, param, part = target
     outputs = outputs_of(param)
     if outputs is None:

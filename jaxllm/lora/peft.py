@@ -42,9 +42,9 @@ class Matrices:
 
 
 def find_adapter(path: str, *, token: str | bool | None = None, download_dir: str | None = None) -> Path:
-    """Return the folder of an adapter, which is a local one or brought from the hub.
+    """Return the folder of an adapter: a local one, or one downloaded from the hub.
 
-    Raises VLLMValidationError, naming lora_path, where there is none.
+    Raises VLLMValidationError, naming lora_path, if there is none.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -60,11 +60,11 @@ def find_adapter(path: str, *, token: str | bool | None = None, download_dir: st
 
 
 class PeftAdapter:
-    """One adapter, whose tensors are read when they are asked for."""
+    """One adapter; its tensors are read on request."""
 
     def __init__(self, folder: Path, max_rank: int) -> None:
-        """Open a folder. Raises VLLMValidationError if it is no LoRA adapter, is malformed or asks for more than
-        is done.
+        """Open a folder. Raises VLLMValidationError if it is no LoRA adapter, is malformed or needs an unsupported
+        feature.
         """
         self._source = str(folder)
         if not (folder / CONFIG_NAME).exists():
@@ -81,7 +81,7 @@ class PeftAdapter:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the names of the modules that the adapter is for, as HF has them in the base model."""
+        """The names of the adapted modules, as in HF's base model."""
         return tuple(self._names)
 
     def read(self, module: str) -> Matrices:
@@ -111,7 +111,7 @@ class PeftAdapter:
                 raise self.error(f"{CONFIG_NAME} has {key}={value!r}, not a number above 0")
 
     def _pair_names(self) -> dict[str, tuple[str, str]]:
-        """Return the tensors' names by module, and check that they fit each other."""
+        """Return the tensors' names by module, and check that they fit together."""
         sides: dict[str, dict[str, str]] = {}
         for name in self._file.entries:
             match = MATRIX_NAME.fullmatch(name)
@@ -143,7 +143,7 @@ class PeftAdapter:
         return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
     def _pattern(self, key: str, module: str, default: Any) -> Any:
-        """Return what a pattern, whose keys are regular expressions for ends of names, says of a module."""
+        """Return the value for a module in a pattern dict, with regular expressions for ends of names as keys."""
         patterns = self._config.get(key) or {}
         if not isinstance(patterns, dict) or not all(isinstance(value, (int, float)) for value in patterns.values()):
             raise self.error(f"{key} of {CONFIG_NAME} must have a number for each pattern")

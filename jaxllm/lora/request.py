@@ -1,4 +1,4 @@
-"""Name the LoRA adapter that a request is computed with."""
+"""The request for a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxllm.exceptions import VLLMValidationError
 class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
     """The name, number and path of an adapter.
 
-    Two are equal if their names are. The number is the adapter's own: requests with the same number share what was
-    loaded for the first of them, unless `load_inplace` asks for it to be read again.
+    Requests are equal if their names are. Requests with the same number share the adapter loaded for the first of them,
+    unless `load_inplace` asks for it to be read again.
     """
 
     lora_name: str

@@ -14,31 +14,31 @@ from jaxllm.lora.request import LoRARequest
 
 
 class AdapterStore:
-    """Adapters by a number that is never given to another one, so that what was cached with it stays right. For any
-    thread.
+    """The loaded adapters by number, for use from any thread.
 
-    Those that no sequence needs stay, the ones used last, as far as there is room.
+    A number is never given to another adapter, so data cached under it stays valid. Unneeded adapters stay loaded, the
+    least recently used ones only while there is room.
     """
 
     def __init__(self, load: Callable[[LoRARequest], Any], max_held: int) -> None:
-        """Load with `load`, which raises VLLMValidationError for a bad adapter. More than `max_held` are there only
+        """Load with `load`, which raises VLLMValidationError for a bad adapter. More than `max_held` are kept only
         while sequences need them.
         """
         self._load, self._max_held = load, max_held
         self._thread = ThreadPoolExecutor(1, "adapters")
         self._lock = threading.RLock()
         self._numbers: dict[int, int] = {}
-        """The number of each of the users' ids, for as long as it stands for the same adapter."""
+        """The number of each user id, as long as it stands for the same adapter."""
         self._num_made = 0
         self._loads: OrderedDict[int, Future[Any]] = OrderedDict()
-        """The arrays by number, those used last at the end."""
+        """The arrays by number, the most recently used last."""
         self._pinned: set[int] = set()
         self._needed: dict[str, int] = {}
         """The number of the adapter that each sequence needs."""
         self._done = threading.Event()
 
     def ask(self, sequence_id: str, request: LoRARequest) -> None:
-        """Begin to load an adapter unless it is there, and keep it until the sequence is released."""
+        """Start loading an adapter unless it is loaded, and keep it until the sequence is released."""
         with self._lock:
             self._needed[sequence_id] = self._find(request)
 
@@ -58,7 +58,7 @@ class AdapterStore:
         return self._needed[sequence_id]
 
     def arrays(self, number: int) -> Any:
-        """Return an adapter's arrays, which are there while a sequence needs it."""
+        """Return an adapter's arrays; they stay loaded while a sequence needs them."""
         return self._loads[number].result()
 
     def wait(self, seconds: float) -> None:
@@ -76,7 +76,7 @@ class AdapterStore:
             self._make_room()
 
     def add(self, request: LoRARequest) -> None:
-        """Load an adapter, if it is not there, and wait for it; raise what is wrong with it."""
+        """Load an adapter, unless it is loaded, and wait for it; raise its error."""
         with self._lock:
             load = self._loads[self._find(request)]
         try:
@@ -86,7 +86,7 @@ class AdapterStore:
                 self._make_room()
 
     def remove(self, adapter_id: int) -> bool:
-        """Forget an id, with whose adapter sequences go on; return False for an unknown one."""
+        """Forget an id; running sequences keep its adapter. Returns False for an unknown id."""
         with self._lock:
             number = self._numbers.pop(adapter_id, None)
             self._make_room()
@@ -102,7 +102,7 @@ class AdapterStore:
             return True
 
     def ids(self) -> set[int]:
-        """Return the ids of the adapters that are held."""
+        """Return the ids of the loaded adapters."""
         with self._lock:
             return {each for each, number in self._numbers.items() if number in self._loads}
 
@@ -127,7 +127,7 @@ class AdapterStore:
         self._pinned &= named
         for number in [each for each in self._loads if each not in needed]:
             load = self._loads[number]
-            is_bad = load.done() and load.exception() is not None  # a later request may find it mended
+            is_bad = load.done() and load.exception() is not None  # a later request may find it repaired
             is_spare = len(self._loads) > self._max_held and load.done() and number not in self._pinned
             if is_bad or is_spare or number not in named:
                 del self._loads[number]
@@ -140,16 +140,16 @@ class HoldsAdapters:
     """None if there are none."""
 
     def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter, for any thread, and wait for it. Raises VLLMValidationError for a bad one."""
+        """Load an adapter and wait for it, from any thread. Raises VLLMValidationError for a bad one."""
         self._get_adapters().add(request)
         return True
 
     def remove_lora(self, adapter_id: int) -> bool:
-        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        """Forget an adapter; running requests keep it. Returns False for an unknown id."""
         return self._get_adapters().remove(adapter_id)
 
     def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are held."""
+        """Return the ids of the loaded adapters."""
         return sorted(self._get_adapters().ids())
 
     def pin_lora(self, adapter_id: int) -> bool:

@@ -1,1 +1,1 @@
-"""vLLM's import paths of what renders conversations."""
+"""vLLM's import paths for rendering conversations."""

@@ -1,4 +1,4 @@
-"""vLLM's import path of the chat template that a tokenizer has."""
+"""vLLM's import path for resolving a tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def resolve_chat_template(
     *,
     model_config: Any = None,  # noqa: ARG001
 ) -> str | None:
-    """Return the template given, or the one that a name stands for, or the tokenizer's own; None if it has none.
+    """Return the template passed, or the one with this name, or the tokenizer's own; None if it has none.
 
-    `model_config` is vLLM's argument, for templates of processors that are not here.
+    `model_config` is vLLM's argument for templates of processors, which are not supported.
     """
     try:
         return tokenizer.get_chat_template(chat_template, tools=tools)

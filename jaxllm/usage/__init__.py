@@ -1,1 +1,1 @@
-"""Import paths of vLLM for usage statistics, of which there are none here."""
+"""vLLM's import paths for usage statistics, which jaxllm does not collect."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class UsageContext(StrEnum):
-    """vLLM's names for what an engine is used by; they have no effect, since no usage data is collected here."""
+    """vLLM's names for the user of an engine. They have no effect, since no usage data is collected."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"

@@ -1,1 +1,1 @@
-"""Import paths of vLLM for what lives elsewhere here, so that programs written for vLLM need not change."""
+"""vLLM's import paths under `v1`, for names that jaxllm keeps elsewhere."""

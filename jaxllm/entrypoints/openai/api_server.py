@@ -1,4 +1,4 @@
-"""vLLM's import path of the server; `python -m jaxllm.entrypoints.openai.api_server --model M` is `jaxllm serve M`."""
+"""vLLM's import path for the server; `python -m jaxllm.entrypoints.openai.api_server --model M` is `jaxllm serve M`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that holds `name` (PEP 562): those of the server load FastAPI and uvicorn."""
+    """Load the module that holds `name` (PEP 562) on first use: the server's modules load FastAPI and uvicorn."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def main() -> int:
-    """Serve as this program's command line says, and return the exit status."""
+    """Serve with this program's command line, and return the exit status."""
     from jaxllm.cli.main import main as run_command
 
     return run_command(["serve", *sys.argv[1:]])

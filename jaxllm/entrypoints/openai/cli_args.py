@@ -1,4 +1,4 @@
-"""vLLM's import path of the server's command line, for programs that parse it themselves and call `run_server`."""
+"""vLLM's import path for the server's command line, for programs that parse it themselves and call `run_server`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def make_arg_parser[Parser: argparse.ArgumentParser](parser: Parser) -> Parser:
 
 
 def validate_parsed_serve_args(args: argparse.Namespace) -> None:
-    """Raise VLLMValidationError for a command line that cannot be served; its MODEL becomes `args.model`."""
+    """Set `args.model` from MODEL. Raises VLLMValidationError for a command line that cannot be served."""
     check_serve_args(args)

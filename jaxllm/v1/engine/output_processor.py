@@ -1,4 +1,4 @@
-"""vLLM's import path for what `AsyncLLM.add_request` returns."""
+"""vLLM's import path for the return type of `AsyncLLM.add_request`."""
 
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 

@@ -1,4 +1,4 @@
-"""vLLM's import path for what `LLM.get_metrics` returns."""
+"""vLLM's import path for the return type of `LLM.get_metrics`."""
 
 from jaxllm.engine.front.metrics import Counter, Gauge, Histogram, Metric, Vector
 

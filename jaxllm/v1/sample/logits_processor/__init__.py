@@ -1,4 +1,4 @@
-"""vLLM's import path for logits processors that are classes."""
+"""vLLM's import path for logits processor classes."""
 
 from jaxllm.logits_processors import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor, MoveDirectionality
 

@@ -1,4 +1,4 @@
-"""vLLM's import path for the function that follows a batch with a dict."""
+"""vLLM's import path for the function that keeps a dict of states in step with a batch."""
 
 from jaxllm.logits_processors import process_dict_updates
 

@@ -1,4 +1,4 @@
-"""vLLM's import path for what a logits processor is told."""
+"""vLLM's import path for the types of logits processor classes."""
 
 from jaxllm.logits_processors import (
     AddedRequest,
