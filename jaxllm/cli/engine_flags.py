@@ -51,9 +51,7 @@ def changed_engine_flags(args: argparse.Namespace) -> list[str]:
 
 
 def result_settings(engine_args: EngineArgs, *others: Any) -> bytes:
-    """Return the settings on which results depend, besides a prompt's line. Scheduling and memory settings change no
-    results.
-    """
+    """Return the settings, besides a prompt's line, that results depend on; those of scheduling and memory are not."""
     kept = {
         field.name: repr(getattr(engine_args, field.name))
         for field in dataclasses.fields(engine_args)

@@ -188,9 +188,7 @@ def make_grammar_compiler(
 
 
 def _num_text_bytes(kind: str, text: str) -> int:
-    """Return an upper estimate of a grammar's memory from its text; the factors were measured on the worst case of each
-    kind.
-    """
+    """Return an upper estimate of a grammar's memory from its text; the factors are measured worst cases."""
     if kind in ("json", "json_object"):
         return 32 * len(text) + 8_000 * text.count("{")
     return {"choice": 32, "regex": 96}.get(kind, 256) * len(text)
@@ -211,7 +209,7 @@ class _Cache:
         return grammar
 
     def put(self, key: bytes, grammar: Grammar) -> None:
-        """Store a grammar. The latest one stays even if it alone is too large, or each of its requests would compile it
+        """Store a grammar. The latest one stays even if it is too large, or each of its requests would compile it
         again.
         """
         self._grammars[key] = grammar

@@ -71,7 +71,7 @@ class GrammarMask:
         return fork
 
     def state(self) -> GrammarState:
-        """Wait until all accepted tokens are processed, and return the state. Raises DeadEndError if no token can
+        """Wait until all accepted tokens are processed and return the state. Raises DeadEndError if no token can
         follow.
         """
         state = self.prepare()

@@ -35,9 +35,7 @@ class TokenMasks:
     """The rules of every request that has some. For use by one thread; no method raises because of a request."""
 
     def __init__(self, vocab_size: int, grammars: GrammarCompiler | None, thinking: ThinkingTokens | None) -> None:
-        """Without `grammars`, requests with structured outputs end with an error; without `thinking`, budgets have no
-        effect.
-        """
+        """Without `grammars`, structured outputs end with an error; without `thinking`, budgets have no effect."""
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._thinking = thinking
@@ -92,9 +90,7 @@ class TokenMasks:
         return request_id not in self._compiling and request_id not in self._dead_ends
 
     def wait(self, timeout: float) -> None:
-        """Wait until a grammar is compiled or a late mask is made, at most `timeout` seconds. Returns at once if there
-        is nothing to wait for.
-        """
+        """Wait until a grammar or a late mask is done, or for `timeout` seconds; not at all if none is due."""
         awaited: list[Future[Any]] = [grammar.compiled for grammar in self._compiling.values()]
         awaited += self._late_masks().values()
         wait(awaited, timeout, FIRST_COMPLETED)
@@ -229,7 +225,8 @@ class _Rules:
 
     def rows_after(self, num_output_tokens: int, drafts: array[int]) -> list[RowMask | None]:
         """Return the allowed tokens after each draft, up to the first draft that is forbidden or ends the output.
-        Waits.
+
+        Waits for the background work.
         """
         looked_at, rows = self._drafted
         if looked_at[: len(drafts)] != drafts or len(rows) < len(drafts):
@@ -315,9 +312,7 @@ class _Rules:
         return bits.only([eos], self._vocab_size)
 
     def _static_row(self) -> np.ndarray | None:
-        """Return the tokens that allowed_token_ids and the bad words of one token allow; None for all. Raises
-        DeadEndError.
-        """
+        """Return the tokens that allowed_token_ids and one-token bad words allow; None for all. Raises DeadEndError."""
         allowed, always = self._params.allowed_token_ids, self._bad_words.always
         if allowed is None and not always:
             return None

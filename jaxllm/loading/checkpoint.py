@@ -66,8 +66,7 @@ class Checkpoint(ABC):
         """
 
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
-        """Return the format in which a matrix can be kept quantized; None if it is stored as plain numbers or in
-        another format.
+        """Return the format in which a matrix can be kept quantized; None if there is no such format.
 
         `num_inputs` is the length of its rows, for a checkpoint that was opened without its weights.
         """

@@ -66,8 +66,9 @@ def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
 
 
 def multiplies_bfloat16_fast(platform: str) -> bool:
-    """Return whether the device has bfloat16 matmul hardware: every GPU and TPU, and CPUs with AVX512-BF16 or Arm's
-    BF16.
+    """Return whether the device has bfloat16 matmul hardware.
+
+    Every GPU and TPU has; CPUs need AVX512-BF16 or Arm's BF16.
     """
     if platform != "cpu":
         return True

@@ -182,9 +182,7 @@ def _bring_modules(repository: Repository, folder: Path, source: str) -> None:
 
 
 def _check_has_safetensors(repository: Repository, source: str, commit: str, modules: Sequence[str]) -> None:
-    """Raise an error for a repository with neither an index nor a single safetensors file, or without a file of
-    `modules`.
-    """
+    """Raise an error for a repository without index and single safetensors file, or without a file of `modules`."""
     names = repository.files(commit)
     lacking = [name for name in modules if name not in names]
     has_model = local.SINGLE_NAME in names or local.INDEX_NAME in names

@@ -63,9 +63,7 @@ class PeftAdapter:
     """One adapter; its tensors are read on request."""
 
     def __init__(self, folder: Path, max_rank: int) -> None:
-        """Open a folder. Raises VLLMValidationError if it is no LoRA adapter, is malformed or needs an unsupported
-        feature.
-        """
+        """Open a folder. Raises VLLMValidationError if it is no LoRA adapter, is malformed or is not supported."""
         self._source = str(folder)
         if not (folder / CONFIG_NAME).exists():
             message = f"LoRA adapter {folder}: there is no {CONFIG_NAME}."

@@ -21,8 +21,9 @@ class AdapterStore:
     """
 
     def __init__(self, load: Callable[[LoRARequest], Any], max_held: int) -> None:
-        """Load with `load`, which raises VLLMValidationError for a bad adapter. More than `max_held` are kept only
-        while sequences need them.
+        """Load adapters with `load`, which raises VLLMValidationError for a bad one.
+
+        More than `max_held` are kept only while sequences need them.
         """
         self._load, self._max_held = load, max_held
         self._thread = ThreadPoolExecutor(1, "adapters")

@@ -1,6 +1,4 @@
-"""Remove from the schemas of tools' arguments what no grammar can express, so that calls are enforced as far as
-possible.
-"""
+"""Remove what no grammar can express from the schemas of tools' arguments, so that the rest can be enforced."""
 
 from __future__ import annotations
 

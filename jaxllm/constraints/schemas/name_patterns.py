@@ -71,7 +71,7 @@ def take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def listed_names(pattern: str, names: Collection[str]) -> list[str] | None:
-    """Return the names that a pattern spells out, or those of `names` that it matches if it matches no others; else
+    """Return the names that a pattern spells out, or those of `names` that it matches if it matches only such; else
     None.
     """
     if match := _LISTED_NAMES.fullmatch(pattern):
@@ -91,7 +91,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _patterns_of(names: dict[str, Any]) -> list[str] | None:
-    """Return patterns, all of which must match, equivalent to a schema of names; None if there are none."""
+    """Return patterns that must all match, equivalent to a schema of names; None if there are none."""
     shortest, longest = names.get("minLength", 0), names.get("maxLength")
     patterns = [names["pattern"]] if "pattern" in names else []
     if "minLength" in names or "maxLength" in names:
@@ -120,7 +120,7 @@ def _parts(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _is_empty(*schemas: dict[str, Any]) -> bool:
-    """Return whether no string matches all the schemas. An invalid pattern counts as not empty: llguidance reports it
+    """Return whether no string matches all the schemas. With an invalid pattern it is False: llguidance reports it
     later.
     """
     from llguidance import LLMatcher

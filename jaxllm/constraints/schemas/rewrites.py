@@ -198,9 +198,7 @@ def _take_contains(node: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _take_unevaluated(node: dict[str, Any]) -> Iterator[Schema]:
-    """Turn unevaluatedProperties and unevaluatedItems into additionalProperties and items, if all evaluated ones are
-    visible.
-    """
+    """Turn unevaluatedProperties and -Items into additionalProperties and items, if all evaluated ones are listed."""
     is_plain = not any(key in node for key in _IN_PLACE)
     rest = node.get("unevaluatedProperties", True)
     if "unevaluatedProperties" in node and (rest is True or is_plain):

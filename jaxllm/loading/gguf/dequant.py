@@ -12,8 +12,9 @@ from jaxllm.loading.gguf.parts import CHUNK_NUMBERS, FORMATS, block_part, blocks
 
 
 def dequantize(kind: TensorType, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the float32 numbers of stored bytes `data`, uint8 [rows, row bytes], as [rows, row size], in `out` if
-    passed.
+    """Return the float32 numbers of stored bytes `data`, uint8 [rows, row bytes], as [rows, row size].
+
+    They are written into `out` if it is passed.
     """
     num_rows = data.shape[0]
     row_size = data.shape[1] // kind.num_bytes * kind.block_size

@@ -96,8 +96,9 @@ def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any])
 
 
 def _llama4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Llama 4's own keys. Scout and Maverick share settings that the file lacks: chunks, the layers without
-    RoPE, and the growth of queries.
+    """Return Llama 4's own keys.
+
+    The file lacks settings that Scout and Maverick share: chunks, the layers without RoPE, and the growth of queries.
     """
     if numbers.whole("attention.sliding_window", 1) == 0:
         raise ValueError("llama4.attention.sliding_window is 0; models that attend globally alone are not supported")

@@ -236,9 +236,7 @@ def _layer_of(name: str) -> int:
 def _layer_sources(
     stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor], arch: str
 ) -> Iterator[tuple[str | None, Source]]:
-    """Yield the HF names within a layer that a tensor of the file is stored in, with their sources; None for no
-    counterpart.
-    """
+    """Yield HF's names for a tensor of the file, within its layer, with their sources; None if HF has none."""
     names = _NAMES.get(arch, _Names())
     if names.fused_experts is not None and stem in _EXPERT_NAMES:
         for ours, source in _fused_sources(stem, kind, name, tensor, tensors):

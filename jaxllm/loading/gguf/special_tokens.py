@@ -112,9 +112,7 @@ class SpecialTokens:
 
 
 def read_special_tokens(file: GGUFFile, tokens: Sequence[str], num_ids: int) -> SpecialTokens:
-    """Return the special tokens of a file with these `tokens`, or with an empty vocabulary; ids from `num_ids` on are
-    ignored.
-    """
+    """Return the special tokens of a file with these `tokens`, possibly none; ids from `num_ids` on are ignored."""
     roles = _roles(file, num_ids)
     names = _named_ends(file, tokens)
     keys = [file.value(PREFIX + key, int) for key in _END_KEYS]

@@ -1,6 +1,4 @@
-"""Open a model split into several GGUF files (NAME-00001-of-00003.gguf, ...): the first has the metadata, each has
-tensors.
-"""
+"""Open a model split into GGUF files NAME-00001-of-00003.gguf, ...: the first has the metadata, each has tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ _MAX_PARTS = 65535
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a file, with all its parts if it is the first of several. Raises ValueError if the parts do not fit
-    together.
-    """
+    """Open a file, with all its parts if it is the first of several. Raises ValueError if they do not fit together."""
     file = GGUFFile(path)
     count = file.value("split.count", int, 1)
     if not 0 <= count <= _MAX_PARTS:

@@ -66,8 +66,7 @@ class Layout(ABC):
         return None
 
     def held_as(self, num_inputs: int, infos: Infos) -> WeightFormat | None:
-        """Return the format for rows of `num_inputs`; None if the last group is incomplete, so it can only be
-        dequantized.
+        """Return the format for rows of `num_inputs`; None if they can only be dequantized (an incomplete last group).
 
         Its scale dtype is that of the stored scales.
         """
