@@ -83,7 +83,7 @@ class Incoming:
         return len(self._text) - self._place >= count
 
     def next_is(self, mark: str) -> Reading[bool]:
-        """Say whether the mark comes next."""
+        """Return whether the mark comes next."""
         while True:
             here = self._text[self._place : self._place + len(mark)]
             if len(here) == len(mark) or self.is_ended or not mark.startswith(here):
@@ -91,7 +91,7 @@ class Incoming:
             yield
 
     def take(self, mark: str) -> Reading[bool]:
-        """Read a mark if it comes next, and say whether it did."""
+        """Read a mark if it comes next, and return whether it did."""
         if (yield from self.next_is(mark)):
             self._place += len(mark)
             return True
@@ -105,7 +105,7 @@ class Incoming:
         return None
 
     def take_spaced(self, mark: str) -> Reading[bool]:
-        """Read white space and a mark if they come next, else nothing; say whether they did."""
+        """Read white space and a mark if they come next, else nothing; return whether they did."""
         start = self.trial()
         yield from self.skip_space()
         is_there = yield from self.take(mark)

@@ -145,7 +145,7 @@ def read_call(
     default: str | None = None,
     ends: Sequence[str],
 ) -> Reading[bool]:
-    """Read a call that comes next, white space aside, conclude the attempt, and say whether a call was shown.
+    """Read a call that comes next, white space aside, conclude the attempt, and return whether a call was shown.
 
     Where a call that has been shown has malformed arguments, they go on up to one of `ends`.
     """

@@ -30,7 +30,7 @@ def read_arguments(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
 
 
 def is_sendable(text: str) -> bool:
-    """Say whether a text has no lone halves of characters, which UTF-8 cannot write."""
+    """Return whether a text has no lone halves of characters, which UTF-8 cannot write."""
     try:
         text.encode()
     except UnicodeEncodeError:

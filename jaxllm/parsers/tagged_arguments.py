@@ -186,7 +186,7 @@ def _listed(schema: Any, root: dict[str, Any]) -> list[Any] | None:
 
 
 def _is_any_text(schema: Any, root: dict[str, Any]) -> bool:
-    """Say whether the schema of a string, or of null, says no more than that."""
+    """Return whether the schema of a string, or of null, says no more than that."""
     if not isinstance(schema, dict) or schema.keys() - _TOLD - {"$defs", "definitions", "anyOf"}:
         return False
     return all(_is_any_text(resolved(branch, root), root) for branch in schema.get("anyOf", ()))

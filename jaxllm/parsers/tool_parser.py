@@ -105,7 +105,7 @@ class ToolParser(abc.ABC):
 
     @property
     def keeps_parts(self) -> bool:
-        """Say whether a call that has begun stays one, though it is none to its end."""
+        """Return whether a call that has begun stays one, though it is none to its end."""
         return not self.holds_calls or self.is_cut
 
     def attempt(self, mark: str = "") -> Attempt:
@@ -115,7 +115,7 @@ class ToolParser(abc.ABC):
         return Attempt(self.incoming.trial() - len(mark), self._num_calls, self._space)
 
     def conclude(self, attempt: Attempt, *, is_call: bool) -> bool:
-        """End an attempt, and say whether a call was shown; else what was read is text, with its mark.
+        """End an attempt, and return whether a call was shown; else what was read is text, with its mark.
 
         A call that is none to its end stays one if the parser `keeps_parts`.
         """
@@ -140,7 +140,7 @@ class ToolParser(abc.ABC):
         self._num_calls, self._space = attempt.num_calls, attempt.space
 
     def malformed_arguments(self, ends: Sequence[str], tail: str = "") -> Reading[bool]:
-        """Go on with arguments that are malformed up to one of `ends`, and say whether there is one.
+        """Go on with arguments that are malformed up to one of `ends`, and return whether there is one.
 
         White space and the `tail` before the end are not theirs, nor is a part of an end that the output ends with.
         """

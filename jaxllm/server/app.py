@@ -1,4 +1,4 @@
-"""The application: its routes, what goes around them, and what they share."""
+"""Build the FastAPI application: its routes, its middleware and its state."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ DIALECTS: Mapping[str, ModuleType] = {
     "ollama_serving": ollama,
     "pooled_serving": pooling,
 }
-"""The APIs besides OpenAI's chat and completions, by the attribute of `app.state` that answers their routes.
+"""The APIs besides OpenAI's chat and completions, by the attribute of `app.state` with the object that answers them.
 
-A module has `make_serving`, which returns the value of that attribute, and `routes`, which gets a function that does.
+Its module has `make_serving`, which makes that object, and `routes`, which gets a function that returns it.
 """
 # The page's files are the same on every server and hold nothing of it: the page asks for its contents with a key.
 OPEN_PATHS = operations.OPEN_PATHS | page.PAGE_FILES.keys()
@@ -90,7 +90,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     if allows_lora_updates():
         app.router.routes += adapter_routes.routes(lambda: app.state.openai_serving_models)
     if is_server_in_dev_mode():
-        app.router.routes += dev_routes.router.routes  # an included router would hide them from what looks at routes
+        app.router.routes += dev_routes.router.routes  # include_router would hide them from app.routes
     app.state.refusals = Refusals(app.routes)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_query)
@@ -119,7 +119,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer in the form of a path's neighbours where no route is, or not for this method."""
+    """Answer 404 and 405 in the form of the path's neighbours."""
     assert isinstance(error, HTTPException)
     root_path = request.app.state.server_args.root_path or ""
     make = request.app.state.refusals.at(request.scope["path"].removeprefix(root_path))
@@ -129,7 +129,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bad_query(_request: Request, error: Exception) -> Response:
-    """Answer in OpenAI's form where a parameter of FastAPI's routes is wrong."""
+    """Answer in OpenAI's form to a bad query of FastAPI's routes."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])

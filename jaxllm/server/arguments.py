@@ -1,4 +1,4 @@
-"""The server's own arguments: vLLM's flags of its front end, beside those of the engine."""
+"""The server's arguments: vLLM's flags for its front end, besides those of the engine."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -38,12 +38,12 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
 MAX_QUEUED = 16_384
-"""The most sequences that a server takes at once where --max-num-queued-reqs is not given: each one takes memory."""
+"""The default of --max-num-queued-reqs for a server: the most sequences at once, since each takes memory."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class ServerArgs(UnsupportedServerArguments):
-    """What `jaxllm serve` takes beside the engine's arguments. Checked when made, as `EngineArgs` are.
+    """The arguments of `jaxllm serve` besides the engine's. They are checked when made, like `EngineArgs`.
 
     Each of vLLM's arguments works, or is refused by name (`unsupported_arguments.py`).
     """
@@ -171,15 +171,15 @@ class ServerArgs(UnsupportedServerArguments):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Make the arguments from a parsed command line; those it lacks are left at their defaults."""
+        """Make the arguments from a parsed command line; missing ones have their defaults."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
 def with_queue_bound(args: argparse.Namespace) -> argparse.Namespace:
-    """Return a command line that bounds what waits and runs, by MAX_QUEUED if it has no bound of its own.
+    """Return a command line with a bound on waiting and running requests, by default MAX_QUEUED.
 
-    An engine that a program makes for itself has no bound by default.
+    An engine that a program makes has no bound by default.
     """
     if getattr(args, "max_num_queued_reqs", None) is not None:
         return args

@@ -44,7 +44,7 @@ def _document(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> di
     reference = dict(zip(kinds, schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     for operation in (each for path in document["paths"].values() for each in path.values()):
-        operation["responses"].pop("422", None)  # FastAPI's own form of errors, which no answer has
+        operation["responses"].pop("422", None)  # FastAPI's form of errors, which no answer uses
         operation["responses"]["default"] = _failed(reference[ErrorResponse])
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
@@ -63,7 +63,7 @@ def _document(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> di
 
 
 def _operation_id(handler: str, path: str, method: str, taken: set[str]) -> str:
-    """Return a name that no other operation has: that of its handler, with the path where the handler has several."""
+    """Return a unique name: the handler's, with the path if the handler has several."""
     name = f"{handler}_{method.lower()}"
     if name in taken:
         name = f"{handler}{path.replace('/', '_')}_{method.lower()}"
@@ -86,7 +86,7 @@ def _operation(
         ]
     if types is not None:
         content = {"application/json": {"schema": schema(types.response)}}
-        if types.event is not None:  # a schema would be of the whole stream, which none can describe
+        if types.event is not None:  # a schema would describe the whole stream, which is impossible
             content[types.streams] = {"x-event": schema(types.event)}
         success["content"] = content
         if types.request is not None:

@@ -1,4 +1,4 @@
-"""A server runs: the address is taken, the engine starts, the port opens, and at the end requests are drained."""
+"""Run a server: bind the address, start the engine, serve, and drain requests at the end."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 0.25
 DRAIN_POLL_SECONDS = 0.05
 LAST_SECONDS = 0.2
-"""What is drained, or is not to be, has so long to be sent, and connections that rest to be closed."""
+"""The time to send the last bytes and to close idle connections at the end."""
 CUT_OFF = "The server ends, and has cut off this request: another one may answer it."
 BACKLOG = 2048
 MAX_FILES = 65_536
-"""As many files and connections the server lets itself have, where the system allows it: shells often give 1,024."""
+"""The limit of open files and connections that the server sets, if the system allows it. Shells often set 1,024."""
 
 
 class _Server(uvicorn.Server):
@@ -55,21 +55,21 @@ class _Server(uvicorn.Server):
         yield
 
     def end(self) -> None:
-        """End: take no more connections, and cut off the answers on their way; a second call does not wait at all."""
+        """Stop taking connections, and cut off running answers. A second call does not wait at all."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 class _Ending:
-    """How a server ends that was told to: it drains first, its port still open, and says so to who asks."""
+    """Ends a server on request: it drains first, with its port still open for health checks."""
 
     def __init__(self, server: _Server, engine: AsyncLLM, load: ServerLoad, seconds: float) -> None:
-        """Let what runs go on for `seconds`; what is left then gets an error as its last word."""
+        """Let running requests go on for `seconds`; those left then end with an error."""
         self._server, self._engine, self._load, self._seconds = server, engine, load, seconds
         self._draining: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to end; a second call does not wait for what runs."""
+        """Begin to end; a second call does not wait for running requests."""
         if self._draining is None and self._seconds:
             self._draining = asyncio.create_task(self._drain())
         else:
@@ -90,11 +90,11 @@ class _Ending:
 
 
 async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
-    """Serve until the program is told to end, by SIGTERM or SIGINT. `args` is a parsed command line, of the engine and
-    of the server; uvicorn_kwargs go to uvicorn.Config.
+    """Serve until SIGTERM or SIGINT. `args` is a parsed command line of the engine and the server; uvicorn_kwargs go to
+    uvicorn.Config.
 
-    Raises VLLMValidationError for arguments that cannot be used, an address that is taken among them, before the
-    engine starts, and EngineDeadError if the engine ends by itself.
+    Raises VLLMValidationError for bad arguments or an address in use, before the engine starts, and EngineDeadError
+    if the engine ends by itself.
     """
     app = build_app(args)
     args = with_queue_bound(args)
@@ -109,7 +109,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
             stack.enter_context(contextlib.closing(grpc_listener))
         start_worker_threads()
         async with build_async_engine_client(args) as engine:
-            gc.freeze()  # modules are 70,000 objects: a look through them would hold all streams up for 0.05 s
+            gc.freeze()  # modules are 70,000 objects: collecting them would delay all streams by 0.05 s
             await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
 
 
@@ -121,7 +121,7 @@ async def serve_engine(
     grpc_listener: socket.socket | None = None,
     **uvicorn_kwargs: Any,
 ) -> None:
-    """Serve an engine that has started, as `run_server` does; the engine and the listener stay the caller's.
+    """Serve a started engine, as `run_server` does. The caller closes the engine and the listener.
 
     gRPC takes over the address of `grpc_listener`, which it closes.
     """
@@ -161,16 +161,16 @@ async def serve_engine(
 
 
 def _allow_connections() -> None:
-    """Raise this process's own limit of open files as far as the system's allows."""
+    """Raise this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # some systems have a lower one that they do not tell
+        with contextlib.suppress(OSError, ValueError):  # some systems have a lower limit that they do not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> None:
-    """Serve until a signal comes, or the server was told to end."""
+    """Serve until a signal comes or the server ends."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.begin)
@@ -183,9 +183,9 @@ async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> N
 
 
 async def _watch(server: _Server, engine: AsyncLLM) -> None:
-    """End the server once its engine has ended: requests have got their errors by then.
+    """End the server once its engine has ended; by then its requests have failed.
 
-    Before the first request nobody else listens to the core, be it for its end or for what the metrics tell of it.
+    Before the first request nothing else reads the core's messages, which report its end and its metrics.
     """
     while not engine.is_stopped:
         with contextlib.suppress(EngineDeadError, EngineBusyError):  # it has ended, or sleeps
@@ -195,9 +195,9 @@ async def _watch(server: _Server, engine: AsyncLLM) -> None:
 
 
 def bind(args: ServerArgs) -> socket.socket:
-    """Take the address, so that one in use is seen before a model is loaded; it does not listen yet.
+    """Bind the address without listening, so that an address in use is reported before a model is loaded.
 
-    Raises VLLMValidationError for one that cannot be had.
+    Raises VLLMValidationError if it cannot be bound.
     """
     try:
         return _bind_path(Path(args.uds)) if args.uds is not None else _bind_port(args.host or "", args.port)
@@ -208,9 +208,9 @@ def bind(args: ServerArgs) -> socket.socket:
 
 
 def bind_grpc(args: ServerArgs) -> socket.socket | None:
-    """Keep gRPC's address, as `bind` does HTTP's; None if there is to be none.
+    """Bind gRPC's address, as `bind` does HTTP's; None without gRPC.
 
-    Raises VLLMValidationError for one that cannot be had, without gRPC's packages, and for what it cannot do.
+    Raises VLLMValidationError if it cannot be bound, if packages are missing, and for unsupported arguments.
     """
     if args.grpc_port is None:
         return None
@@ -241,7 +241,7 @@ def _bind_port(host: str, port: int) -> socket.socket:
 
 
 def _bind_path(path: Path) -> socket.socket:
-    """Make a Unix socket that only this user may connect to; one that nobody listens on any more is replaced."""
+    """Make a Unix socket for this user only, replacing one that nobody listens on."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -261,7 +261,7 @@ def _bind_path(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _unlinked(uds: str | None) -> Iterator[None]:
-    """Delete the file of a Unix socket at the end."""
+    """Delete a Unix socket's file at the end."""
     try:
         yield
     finally:
@@ -270,7 +270,7 @@ def _unlinked(uds: str | None) -> Iterator[None]:
 
 
 def _warn_if_open(args: ServerArgs, listeners: list[socket.socket]) -> None:
-    """Log a warning where other machines may use the server without a key."""
+    """Log a warning if other machines can use the server without a key."""
     addresses = [each.getsockname() for each in listeners if each.family != socket.AF_UNIX]
     if not all(ipaddress.ip_address(address[0]).is_loopback for address in addresses) and not read_keys(args):
         logger.warning("anyone who reaches this machine can use the server: give --api-key, or --host 127.0.0.1")

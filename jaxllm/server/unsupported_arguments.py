@@ -1,4 +1,4 @@
-"""Some of vLLM's flags of a server do nothing here yet: each takes its default in vLLM, else it is refused."""
+"""vLLM's server flags that are not supported: each accepts vLLM's default and is refused otherwise."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 
@@ -18,9 +18,9 @@ _TOOLS = "tools are called by clients; the server runs none itself"
 
 @dataclasses.dataclass(kw_only=True)
 class UnsupportedServerArguments:
-    """A row per argument says its default, why no other value is taken, and in `also` what means the same here.
+    """One row per argument: its default, why other values are refused, and in `also` the values that mean the same.
 
-    A row moves to `ServerArgs` on the day that its argument works.
+    A row moves to `ServerArgs` when its argument is supported.
     """
 
     tool_server: str | None = unsupported(None, _TOOLS)

@@ -153,7 +153,7 @@ def check_tools(tools: Any) -> None:
 
 
 def is_single_conversation(messages: Any) -> bool:
-    """Say whether `messages` is one conversation and not a batch of them."""
+    """Return whether `messages` is one conversation and not a batch of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         message = f"messages must be a list of messages, or a list of such lists; got {shown(messages)}."
         raise VLLMValidationError(message, parameter="messages", value=messages)

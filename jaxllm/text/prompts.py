@@ -28,7 +28,7 @@ class ParsedPrompt:
 
 
 def is_single_prompt(prompts: Any) -> bool:
-    """Say whether `prompts` is one prompt and not a batch: text, a dict, or a list of token ids."""
+    """Return whether `prompts` is one prompt and not a batch: text, a dict, or a list of token ids."""
     if isinstance(prompts, (str, bytes, Mapping, ParsedPrompt)):
         return True
     if not _is_id_list(prompts):
@@ -99,6 +99,6 @@ def _check_salt(salt: Any, label: str) -> None:
 
 
 def _is_id_list(value: Any) -> bool:
-    """Say whether `value` can be token ids: a sequence that is no text; NumPy's arrays count if they have an axis."""
+    """Return whether `value` can be token ids: a sequence other than text, or a NumPy array with an axis."""
     is_sequence = has_length(value) and hasattr(value, "__getitem__")
     return is_sequence and not isinstance(value, (str, bytes, Mapping))

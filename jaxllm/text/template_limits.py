@@ -244,7 +244,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Say whether a template may see an attribute."""
+        """Return whether a template may see an attribute."""
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in _REFUSED)
 
     def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:

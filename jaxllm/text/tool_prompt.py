@@ -21,12 +21,12 @@ To call one, answer with a JSON object of its name and its arguments between <to
 
 
 def knows_tools(template: str) -> bool:
-    """Say whether a chat template shows tools by itself."""
+    """Return whether a chat template shows tools by itself."""
     return "tools" in template
 
 
 def has_calls(messages: Any) -> bool:
-    """Say whether there are calls or results of tools among the messages, which need not be checked yet."""
+    """Return whether there are calls or results of tools among the messages, which need not be checked yet."""
     listed = messages if isinstance(messages, Sequence) else ()
     return any(isinstance(each, Mapping) and (each.get("tool_calls") or each.get("role") == "tool") for each in listed)
 

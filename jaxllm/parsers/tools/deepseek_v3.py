@@ -40,7 +40,7 @@ class DeepSeekV3Parser(ToolParser):
                 is_whole = yield from self._call(attempt)
 
     def _call(self, attempt: Attempt) -> Reading[bool]:
-        """Read a call and conclude the attempt; say whether it is one to its end."""
+        """Read a call and conclude the attempt; return whether it is one to its end."""
         incoming = self.incoming
         name = yield from incoming.take_while(_NAME, _MAX_NAME)
         is_call = name != "" and (yield from incoming.take(SEPARATOR))

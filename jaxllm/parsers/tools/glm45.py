@@ -15,7 +15,7 @@ from jaxllm.parsers.tool_parser import ToolParser
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _AFTER_VALUE = (KEY, VALUE, END)
-"""The marks that may follow a value without its end. A call cannot begin in a call: there its mark is text."""
+"""The marks that may follow a value whose end is missing. Within a call the mark of a call is text."""
 _NAME = re.compile(r"[^<>\s{}\"]+")
 _KEY = re.compile(r"[^<>\n]+")
 _WRITTEN_KEY = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
@@ -23,7 +23,7 @@ _MAX_NAME = 256
 
 
 class Glm45Parser(ToolParser):
-    """This reads `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+    """Reads `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
     marks = (START, END, KEY, KEY_END, VALUE, VALUE_END)
 
@@ -44,14 +44,14 @@ class Glm45Parser(ToolParser):
             yield from self._arguments(name)
 
     def _ends_name(self, name: str) -> Reading[bool]:
-        """Say whether what comes after a name makes it that of a call: a tool's name may be the output's last word."""
+        """Return whether the text after a name makes it a call's: a tool's name may be the output's last word."""
         incoming = self.incoming
         if not (yield from incoming.has(1)):
             return name in self.tools and not self.is_cut
         return (yield from incoming.next_is(KEY)) or (yield from incoming.next_is(END))
 
     def _arguments(self, name: str) -> Reading[None]:
-        """Read keys and values up to the call's end. Text that is in none of them follows the call."""
+        """Read keys and values up to the call's end. Other text in between follows the call."""
         incoming, arguments, stray = self.incoming, TaggedArguments(self, name), list[str]()
         while (mark := (yield from incoming.until(self.marks, stray.append))) not in (None, END, START):
             key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == KEY else ""

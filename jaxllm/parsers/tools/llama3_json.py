@@ -51,7 +51,7 @@ class Llama3JsonParser(ToolParser):
                 self.show_text(mark)
 
     def _calls(self, attempt: Attempt, takes: Callable[[str], bool]) -> Reading[bool]:
-        """Read calls, maybe with a semicolon or a comma between them, and say whether there are any."""
+        """Read calls, maybe with a semicolon or a comma between them, and return whether there are any."""
         incoming, num_calls = self.incoming, 0
         while (yield from self._call(attempt, takes)):
             num_calls += 1

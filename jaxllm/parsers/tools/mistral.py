@@ -53,7 +53,7 @@ class MistralParser(ToolParser):
             has_failed = not is_call
 
     def _marked(self, attempt: Attempt) -> Reading[bool]:
-        """Read what follows the mark, and conclude the attempt; say whether there is a call."""
+        """Read what follows the mark, and conclude the attempt; return whether there is a call."""
         incoming = self.incoming
         while (yield from incoming.take_spaced(START)):
             pass
@@ -65,7 +65,7 @@ class MistralParser(ToolParser):
         return (yield from self._named(attempt))
 
     def _before_mark(self, attempt: Attempt, name: str) -> Reading[bool]:
-        """Read a call whose name stands before the mark, or leave the mark unread; say whether there is a call."""
+        """Read a call whose name stands before the mark, or leave the mark unread; return whether there is a call."""
         incoming = self.incoming
         yield from incoming.skip_space()
         start = incoming.trial()
@@ -84,7 +84,7 @@ class MistralParser(ToolParser):
         return self.conclude(attempt, is_call=True)
 
     def _listed(self, attempt: Attempt) -> Reading[bool]:
-        """Read the calls of a list, up to what closes it; say whether it begins with one."""
+        """Read the calls of a list, up to what closes it; return whether it begins with one."""
         incoming, is_call = self.incoming, False
         while (yield from self._object(attempt)):
             is_call, attempt = True, self.attempt()

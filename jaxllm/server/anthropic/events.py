@@ -1,4 +1,4 @@
-"""The events of Anthropic's messages, and the whole message that they add up to."""
+"""Make the events of Anthropic's messages, and the whole message."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ type Event = dict[str, Any]
 
 
 class MessageBuilder:
-    """This makes the events of one message, and keeps what they say."""
+    """Makes the events of one message, and keeps the message."""
 
     def __init__(self, message_id: str, model: str, *, tells_cached: bool) -> None:
         self._id, self._model, self._tells_cached = message_id, model, tells_cached
         self._blocks: list[dict[str, Any]] = []
         self._input = ""
-        """The arguments of the call that was begun last."""
+        """The arguments of the latest call."""
         self._is_open = False
         self._num_prompt, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
     def start(self, output: RequestOutput) -> list[Event]:
-        """Return the events that come before the first block."""
+        """Return the events before the first block."""
         self._num_prompt = len(output.prompt_token_ids or ())
         if self._tells_cached:
             self._prompt_details = PromptTokensDetails.of(output)
         return [{"type": "message_start", "message": self.message()}, {"type": "ping"}]
 
     def add(self, pieces: Iterable[Piece], num_tokens: int) -> list[Event]:
-        """Return the events of pieces, which have come with so many tokens."""
+        """Return the events of pieces; `num_tokens` came with them."""
         self._num_tokens += num_tokens
         events: list[Event] = []
         for piece in pieces:
@@ -91,7 +91,7 @@ class MessageBuilder:
         )
 
     def _opened(self, block: dict[str, Any]) -> list[Event]:
-        """Return the events after which the last block is of this one's type."""
+        """Return the events that open a block of this type, unless the last block has it."""
         if self._is_open and self._blocks[-1]["type"] == block["type"]:
             return []
         events = self._close()
@@ -106,7 +106,7 @@ class MessageBuilder:
     def _close(self, *, is_cut: bool = False) -> list[Event]:
         """Return the events that end the last block, if it is open.
 
-        A call with arguments that are no object, as when the output `is_cut`, is text where nothing is streamed.
+        Without streaming, a call whose arguments are not an object, as when the output `is_cut`, becomes text.
         """
         if not self._is_open:
             return []

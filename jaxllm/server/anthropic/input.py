@@ -1,4 +1,4 @@
-"""Anthropic's conversations become OpenAI's."""
+"""Convert Anthropic's conversations to OpenAI's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxllm.text.chat import without_billing
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""What templates know of Anthropic's efforts."""
+"""Anthropic's efforts as chat templates know them."""
 
 type Block = tuple[str, Mapping[str, Any]]
-"""A block of content, behind the words that say where it is."""
+"""A content block after its label, which tells its position."""
 
 
 def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompletionRequest:
-    """Return the chat completion that a request asks for. Raises VLLMValidationError, naming the field."""
+    """Return the chat request of a message request. Raises VLLMValidationError, naming the field."""
     kind, budget = _thinking(request.thinking or {})
     form, effort = _output(request.output_config or {})
     tools = _tools(request.tools)
@@ -53,7 +53,7 @@ def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompl
 
 
 def _thinking(thinking: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Return the kind of thinking, and its budget."""
+    """Return the type of thinking and its budget."""
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if kind not in (None, "enabled", "disabled", "adaptive"):
         message = f"thinking.type must be 'enabled', 'disabled' or 'adaptive', got {shown(kind)}."
@@ -64,14 +64,14 @@ def _thinking(thinking: Mapping[str, Any]) -> tuple[str | None, int | None]:
 
 
 def _template_kwargs(request: MessagesRequest, kind: str | None) -> dict[str, Any] | None:
-    """Return the variables of the chat template, among them whether the model thinks, if the request says so."""
+    """Return the variables of the chat template, among them whether the model thinks, if the request sets it."""
     if kind not in ("enabled", "disabled"):
         return request.chat_template_kwargs
     return {"enable_thinking": kind == "enabled", **(request.chat_template_kwargs or {})}
 
 
 def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the format of the answer, and the effort."""
+    """Return the answer's format and the effort."""
     effort, form = config.get("effort"), config.get("format")
     if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         message = f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {shown(effort)}."
@@ -85,7 +85,7 @@ def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | Non
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return the functions; tools that a server would have to run itself are left out, and named in the log once."""
+    """Return the functions; tools that a server would have to run are left out and logged once."""
     messages: list[dict[str, Any]] = []
     for tool in tools or ():
         kind = tool.get("type")
@@ -109,7 +109,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
 
 
 def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation in which, as templates want it, one system message comes first, and roles alternate."""
+    """Return a conversation that begins with one system message and alternates roles, as templates require."""
     first = (
         [("system", {"type": "text", "text": system})] if isinstance(system, str) else _blocks(system or [], "system")
     )
@@ -128,7 +128,7 @@ def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapp
                 first += blocks
             if not turns or not blocks:
                 continue
-        # Some clients put the system's words between those of others, where templates have no place for them.
+        # Some clients put system messages between others, where templates do not allow them.
         speaker = "assistant" if role == "assistant" else "user"
         if not turns or turns[-1][0] != speaker:
             turns.append((speaker, []))
@@ -180,7 +180,7 @@ def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """Return the results of tools, then what else was said."""
+    """Return the tools' results, then the user's other content."""
     results, texts = [], []
     for label, block in blocks:
         if block.get("type") == "tool_result":
@@ -192,7 +192,7 @@ def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _result(block: Mapping[str, Any], label: str) -> str:
-    """Return what a tool has said; it says itself that it failed, or this does."""
+    """Return a tool's result, marked as failed unless its text tells so."""
     content = block.get("content")
     blocks = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
     text = "\n".join(_texts(_blocks(blocks, f"{label}.content")))
@@ -200,7 +200,7 @@ def _result(block: Mapping[str, Any], label: str) -> str:
 
 
 def _texts(blocks: Sequence[Block]) -> list[str]:
-    """Return the texts of blocks; one that has none is refused by its type."""
+    """Return the texts of blocks; other types are refused."""
     return [_block_text(block, label) for label, block in blocks]
 
 
@@ -213,14 +213,14 @@ def _block_text(block: Mapping[str, Any], label: str) -> str:
         case "search_result":
             texts = _texts(_blocks(block.get("content"), f"{label}.content"))
             return _headed(block, ("title", "source"), "\n".join(texts), label)
-        case "tool_reference":  # the prompt has the tool itself, whether its loading was deferred or not
+        case "tool_reference":  # the prompt has the tool in any case
             return _text(block, "tool_name", label)
         case kind:
             raise _no_text(f"{label}: blocks of type {shown(kind)} are", label, kind)
 
 
 def _document(source: Any, label: str) -> str:
-    """Return the text of a document, which is given as it is or as blocks."""
+    """Return the text of a document, which is plain or in blocks."""
     kind = source.get("type") if isinstance(source, Mapping) else None
     if kind == "text":
         return _text(source, "data", label)
@@ -231,7 +231,7 @@ def _document(source: Any, label: str) -> str:
 
 
 def _headed(block: Mapping[str, Any], keys: Sequence[str], text: str, label: str) -> str:
-    """Return a text below what a block says of it."""
+    """Return a text below its block's title and context."""
     return "\n".join([*(_text(block, key, label) for key in keys if block.get(key)), text])
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: the request, and the errors of its clients."""
+"""The types of Anthropic's Messages: requests, answers and errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxllm.server.openai.sampling_fields import REFUSED
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
-    """What `/v1/messages` takes. Fields that are not here have no effect."""
+    """The request of `/v1/messages`. Other fields have no effect."""
 
     model: str | None = None
     messages: Messages
     max_tokens: int | None = None
-    """Required, but to count tokens."""
+    """Required, except for counting tokens."""
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
@@ -28,13 +28,13 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    """The JSON schema of the answer as `format`, and how hard the model should think as `effort`."""
+    """`format` is the answer's JSON schema, `effort` the effort of thinking."""
     metadata: dict[str, Any] | None = None
     """It has no effect."""
     cache_salt: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """These last three are vLLM's, and mean what they do in chat."""
+    """These last three are vLLM's, as in chat."""
 
 
 MESSAGES_REFUSED: Mapping[str, str] = {
@@ -46,18 +46,17 @@ MESSAGES_REFUSED: Mapping[str, str] = {
         for name in ("watermarking", "kv_transfer_params", "ec_transfer_params", "mm_payload", "return_mm_kwargs")
     },
 }
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request."""
+    """The token usage of a request."""
 
     input_tokens: int
-    """The tokens of the prompt that the prefix cache neither had nor keeps; all, if the server does not tell."""
+    """The prompt's tokens neither read from nor added to the cache; all, if the server does not report these."""
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
-    """The tokens that the cache keeps from now on, and those that it had, if the server has
-    --enable-prompt-tokens-details."""
+    """The tokens added to and read from the prefix cache, if the server has --enable-prompt-tokens-details."""
     output_tokens: int
 
 
@@ -89,7 +88,7 @@ class MessagesErrorInfo(msgspec.Struct, frozen=True):
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of an answer that is an error."""
+    """The body of an error answer."""
 
     type: str = "error"
     error: MessagesErrorInfo
@@ -105,4 +104,4 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's names of errors by status; the others are "invalid_request_error" below 500, and "api_error"."""
+"""Anthropic's error types by status; others are "invalid_request_error" below 500 and "api_error" above."""

@@ -23,7 +23,7 @@ from jaxllm.server.openai.serving_chat import OpenAIServingChat
 
 
 def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> AnthropicServingMessages:
-    """Return what answers the routes; conversations are answered as `chat` does."""
+    """Return the object that answers the routes, by way of `chat`."""
     return AnthropicServingMessages(chat)
 
 
@@ -39,7 +39,7 @@ def routes(serving: Callable[[], AnthropicServingMessages]) -> list[Route]:
 
 
 async def answer_message(serving: AnthropicServingMessages, call: Call) -> Reply:
-    """Answer a message in Anthropic's form."""
+    """Create a message, in Anthropic's form."""
     request = await decode_request(call.body, MessagesRequest, MESSAGES_REFUSED)
     answer = await serving.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
@@ -52,7 +52,7 @@ async def count_tokens(serving: AnthropicServingMessages, call: Call) -> Reply:
 
 
 def refusal(error: BaseException, request_id: str) -> Reply:
-    """Return the answer that Anthropic's clients get to a request that failed."""
+    """Return the answer to a failed request in Anthropic's form."""
     response = error_response(error)
     body = failed(response, request_id)
     headers = (*error_headers(response), (b"request-id", body.request_id.encode()))

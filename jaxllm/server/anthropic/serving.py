@@ -1,4 +1,4 @@
-"""Anthropic's Messages, answered as chat completions are."""
+"""Serve Anthropic's Messages by way of chat completions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _NAMES = {
 
 
 class AnthropicServingMessages:
-    """This answers Anthropic's requests."""
+    """Answers Anthropic's requests."""
 
     def __init__(self, chat: OpenAIServingChat) -> None:
-        """Answer as `chat` does."""
+        """Answer by way of `chat`."""
         self._chat = chat
 
     async def answer(self, request: MessagesRequest, caller: Caller) -> EventStream | MessagesResponse:
-        """Answer a request; a stream is returned once it is admitted. Raises what `refusal` has answers for."""
+        """Answer a request; a stream is returned once it is admitted. Raises exceptions that `refusal` handles."""
         if request.max_tokens is None:
             raise VLLMValidationError("max_tokens: a number is needed.", parameter="max_tokens")
         args, request_id = self._chat.args, caller.request_id
@@ -66,7 +66,7 @@ class AnthropicServingMessages:
         return builder.message()
 
     async def count_tokens(self, request: MessagesRequest) -> TokenCount:
-        """Return how many tokens the prompt of a request has."""
+        """Return the number of tokens of a request's prompt."""
         chat = self._as_chat(request)
         with self._fields_named(chat):
             self._chat.check(chat)
@@ -81,13 +81,13 @@ class AnthropicServingMessages:
 
     @contextlib.contextmanager
     def _fields_named(self, chat: ChatCompletionRequest) -> Iterator[None]:
-        """Let errors about what is made of a request name its own fields."""
+        """Make errors raised inside name the request's own fields."""
         with renamed(_NAMES), chat.fields_named("messages"), self._told_of_length():
             yield
 
     @contextlib.contextmanager
     def _told_of_length(self) -> Iterator[None]:
-        """Say that a prompt is too long in the words by which Claude Code knows that it has to make it shorter."""
+        """Reword the error of a too long prompt so that Claude Code recognizes it and shortens the prompt."""
         try:
             yield
         except VLLMValidationError as error:
@@ -99,7 +99,7 @@ class AnthropicServingMessages:
 
 
 def failed(response: ErrorResponse, request_id: str) -> MessagesError:
-    """Return what Anthropic's clients are told of an error."""
+    """Return an error in Anthropic's form."""
     info = response.error
     kind = ERROR_TYPES.get(info.code, "api_error" if info.code >= 500 else "invalid_request_error")
     return MessagesError(error=MessagesErrorInfo(kind, info.message), request_id=f"req_{request_id}")

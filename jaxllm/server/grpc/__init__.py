@@ -1,1 +1,1 @@
-"""gRPC beside HTTP, in front of the same engine: requests are admitted as those of `/v1/completions` are."""
+"""The gRPC server beside HTTP, with the same engine; its requests are like those of `/v1/completions`."""

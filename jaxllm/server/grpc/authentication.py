@@ -1,4 +1,4 @@
-"""Keys over gRPC: each call must bring one, as over HTTP, but a probe's."""
+"""Authentication by API key over gRPC, for all calls except health checks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 
 
 class Authentication(grpc.aio.ServerInterceptor):
-    """This lets calls in that bring a key, in the metadata "authorization: Bearer KEY"."""
+    """Refuses calls without a key in the metadata "authorization: Bearer KEY"."""
 
     def __init__(self, checker: KeyChecker) -> None:
         self._checker = checker
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)  # of any method: it does not read a message
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)  # for any method: it reads no message
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Hand a call on, or answer UNAUTHENTICATED, be there such a method or not."""
+        """Pass a call on, or answer UNAUTHENTICATED, also for unknown methods."""
         if handler_call_details.method not in OPEN_METHODS:
             keys = [value for name, value in handler_call_details.invocation_metadata if name == "authorization"]
             if len(keys) != 1 or not self._accepts(keys[0]):

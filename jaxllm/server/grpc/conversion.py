@@ -1,4 +1,4 @@
-"""Messages become the requests that HTTP's bodies become, and the engine's outputs become messages."""
+"""Convert gRPC messages to completion requests, and the engine's outputs to messages."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from jaxllm.server.openai.completion_protocol import CompletionRequest
 from jaxllm.server.openai.usage import make_usage
 
 PROMPT = ("text", "token_ids")
-"""The fields of which one is the prompt; every other one has the name that it has over HTTP."""
+"""The fields that can hold the prompt. All other fields have HTTP's names."""
 
 
 def completion_request(data: bytes, *, stream: bool) -> CompletionRequest:
-    """Return the request in a `GenerateRequest`, as yet unchecked. Raises VLLMValidationError for what is no such
-    message, or has no prompt.
+    """Return the unchecked request in a `GenerateRequest`. Raises VLLMValidationError for a malformed message, or one
+    without a prompt.
     """
     try:
         message = GenerateRequest.FromString(data)
@@ -47,7 +47,7 @@ def completion_request(data: bytes, *, stream: bool) -> CompletionRequest:
 
 
 def _plain(field: FieldDescriptor, value: Any) -> Any:
-    """Return a field's value as JSON would have it."""
+    """Return a field's value as in JSON."""
     if field.message_type is None:
         return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
     if field.message_type.GetOptions().map_entry:
@@ -67,7 +67,7 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _with_integers(value: Any) -> Any:
-    """Return a value of JSON with integers for whole numbers, which a Struct cannot tell from others."""
+    """Return a JSON value with integers for whole numbers, which a Struct holds as floats."""
     match value:
         case dict():
             return {name: _with_integers(each) for name, each in value.items()}
@@ -80,16 +80,16 @@ def _with_integers(value: Any) -> Any:
 
 
 class Responses:
-    """This makes messages of one request's outputs; pieces of a stream continue each other."""
+    """Makes messages from one request's outputs; pieces of a stream continue each other."""
 
     def __init__(self, request: CompletionRequest, request_id: str, model: str, *, tells_cached: bool) -> None:
-        """Show `request_id` and the `model`'s name in the first message; `tells_cached` is the server's."""
+        """Show `request_id` and the `model`'s name in the first message, and with `tells_cached` cached tokens."""
         self._shows_ids, self._tells_cached = request.return_token_ids, tells_cached
         self._opening: PromptInfo | None = PromptInfo(request_id=request_id, model=model)
         self._num_tokens = self._num_cached = 0
 
     def of(self, output: RequestOutput) -> GenerateResponse:
-        """Return the message of an output, which holds all that was generated, or what is new since the last."""
+        """Return the message of an output, which is whole or the delta since the last."""
         outputs = [self._sequence(each) for each in output.outputs]
         self._num_cached = output.num_cached_tokens or self._num_cached
         opening, self._opening = self._opening, None

@@ -1,4 +1,4 @@
-"""TLS over gRPC, with the files and flags that HTTP's has."""
+"""Set up TLS for gRPC, with HTTP's files and flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_tls(args: ServerArgs) -> None:
-    """Raise VLLMValidationError for what HTTP's TLS can and gRPC's cannot."""
+    """Raise VLLMValidationError for TLS flags that gRPC does not support."""
     if args.ssl_ciphers is not None:
         message = "ssl_ciphers does not go with grpc_port: gRPC has ciphers of its own. Leave one of the two out."
         raise VLLMValidationError(message, parameter="ssl_ciphers", value=args.ssl_ciphers)
@@ -27,20 +27,20 @@ def check_tls(args: ServerArgs) -> None:
 
 
 def server_credentials(args: ServerArgs) -> grpc.ServerCredentials | None:
-    """Return what gRPC takes, of files that were found good; None without a certificate."""
+    """Return gRPC's credentials from checked files; None without a certificate."""
     if args.ssl_certfile is None:
         return None
     files = _Files(args)
-    fetch: Any = files.fetch_changed if args.enable_ssl_refresh else _keep  # its type does not know that None may be
+    fetch: Any = files.fetch_changed if args.enable_ssl_refresh else _keep  # its type leaves out None
     return grpc.dynamic_ssl_server_credentials(files.read(), fetch, args.ssl_cert_reqs == ssl.CERT_REQUIRED)
 
 
 def _keep() -> None:
-    """Say that nothing has changed."""
+    """Return None: nothing changes."""
 
 
 class _Files:
-    """The files of certificate and key, which gRPC asks for at each connection, in threads of its own."""
+    """The certificate and key files, which gRPC reads at each connection in its own threads."""
 
     def __init__(self, args: ServerArgs) -> None:
         self._args = args
@@ -49,13 +49,13 @@ class _Files:
         self._loaded = file_times([self._cert, self._key])
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Return what is in the files now."""
+        """Return the credentials in the files."""
         authorities = None if self._args.ssl_ca_certs is None else Path(self._args.ssl_ca_certs).read_bytes()
         pair = (self._key.read_bytes(), self._cert.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], authorities)
 
     def fetch_changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what is in the files if that has changed and is of use, else None."""
+        """Return the credentials if the files changed and are usable, else None."""
         now = file_times([self._cert, self._key])
         if now == self._loaded:
             return None

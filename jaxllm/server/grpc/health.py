@@ -1,4 +1,4 @@
-"""gRPC's health service says what `/health` says."""
+"""gRPC's health service, with the status of `/health`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health.aio.HealthServicer):  # type: ignore[attr-defined] # its types leave out this half
-    """SERVING means that requests are taken; it is NOT_SERVING while the server drains or the engine sleeps, and once
+    """Reports SERVING while requests are taken, and NOT_SERVING while the server drains or the engine sleeps, and once
     the engine has ended or hangs.
     """
 
@@ -25,18 +25,18 @@ class EngineHealth(health.aio.HealthServicer):  # type: ignore[attr-defined] # i
         self._state = state
 
     async def Check(self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
-        """Say how it stands now."""
+        """Return the current status."""
         await self.update()
         return await super().Check(request, context)
 
     async def watch(self) -> None:
-        """Look again and again, for those who watch. Does not end."""
+        """Update the status forever, for watching clients."""
         while True:
             await self.update()
             await asyncio.sleep(WATCH_SECONDS)
 
     async def update(self) -> None:
-        """Look how it stands."""
+        """Update the status."""
         status = HealthCheckResponse.SERVING if await self._is_serving() else HealthCheckResponse.NOT_SERVING
         for service in (health.OVERALL_HEALTH, SERVICE):
             await self.set(service, status)

@@ -1,4 +1,4 @@
-"""gRPC's port opens when the engine is ready, and closes with HTTP's."""
+"""Run the gRPC server beside the HTTP server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxllm.server.operations.prometheus import HttpMetrics
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_MS, ANSWER_MS = 60_000, 60_000
-"""A peer that is gone without a word is noticed in two minutes, though nothing is sent to it."""
+"""Keep-alive detects a vanished peer within two minutes, even if nothing is sent to it."""
 
 
 @contextlib.asynccontextmanager
@@ -39,17 +39,17 @@ async def opened(
     listener: socket.socket,
     last_seconds: float,
 ) -> AsyncGenerator[None, None]:
-    """Answer at the address that `listener` has kept, which is closed for it; at the end what still runs has so many
-    seconds, as for errors to be sent.
+    """Serve at the address of `listener`, which is closed first. At the end running calls get `last_seconds` to send
+    their errors.
 
-    Raises VLLMValidationError if another program has taken the address in between.
+    Raises VLLMValidationError if another program has taken the address.
     """
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     health = EngineHealth(state)
     server = _make_server(state, InferenceService(serving, state, metrics), health)
     credentials = server_credentials(state.server_args)
-    listener.close()  # gRPC makes sockets of its own, and listens as soon as it has one
+    listener.close()  # gRPC makes its own sockets
     try:
         if credentials is None:
             server.add_insecure_port(address)
@@ -82,9 +82,9 @@ def _make_server(state: ServerState, inference: InferenceService, health: Engine
 
 
 def _options(args: ServerArgs) -> list[tuple[str, int]]:
-    """Return the bounds of what clients send. They bring the metadata that HTTP calls headers."""
+    """Return the limits on clients' messages and metadata, from the flags for HTTP's bodies and headers."""
     return [
-        ("grpc.so_reuseport", 0),  # or another server could take the same port, and every second request
+        ("grpc.so_reuseport", 0),  # or another server could share the port and take half of the requests
         ("grpc.max_receive_message_length", args.max_body_size),
         ("grpc.max_metadata_size", args.h11_max_incomplete_event_size),
         ("grpc.absolute_max_metadata_size", args.h11_max_incomplete_event_size),

@@ -1,4 +1,4 @@
-"""The methods Generate and GenerateStream: requests take the way of those to `/v1/completions`, and so do errors."""
+"""Implement Generate and GenerateStream as `/v1/completions`, including errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
 
 SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 MAX_DETAILS = 500
-"""Characters of a status' details: it travels percent-encoded among the headers, of which clients take 8 KiB."""
+"""The maximum characters of an error: percent-encoded it must fit the 8 KiB of headers that clients accept."""
 CLIENT_LEFT = 499
 STATUS_CODES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,14 +45,14 @@ STATUS_CODES = {
 
 
 class InferenceService:
-    """This answers Generate and GenerateStream."""
+    """Answers Generate and GenerateStream."""
 
     def __init__(self, serving: OpenAIServingCompletion, state: ServerState, metrics: HttpMetrics) -> None:
         """Answer as `serving` does for HTTP, and count load and answers with those of HTTP."""
         self._serving, self._state, self._metrics = serving, state, metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a server takes. Messages are decoded in the methods, whose errors are told properly."""
+        """Return the handler for a gRPC server. The methods decode messages themselves, to report errors properly."""
         encode = GenerateResponse.SerializeToString
         methods = {
             "Generate": grpc.unary_unary_rpc_method_handler(self._generate, response_serializer=encode),
@@ -85,9 +85,7 @@ class InferenceService:
             raise RequestFailedError(HTTPStatus.REQUEST_TIMEOUT, "The answer was not read in time.") from None
 
     async def _serve[T](self, name: str, context: Context, answer: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a request, or end it with the status of what is wrong. When the client leaves, gRPC
-        cancels this.
-        """
+        """Return a request's answer, or end it with the error's status. gRPC cancels this when the client leaves."""
         began, status = time.perf_counter(), CLIENT_LEFT
         try:
             with self._state.load.counted():
@@ -106,7 +104,7 @@ class InferenceService:
     async def _admitted(
         self, data: bytes, context: Context, *, stream: bool
     ) -> AsyncGenerator[tuple[EngineOutputs, Responses], None]:
-        """Queue a request, once it is found good, and abort it at the end if it still runs."""
+        """Check and queue a request, and abort it at the end if it still runs."""
         serving, args = self._serving, self._state.server_args
         if len(data) > LONG_BODY:
             request = await asyncio.to_thread(completion_request, data, stream=stream)
@@ -122,8 +120,8 @@ class InferenceService:
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorResponse) -> Any:
-    """End a request with the status of an error. The trailing metadata has what HTTP's answer has beside the message:
-    "param", and whether to try again, for clients that retry by themselves too.
+    """End a request with an error's status. The trailing metadata has "param" and whether to retry, also in the form
+    for clients that retry automatically.
     """
     error = response.error
     metadata = [(name.decode(), value.decode()) for name, value in error_headers(response)]

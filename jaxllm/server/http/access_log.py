@@ -1,4 +1,4 @@
-"""The log of requests is uvicorn's, a line for each but those to paths that are not worth one."""
+"""Set up uvicorn's log, which has a line for each request except those to excluded paths."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxllm.utils.log import shown_log
 
 
 class NotTheseEndpoints(logging.Filter):
-    """This lets pass what is not about one of some paths."""
+    """Drops the records of requests to some paths."""
 
     def __init__(self, paths: list[str]) -> None:
         super().__init__()
         self._paths = frozenset(paths)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is to be logged; uvicorn's has the path as its third argument, with the query."""
+        """Return whether to log a record; uvicorn's third argument is the path with the query."""
         arguments = record.args
         if not isinstance(arguments, tuple) or len(arguments) < 3:
             return True
@@ -26,9 +26,9 @@ class NotTheseEndpoints(logging.Filter):
 
 
 def log_settings(args: ServerArgs, log_config_file: str | None = None) -> dict[str, Any]:
-    """Return uvicorn's settings of its log, which a log_config_file sets up instead if there is one.
+    """Return uvicorn's settings for logging. A log_config_file replaces them.
 
-    Raises VLLMValidationError for flags that say what such a file says.
+    Raises VLLMValidationError for flags that conflict with such a file.
     """
     access_log = not args.disable_uvicorn_access_log
     if log_config_file is not None:

@@ -1,4 +1,4 @@
-"""Keys: each request must bring one of the server's, but to the few routes that say nothing of the model's users."""
+"""Authentication by API key, for all routes except a few that reveal nothing about users."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ _BEARER, _PLAIN = b"authorization", b"x-api-key"
 
 
 class KeyChecker:
-    """This knows the server's keys, as digests."""
+    """Compares tokens with the server's keys, which it keeps as digests."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def accepts(self, token: bytes) -> bool:
-        """Say whether a token is one of the keys; how long that takes does not tell how near it is."""
+        """Return whether a token is one of the keys. The time this takes does not depend on how similar it is."""
         digest = _digest(token)
         is_known = False
-        for known in self._digests:  # all of them, whichever it is
+        for known in self._digests:  # compare with all of them, so that the time does not tell which one matched
             is_known |= hmac.compare_digest(known, digest)
         return is_known
 
     def accepts_header(self, authorization: bytes) -> bool:
-        """Say whether the value of an Authorization header, "Bearer KEY", brings one of the keys."""
+        """Return whether the value of an Authorization header, "Bearer KEY", has one of the keys."""
         scheme, _, token = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and self.accepts(token.strip())
 
 
 class Authentication:
-    """An ASGI application around another: it lets requests in that bring a key.
+    """ASGI middleware: it refuses requests without a key.
 
-    What is open is decided on the path as it was sent, before anything rewrites it: a path that is not in the list,
-    spelled however, needs a key.
+    It compares the path as it was sent, before anything rewrites it: any other spelling of an open path needs a key.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Authentication:
         self._open_paths = open_paths | {root_path + path for path in open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or answer 401."""
+        """Pass a request on, or answer 401."""
         if scope["type"] == "http" and not self._is_open(scope) and not self._brings_key(scope["headers"]):
             error = RequestFailedError(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
             new_id, _ = new_request_id({})
@@ -66,7 +65,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     def _brings_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Say whether one header brings a key: Authorization, or Anthropic's X-Api-Key where there is none."""
+        """Return whether exactly one header has a key: Authorization or, without it, Anthropic's X-Api-Key."""
         by_name = {wanted: [value for name, value in headers if name == wanted] for wanted in (_BEARER, _PLAIN)}
         if by_name[_BEARER]:
             return len(by_name[_BEARER]) == 1 and self._checker.accepts_header(by_name[_BEARER][0])
@@ -78,9 +77,9 @@ class Authentication:
 
 
 def read_keys(args: ServerArgs) -> list[str]:
-    """Return the keys of --api-key, of --api-key-file and of JAXLLM_API_KEY, none twice.
+    """Return the keys of --api-key, --api-key-file and JAXLLM_API_KEY without duplicates.
 
-    Raises VLLMValidationError for a file that cannot be read or has none.
+    Raises VLLMValidationError for a file that cannot be read or has no keys.
     """
     keys = [*(args.api_key or ()), *_read_file(args.api_key_file)]
     environment = api_key()

@@ -1,4 +1,4 @@
-"""Who asks: what a request says of itself beside its body."""
+"""Read a request's headers: its ids, its trace and its replica."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_RANK_DIGITS = 18
 
 
 class Caller(NamedTuple):
-    """The ids of one request, the trace that it belongs to, and the replica that it asks for."""
+    """The ids of a request, its trace, and the replica it asks for."""
 
     request_id: str
-    """The server's own id, by which the engine and the log know the request, with the client's at its end."""
+    """The request's id in the engine and the log: the server's id, followed by the client's."""
     client_request_id: str | None = None
     """X-Request-Id, if it is well formed."""
     trace_headers: Mapping[str, str] | None = None
@@ -30,12 +30,12 @@ class Caller(NamedTuple):
     def of(
         cls, engine: AsyncLLM, headers: Mapping[bytes, bytes], request_id: str, client_request_id: str | None
     ) -> Caller:
-        """Read the headers, whose names are in lower case. Raises VLLMValidationError for one that cannot be."""
+        """Read the headers, whose names are in lower case. Raises VLLMValidationError for a bad value."""
         named = request_id if client_request_id is None else f"{request_id}-{client_request_id}"
         return cls(named, client_request_id, _trace(engine, headers), _rank(headers))
 
     def shown_id(self, prefix: str, body_id: str | None) -> str:
-        """Return the id that the answer shows; `body_id` is that of the body."""
+        """Return the id that the answer shows; `body_id` is the id in the request's body."""
         return f"{prefix}-{shown_request_id(self.client_request_id, body_id, self.request_id)}"
 
 
@@ -48,7 +48,7 @@ def _trace(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> dict[str, str] |
 
 
 def _rank(headers: Mapping[bytes, bytes]) -> int | None:
-    """Return the number of the replica that is to compute a request, if one is given."""
+    """Return the number of the replica that the request asks for, if any."""
     value = headers.get(RANK_HEADER.lower().encode())
     if value is None:
         return None

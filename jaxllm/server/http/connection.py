@@ -1,5 +1,5 @@
-"""Connections are bounded: heads and trailers by size, heads by time too, requests that wait for the answer to another
-by number, and a client that does not read by time.
+"""Limit a connection: the size of heads and trailers, the time for a head, the number of pipelined requests, and the
+time that a client may leave its answer unread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from jaxllm.server.http.endpoint import Reply
 from jaxllm.server.http.errors import make_error
 
 PIECE = 1024
-"""The parser gets so many bytes at a time, so that a limit ends it soon after it is passed."""
+"""Bytes that the parser gets at a time, so that it stops soon after a limit is passed."""
 MAX_AHEAD = 4
-"""Once so many requests of a connection wait for the answer to another, the bytes after them are neither parsed nor
-read on.
+"""Pipelined requests that may wait for the answer to another. Beyond them nothing is parsed or read.
 """
 SEND_BUFFER = 1 << 17
-"""The system keeps so many bytes for a client that does not read, before the server itself waits."""
+"""Bytes that the system buffers for a client that does not read, before the server waits."""
 KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""A peer that is gone without a word is noticed in two minutes, though nothing is sent to it."""
+"""TCP keep-alive detects a vanished peer within two minutes, even if nothing is sent to it."""
 
 
 def bounded_protocol(args: ServerArgs) -> type[HttpToolsProtocol]:
@@ -36,19 +35,19 @@ def bounded_protocol(args: ServerArgs) -> type[HttpToolsProtocol]:
 
 
 class _Flow(FlowControl):
-    """The flow of a connection, which reads on only when all that it has read is parsed."""
+    """Flow control that resumes reading only once everything read is parsed."""
 
     is_held = False
 
     def resume_reading(self) -> None:
-        """Read on, unless bytes wait to be parsed."""
+        """Resume reading, unless bytes wait to be parsed."""
         if not self.is_held:
             super().resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. httptools itself would keep heads and trailers of any size, and wait for them for ever; uvicorn
-    would parse any number of requests ahead of their answers.
+    """One connection with limits. Without them httptools would keep heads and trailers of any size and wait for them
+    forever, and uvicorn would parse any number of requests ahead of their answers.
     """
 
     args: ServerArgs
@@ -56,12 +55,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
-        """How much of the present request's head has come."""
+        """Bytes received of the current request's head."""
         self._trailer_bytes = 0
-        """How much has come of a body since the last of its content: sizes and extensions of chunks, and trailers."""
+        """Bytes received since the last content of a body: chunk sizes, chunk extensions and trailers."""
         self._in_head, self._is_refused = True, False
         self._unparsed = memoryview(b"")
-        """What has come and waits until fewer requests do."""
+        """Bytes received but not parsed yet, because too many requests wait."""
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last one that was parsed."""
         self.parser = self._new_parser()
@@ -76,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks, end what is being answered, and forget what waits."""
+        """Cancel the timers, end the request being answered, and drop the waiting ones."""
         _cancel(self._head_timer)
         _cancel(self._stall_timer)
         self._head_timer = self._stall_timer = None
@@ -86,14 +85,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Parse received bytes, or keep them for later."""
         if not self._is_refused:
             self._unset_keepalive_if_required()
             self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
             self._parse()
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, and read on if there is room for more."""
+        """Start the next request, and resume reading if there is room for more."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         super().on_response_complete()
@@ -102,7 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_head()  # it began while another request was answered
 
     def _parse(self) -> None:
-        """Parse what has come, until enough requests wait."""
+        """Parse received bytes until enough requests wait."""
         while self._unparsed and len(self.pipeline) < MAX_AHEAD and not self.transport.is_closing():
             piece, self._unparsed = self._unparsed[:PIECE], self._unparsed[PIECE:]
             self._feed(piece)
@@ -116,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _feed(self, piece: memoryview | bytes) -> None:
-        """Parse a piece of a request, which does not grow too large with it."""
+        """Parse a piece of a request. Refuse the request if a limit is passed."""
         if self._in_head:
             self._head_bytes += len(piece)
         else:
@@ -136,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_head("trailers")
 
     def _ignore_upgrade(self, rest: memoryview | bytes) -> None:
-        """Go on with a request that would like another protocol: parse its head once more, without that wish."""
+        """Continue a request that asks for a protocol upgrade: parse its head again without the upgrade."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             self._end(HTTPStatus.BAD_REQUEST, "This server is no proxy: CONNECT has no meaning here.")
@@ -154,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, unless there are too many. One after the body is a trailer, and has no meaning here."""
+        """Keep a header, unless there are too many. Ignore trailers."""
         if self._is_refused or not self._in_head:
             return
         if len(self.headers) >= self.args.h11_max_header_count:
@@ -163,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless the head was refused, or is parsed once more."""
+        """Start answering, unless the head was refused or is to be parsed again."""
         if self._is_refused or self.parser.should_upgrade():
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -179,32 +178,32 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running = self.cycle
 
     def on_message_begin(self) -> None:
-        """Expect the headers of a request, be it another on a connection that was kept alive."""
+        """Expect the headers of a request, also of the next one on a connection that was kept alive."""
         self._head_bytes, self._in_head = max(1, self._head_bytes), True
         if self._head_timer is None and not self._is_answering:
             self._expect_head()
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """Take in a part of the body."""
+        """Add a part of the body."""
         self._trailer_bytes = 0
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Go on: the body is whole."""
+        """Finish the body."""
         if not self._is_refused and not self.parser.should_upgrade():
             self._head_bytes = self._trailer_bytes = 0
             self._in_head = True  # what comes next is another head
             super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read as fast as it is sent to, but not for ever."""
+        """Pause writing to a slow client, for a limited time."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(self.args.stalled_client_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Resume writing: the client has read."""
         _cancel(self._stall_timer)
         self._stall_timer = None
         super().resume_writing()
@@ -238,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if not self._in_head and not self._is_answering:
-            self.transport.close()  # the answer to this very request is sent
+            self.transport.close()  # this request is already answered
             return
         _disconnect(self._running)
         reply = Reply.error(make_error(status, message))
@@ -252,12 +251,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _can_refuse_body(self) -> bool:
-        """Say whether the request whose body comes is the next to be answered, and its answer has not begun."""
+        """Return whether the request being received is the next to answer and its answer has not begun."""
         return not self._in_head and self.cycle is self._running and not self.cycle.response_started
 
 
 def _disconnect(cycle: RequestResponseCycle | None) -> None:
-    """Let what answers a request know that its client has gone."""
+    """Tell the request's handler that its client has left."""
     if cycle is not None and not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()
@@ -269,13 +268,11 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _set_up(connection: socket.socket | None, stall_seconds: float) -> None:
-    """Let the system send at once, keep little for a peer, and ask a silent one whether it is there; a Unix socket
-    does so by itself.
-    """
+    """Disable Nagle's algorithm, limit the send buffer and enable keep-alive. A Unix socket needs none of these."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # not every system has all of them
-        # uvloop leaves this off for a socket that it is given; a piece would wait for the last one's acknowledgement.
+        # uvloop leaves this off for a socket passed to it; each piece would wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

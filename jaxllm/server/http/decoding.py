@@ -1,4 +1,4 @@
-"""A request's body becomes a typed request, or an error that names the field."""
+"""Decode a request's body to a typed request, or raise an error that names the field."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "is_3d_lora_weight": (False,),
     "_debug_render_only": (False,),
 }
-"""Fields that are refused are taken with these values, with which they ask for nothing."""
+"""Values with which a refused field is accepted, because they ask for nothing."""
 LONG_BODY = 1 << 16
-"""Bodies of more bytes are decoded in a thread: others wait meanwhile."""
+"""Bodies of more bytes are decoded in a thread, so that other requests do not wait."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _SURROGATES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-"""What a backslash begins in JSON: a surrogate pair, half of one, or another escape."""
+"""An escape in JSON: a surrogate pair, half of one, or another escape."""
 _NULL = msgspec.Raw(b"null")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
-    """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
-    type, and for the fields that are `refused` with a reason, unless they are null or ask for nothing.
+    """Return the request in a body. Raises VLLMValidationError for a body that is not a JSON object, a field of the
+    wrong type, and a field in `refused` (by name, with the reason), unless its value is null or asks for nothing.
 
-    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once. A field
-    of the request that is null counts as left out. Where another type is needed, texts of numbers and floats that are
-    integers are numbers, "true" and "false", 0 and 1 are booleans, and the text "null" is null.
+    As in vLLM, unknown fields are ignored, since clients add some; each is logged once. A null field counts as left
+    out. Types are converted: numeric strings and integral floats to numbers, "true", "false", 0 and 1 to booleans, and
+    the string "null" to null.
     """
     check_shape(body)
     try:
@@ -80,14 +80,14 @@ def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
 
 
 async def decode_request[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
-    """Return what `decode` does, which a thread does for a long body."""
+    """Decode as `decode` does, a long body in a thread."""
     if len(body) > LONG_BODY:
         return await asyncio.to_thread(decode, body, kind, refused)
     return decode(body, kind, refused)
 
 
 def _not_json(body: bytes, error: Exception) -> str:
-    """Say why a body is not JSON; half a character is what clients send that cut a text within an emoji."""
+    """Return why a body is not JSON. Clients that cut a text within an emoji send half a surrogate pair."""
     half = next((each for each in _SURROGATES.finditer(body) if each["half"]), None)
     if half is None:
         return f"The body is not JSON: {error}."
@@ -102,7 +102,7 @@ _UNKNOWN = LogOnce("requests have fields that have no effect here: %s")
 
 
 def _refusal(message: str) -> VLLMValidationError:
-    """Make the error of msgspec's message, which ends in the path of the value."""
+    """Return the error for msgspec's message, which ends in the path of the value."""
     path = _PATH.search(message)
     if path is None or not path[1]:
         return VLLMValidationError(f"The body must be a JSON object with the fields of a request: {message}.")

@@ -1,4 +1,4 @@
-"""Routes that many requests take are plain ASGI: a body comes in, JSON or a stream of events goes out."""
+"""Plain ASGI endpoints: they read a body and answer with JSON or a stream of events."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 BODY_SECONDS = 60.0
-"""A body has to have come within this time."""
+"""The time limit for receiving a body."""
 MAX_LENGTH_DIGITS = 18
 _ENCODER = msgspec.json.Encoder()
 
 
 class Call(NamedTuple):
-    """A request, as the routes see it."""
+    """A request, as handlers get it."""
 
     engine_client: AsyncLLM
     body: bytes
     headers: dict[bytes, bytes]
-    """By lower-case name; of several of one name the last."""
+    """By lower-case name; the last one of each name."""
     request_id: str
-    """The server's own id of the request, unlike any other; the engine's begins with it."""
+    """The server's unique id for the request. The engine's id begins with it."""
     client_request_id: str | None
     """X-Request-Id, if it is well formed."""
     path: dict[str, str]
     """The variable parts of the route's path, by their names."""
     query: bytes = b""
-    """What follows the path's "?", as it was sent."""
+    """The raw query string."""
 
     @property
     def caller(self) -> Caller:
-        """Return who asks. Raises VLLMValidationError for a header that cannot be."""
+        """Return what the headers say about the request. Raises VLLMValidationError for a bad header."""
         return Caller.of(self.engine_client, self.headers, self.request_id, self.client_request_id)
 
 
 class Reply(NamedTuple):
-    """An answer: one body, or pieces of one that go out as they come. A generator is closed when the client leaves."""
+    """An answer: a whole body, or a generator of its pieces, which is closed when the client leaves."""
 
     body: bytes | AsyncGenerator[bytes, None]
     status: int = 200
@@ -68,13 +68,13 @@ class Reply(NamedTuple):
 
     @classmethod
     def error(cls, error: BaseException | ErrorResponse) -> Reply:
-        """Return what a client is told of an error."""
+        """Return the answer to an error."""
         response = error if isinstance(error, ErrorResponse) else error_response(error)
         return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
 
 
 type Refusal = Callable[[BaseException, str], Reply]
-"""This makes the answer to a request that failed, of the error and the request's id."""
+"""Makes the answer to a failed request from the error and the request's id."""
 
 
 def refuse(error: BaseException, _request_id: str) -> Reply:
@@ -120,7 +120,7 @@ class Endpoint[S]:
         self.refusal = refusal
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
-        """What the route does, for its users."""
+        """What the route does, for the OpenAPI document."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -170,11 +170,11 @@ class Endpoint[S]:
 
 
 class Refusals:
-    """The forms of errors by their paths, for what fails outside a route's endpoint."""
+    """Looks up the form of errors by path, for failures outside a route's endpoint."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._below: dict[str, set[Refusal]] = {}
-        """The forms of all routes at a path and below it."""
+        """The forms of all routes at and below each path."""
         for route in routes:
             if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
                 for path in _beginnings(route.path.split("/")):
@@ -182,8 +182,8 @@ class Refusals:
         self._most_parts = 1 + max((path.count("/") for path in self._below), default=0)
 
     def at(self, path: str) -> Refusal:
-        """Return the form of errors at a path: the routes' there or, where none is, that of all of its neighbours."""
-        parts = path.split("/", self._most_parts)[: self._most_parts]  # a stranger's path may have thousands
+        """Return the form of errors at a path: that of its routes, or the one that all its neighbours share."""
+        parts = path.split("/", self._most_parts)[: self._most_parts]  # a path may have thousands
         for beginning in _beginnings(parts):
             if forms := self._below.get(beginning):
                 return next(iter(forms)) if len(forms) == 1 else refuse
@@ -191,7 +191,7 @@ class Refusals:
 
 
 def _beginnings(parts: Sequence[str]) -> list[str]:
-    """Return the path of some parts and the paths above it, the longest first."""
+    """Return the path of these parts and its parents, the longest first."""
     return ["/".join(parts[:end]) for end in range(len(parts), 1, -1)]
 
 
@@ -211,8 +211,8 @@ async def send_reply(reply: Reply, send: Send) -> None:
 
 
 async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
-    """Return the body. Raises RequestFailedError, 413, for one of more than `limit` bytes before all of it has come,
-    408 for one that takes too long, and ConnectionError if the client leaves before its end.
+    """Return the body. Raises RequestFailedError 413 as soon as it exceeds `limit` bytes, 408 if it takes too long, and
+    ConnectionError if the client leaves before its end.
     """
     length = headers.get(b"content-length", b"")
     if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > limit):

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a request becomes an answer in OpenAI's form, which shows nothing of the machine."""
+"""Turn exceptions into answers in OpenAI's form, which reveal nothing about the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_MESSAGE = 2000
 MAX_MESSAGE_BYTES = 3500
 """Bytes of the message in JSON, where one character may take six."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Python shows objects, as chat templates may have them, with their places in memory."""
+"""An object's address in its repr, which errors of chat templates may quote."""
 RETRY_AFTER_SECONDS = 1
 
 
@@ -39,13 +39,13 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """The body of every answer that is an error, and of a stream's last event if it fails on its way."""
+    """The body of every answer that is an error, and of the last event of a stream that fails."""
 
     error: ErrorInfo
 
 
 class RequestFailedError(Exception):
-    """A request that is answered with an error of a status of its own, such as 404 or 413."""
+    """A request failed with this HTTP status, such as 404 or 413."""
 
     def __init__(self, status: HTTPStatus, message: str, *, kind: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def error_type(status: HTTPStatus) -> str:
 
 
 def error_response(error: BaseException) -> ErrorResponse:
-    """Return what a client is told of an exception. One that nobody foresaw is logged, and told of in general words."""
+    """Return the error that a client gets for an exception. Unexpected ones are logged and described generally."""
     match error:
         case RequestFailedError():
             return make_error(error.status, str(error), param=error.param, kind=error.kind)
@@ -82,7 +82,7 @@ def error_response(error: BaseException) -> ErrorResponse:
 def make_error(
     status: HTTPStatus | int, message: str, *, param: str | None = None, kind: str | None = None
 ) -> ErrorResponse:
-    """Return an error of a status."""
+    """Return an error with a status."""
     status = HTTPStatus(status)
     return ErrorResponse(ErrorInfo(_brief(_ADDRESS.sub("", message)), kind or error_type(status), param, status.value))
 
@@ -106,7 +106,7 @@ def error_headers(response: ErrorResponse) -> list[tuple[bytes, bytes]]:
 
 
 def refuse_fields(values: dict[str, Any], reasons: dict[str, str]) -> None:
-    """Raise VLLMValidationError for a field that is given and not None; `reasons` says what to do instead."""
+    """Raise VLLMValidationError for a field that is not None; `reasons` has the way out by field."""
     for name, reason in reasons.items():
         if values.get(name) is not None:
             raise VLLMValidationError(f"{name} is not supported: {reason}.", parameter=name, value=values[name])

@@ -1,4 +1,4 @@
-"""A server's load in the header `endpoint-load-metrics` of ORCA, for balancers that ask for it with each request."""
+"""Report the server's load in ORCA's header `endpoint-load-metrics`, to load balancers that ask for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAMES = ("kv_cache_usage_perc", "num_requests_waiting")
 
 
 def load_headers(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the header that tells of the load, if the request's `headers` ask for it in a form that there is.
+    """Return the header with the load, if the request's `headers` ask for it in a known form.
 
-    Replicas count together: the fullest cache, and all requests that wait.
+    With several replicas it is the fullest cache, and the sum of waiting requests.
     """
     form = headers.get(ASKED, b"").lower()
     if form not in (b"text", b"json"):

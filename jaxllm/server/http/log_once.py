@@ -1,4 +1,4 @@
-"""Names that requests bring and that have no effect are logged, each once."""
+"""Log names in requests that have no effect, each once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 1000
 MAX_LINE = 20
-"""The most names of a line in the log."""
+"""The maximum number of names in a line."""
 MAX_NAME = 64
-"""The most characters of a name there."""
+"""The maximum number of characters of a name."""
 
 
 class LogOnce:
-    """This logs names that are new."""
+    """Logs each name once."""
 
     def __init__(self, message: str) -> None:
-        """Log with a message that has one %s, for the names."""
+        """Use a message that has one %s, for the names."""
         self._message = message
         self._seen: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Log those names that are new, MAX_LINE of them at a time; after MAX_KNOWN of them none is."""
+        """Log the new names, at most MAX_LINE of them, and none after MAX_KNOWN in all."""
         room = min(MAX_LINE, MAX_KNOWN - len(self._seen))
         if room <= 0:
             return

@@ -1,4 +1,4 @@
-"""What goes around the application: pages of other origins, ids of requests, and middleware of users' own."""
+"""Middleware around the application: CORS, request ids, the root path, and users' own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALL_METHODS = ["GET", "POST", "OPTIONS"]
 
 
 class RequestIdHeaders:
-    """An ASGI application around another: every answer has the request's id in X-Request-Id."""
+    """ASGI middleware: every answer has the request's id in X-Request-Id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on. Its id is the client's if that is well formed, else a new one."""
+        """Pass a request on. Its id is the client's if well formed, else a new one."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -41,18 +41,18 @@ class RequestIdHeaders:
 
 
 class RootPath:
-    """An ASGI application around another, which finds its routes with a path of a proxy's before them or without."""
+    """An ASGI application around another, accepts paths with and without a proxy's prefix."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app, self._root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on."""
+        """Pass a request on."""
         await self._app({**scope, "root_path": self._root_path}, receive, send)
 
 
 def add_cors(app: FastAPI, args: ServerArgs) -> None:
-    """Let pages of some origins use the application, if there are such."""
+    """Let pages of the allowed origins use the application."""
     if args.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -65,7 +65,7 @@ def add_cors(app: FastAPI, args: ServerArgs) -> None:
 
 
 def add_own(app: FastAPI, names: list[str]) -> None:
-    """Put a user's middleware around the application: classes, or async functions of a request and what comes next.
+    """Add users' middleware: ASGI classes, or async functions `(request, call_next)`.
 
     Raises VLLMValidationError for a name that is neither.
     """

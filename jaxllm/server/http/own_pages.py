@@ -1,4 +1,4 @@
-"""A server without keys is kept from pages of other origins, which a browser would let ask it."""
+"""Protect a server without keys from web pages of other origins."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from jaxllm.server.http.request_ids import new_request_id
 
 ANY = "*"
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing. What they are answered with, no page of another origin is shown."""
+"""Methods that change nothing. Browsers hide their answers from pages of other origins."""
 _LOCAL_ENDINGS = (".localhost", ".internal")
-"""Names that no stranger can point to an address: they are none of the public DNS."""
+"""Names that nobody else can point to an address, because they are not in public DNS."""
 
 
 class OwnPages:
-    """An ASGI application around another. It refuses, with 403, requests that a page of another origin makes to change
-    something, and those for a host that is not this one: such a name may have been pointed to this machine by a page
-    that would pass for one of its own (DNS rebinding).
+    """ASGI middleware that refuses, with 403, changing requests from pages of other origins, and requests for another
+    host. A page may have pointed such a host name to this machine to pass for one of its own (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, args: ServerArgs, refusals: Refusals, *, has_keys: bool) -> None:
@@ -39,7 +38,7 @@ class OwnPages:
             self._checks_hosts = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or answer 403."""
+        """Pass a request on, or answer 403."""
         problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is None:
             await self._app(scope, receive, send)
@@ -69,8 +68,8 @@ class OwnPages:
         return name in self._hosts or name.endswith(_LOCAL_ENDINGS) or _is_address(name)
 
     def _is_foreign(self, origin: str, hosts: Iterable[bytes]) -> bool:
-        """Say whether an origin is that of a web page from elsewhere; extensions and desktop programs have schemes of
-        their own, which no web page can have.
+        """Return whether an origin is that of a web page from elsewhere. Extensions and desktop programs have other
+        schemes, which no web page can have.
         """
         scheme, _, host = origin.partition("://")
         if scheme not in ("http", "https", "null") or origin in self._origins:
@@ -79,12 +78,12 @@ class OwnPages:
 
 
 def listens_on_loopback(args: ServerArgs) -> bool:
-    """Say whether a server's port can be reached from its own machine alone."""
+    """Return whether a server's port can only be reached from its own machine."""
     if args.uds is not None or not args.host:
         return False
     try:
         addresses = {each[4][0] for each in socket.getaddrinfo(args.host, None)}
-    except (OSError, UnicodeError):  # which opening the port refuses
+    except (OSError, UnicodeError):  # opening the port reports it
         return False
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 

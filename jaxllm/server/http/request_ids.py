@@ -1,4 +1,4 @@
-"""Each request has an id of the server's own; answers show a client's in its place, if that is well formed."""
+"""Make and choose the ids of requests: the server's, or the client's if well formed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
 
 
 def headers_of(raw_request: Any) -> dict[bytes, bytes]:
-    """Return the headers of a request of Starlette's by lower-case name; None has none."""
+    """Return the headers of a Starlette request by lower-case name; none for None."""
     if raw_request is None:
         return {}
     return {name.lower().encode(): value.encode(errors="replace") for name, value in raw_request.headers.items()}
 
 
 def shown_request_id(of_header: str | None, of_body: str | None, new_id: str) -> str:
-    """Return the id that an answer shows: that of the client's header, that of its body if well formed, or `new_id`."""
+    """Return the id that an answer shows: the header's, or a well-formed one from the body, or `new_id`."""
     return of_header or well_formed((of_body or "").encode()) or new_id
 
 

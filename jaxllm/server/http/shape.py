@@ -1,4 +1,4 @@
-"""The shape of a body, looked at before it is decoded: how many values it has, and how deep they lie in each other."""
+"""Check a body before it is decoded: the number of its values, and how deep they are nested."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_DEPTH = 200
-"""Lists and objects of a body may lie so deep in each other; what handles them by recursion has its limit beyond."""
+"""The maximum depth of nested lists and objects. Recursive code has its limit beyond."""
 MAX_LISTS = 2**17
-"""Lists and objects of a body: each takes 60 bytes or more, though it is written in two."""
+"""The maximum number of lists and objects. Each takes 60 bytes or more, though written in two."""
 MAX_NAMES = 2**17
-"""Names of fields in all objects of a body."""
+"""The maximum number of field names in all objects."""
 MAX_VALUES = 2**22
-"""Values in all lists and objects of a body: 24 bytes of a token id, which is written in two."""
+"""The maximum number of values. A token id takes 24 bytes, though written in two."""
 PIECE = 1 << 18
-"""Bytes that are looked at in one go. Other threads have their turn between two pieces of a long body."""
+"""Bytes checked at a time. Other threads run between two pieces of a long body."""
 _QUOTE, _BACKSLASH, _COLON, _COMMA = b'"\\:,'
 _OPEN, _CLOSE = b"[{", b"]}"
 
 
 def check_shape(body: bytes) -> None:
-    """Refuse a body of too deep or too many values, in a time that grows with its length alone. Raises
-    VLLMValidationError.
-    """
+    """Raise VLLMValidationError for a body of too deep or too many values, in time linear in its length."""
     num_open = body.count(b"[") + body.count(b"{")
     if num_open <= MAX_DEPTH and body.count(b":") <= MAX_NAMES and body.count(b",") <= MAX_VALUES:
         return  # even if none of them is part of a text
@@ -58,8 +56,8 @@ _WHAT = ("lists and objects", "names of fields", "values")
 
 
 def _quotes(piece: np.ndarray, is_escaped: bool) -> tuple[np.ndarray, bool]:
-    """Return where quotes begin or end a text, and whether the byte after the piece is escaped, as its first one may be
-    by what came before it.
+    """Return where quotes begin or end a string, and whether the byte after the piece is escaped. `is_escaped` tells it
+    of the piece's first byte.
     """
     import numpy as np
 
@@ -71,7 +69,7 @@ def _quotes(piece: np.ndarray, is_escaped: bool) -> tuple[np.ndarray, bool]:
     places = np.arange(piece.size, dtype=np.int32)
     other = np.where(backslashes, np.int32(-1), places)
     if is_escaped and backslashes[0]:
-        other[0] = 0  # it is what the one before it escapes
+        other[0] = 0  # the backslash before it escapes it
     last_other = np.maximum.accumulate(other)
     run_before = np.empty_like(places)
     run_before[0] = is_escaped

@@ -1,4 +1,4 @@
-"""Server-sent events: frames for a text of which only the text changes, and what wraps a request's stream of them."""
+"""Server-sent events: frames with a variable text, and the stream of a request's frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(value: Any) -> bytes:
 
 
 def named_event(name: str, value: Any) -> bytes:
-    """Return the frame of a value whose event has a name."""
+    """Return the frame of a value, with the event's name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
 
 
@@ -35,14 +35,14 @@ def comment(text: str) -> bytes:
 
 
 class TextFrame(NamedTuple):
-    """A frame around a text: all that does not change from one to the next is encoded once."""
+    """A frame around a text. Everything but the text is encoded once."""
 
     before: bytes
     after: bytes
 
     @classmethod
     def of(cls, chunk: Callable[[str], Any]) -> TextFrame:
-        """Make the frame of the values that `chunk` returns for texts; each shows its text once."""
+        """Make the frame from the value that `chunk` returns for a text. It must contain the text once."""
         mark = uuid.uuid4().hex
         before, after = event(chunk(mark)).split(_encode(mark))
         return cls(before, after)
@@ -53,7 +53,7 @@ class TextFrame(NamedTuple):
 
 
 class EngineOutputs:
-    """The outputs of one request, as they come. Close this however far it was read: what still runs is aborted."""
+    """The outputs of one request as they come. Closing it aborts the request if it still runs."""
 
     def __init__(self, engine: AsyncLLM, stream: RequestOutputCollector) -> None:
         self._engine, self._stream = engine, stream
@@ -66,7 +66,7 @@ class EngineOutputs:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Return the next output; what came while nobody asked is merged. Raises what has ended the request."""
+        """Return the next output, merged with those that came since the last call. Raises what ended the request."""
         if self._is_finished:
             raise StopAsyncIteration
         if self._first is None:
@@ -78,7 +78,7 @@ class EngineOutputs:
         return output
 
     async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
-        """Yield a comment every so many seconds until there is an output, lest proxies give up; 0 yields none."""
+        """Yield a comment at this interval until there is an output, so that proxies do not give up; none for 0."""
         if not seconds:
             return
         self._first = asyncio.ensure_future(self._stream.get())
@@ -98,7 +98,7 @@ class EngineOutputs:
 
 
 def _notice(future: asyncio.Future[RequestOutput]) -> None:
-    """Take an error that nobody may come to read: the request is closed."""
+    """Retrieve a task's error, which nobody may read once the request is closed."""
     if not future.cancelled():
         future.exception()
 
@@ -111,7 +111,7 @@ def raise_if_failed(output: RequestOutput) -> None:
 
 
 class EventStream(AsyncGenerator[bytes, None]):
-    """The events of one answer. What fails on the way becomes the last event, and nothing follows it.
+    """The events of one answer. An error becomes the last event.
 
     Unlike a generator's, its `aclose` ends the request even if nothing was read.
     """
@@ -123,7 +123,7 @@ class EventStream(AsyncGenerator[bytes, None]):
         last: bytes = DONE,
         failed: Callable[[BaseException], bytes] | None = None,
     ) -> None:
-        """Send `frames`, which are made of `outputs`, and then `last`; `failed` makes the last one of an error."""
+        """Send `frames`, made from `outputs`, and then `last`; `failed` makes the last frame from an error."""
         self._frames, self._outputs = frames, outputs
         self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
         self._is_ended = False
@@ -147,7 +147,7 @@ class EventStream(AsyncGenerator[bytes, None]):
         return await anext(self)
 
     async def athrow(self, *error: Any) -> bytes:
-        """Raise an error where the frames are made."""
+        """Raise an error in the generator of the frames."""
         return await self._frames.athrow(*error)
 
     async def aclose(self) -> None:

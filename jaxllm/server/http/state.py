@@ -17,10 +17,10 @@ DRAINING = "The server is about to end, and takes no more requests: another one 
 
 @dataclass(slots=True)
 class ServerLoad:
-    """Counts what the server has in hand."""
+    """Counts the requests that the server is answering."""
 
     num_requests: int = 0
-    """Requests to routes that run the model, from their first byte to the last of their answer."""
+    """Requests to routes that run the model, until the last byte of their answer."""
     is_draining: bool = False
     """True once the server is to end: it then refuses requests."""
 

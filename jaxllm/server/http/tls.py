@@ -1,4 +1,4 @@
-"""TLS: the files are looked at before an engine starts, and again when they change."""
+"""Load TLS certificates before an engine starts, and again when the files change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 2.0
 
 
 def tls_settings(args: ServerArgs) -> dict[str, Any]:
-    """Return uvicorn's settings, none without a certificate. Raises VLLMValidationError for files that are no use."""
+    """Return uvicorn's settings, empty without a certificate. Raises VLLMValidationError for unusable files."""
     if args.ssl_certfile is None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(args, name) is not None:
@@ -35,7 +35,7 @@ def tls_settings(args: ServerArgs) -> dict[str, Any]:
 
 
 def check_files(args: ServerArgs) -> None:
-    """Load everything once. Raises VLLMValidationError for what is no use."""
+    """Load all files once. Raises VLLMValidationError for an unusable one."""
     if args.ssl_keyfile is None and _has_no_key(str(args.ssl_certfile)):
         message = f"ssl_certfile={args.ssl_certfile!r} has no private key in it: give ssl_keyfile too."
         raise VLLMValidationError(message, parameter="ssl_keyfile")
@@ -55,7 +55,7 @@ def check_files(args: ServerArgs) -> None:
 
 
 def _has_no_key(certfile: str) -> bool:
-    """Say whether a file can be read and holds no key; what cannot be read is refused with the reason later."""
+    """Return whether a readable file holds no key. An unreadable one is refused later, with the reason."""
     try:
         return b"PRIVATE KEY" not in Path(certfile).read_bytes()
     except OSError:
@@ -76,7 +76,7 @@ async def refresh(context: ssl.SSLContext, args: ServerArgs) -> None:
         if now == loaded:
             continue
         loaded = now
-        try:  # in a context of its own first: one that fails has half of them
+        try:  # into another context first: a failed load leaves half of them
             check_files(args)
         except VLLMValidationError as error:  # they are being written, or do not fit each other yet
             logger.warning("the new certificate cannot be used yet: %s", error)
@@ -86,5 +86,5 @@ async def refresh(context: ssl.SSLContext, args: ServerArgs) -> None:
 
 
 def file_times(files: list[Path]) -> list[int | None]:
-    """Return when each file was last changed; None for one that is not there."""
+    """Return when each file was last changed; None for a missing one."""
     return [each.stat().st_mtime_ns if each.is_file() else None for each in files]

@@ -1,4 +1,4 @@
-"""Ollama's answers: lines of JSON that are streamed, or one of them that has all."""
+"""Make Ollama's answers: streamed lines of JSON, or one line with everything."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnswerBuilder:
-    """This makes the lines of one answer. Calls are shown once they are whole."""
+    """Makes the lines of one answer. Calls are shown once they are whole."""
 
     def __init__(self, model: str, *, is_chat: bool, num_logprobs: int | None = None) -> None:
-        """Make lines of the form of chats, or else of prompts, with so many log-probabilities at each token."""
+        """Make lines in the form of chat or of generate, with a number of log-probabilities at each token."""
         self._model, self._is_chat, self._num_logprobs = model, is_chat, num_logprobs
         self._logprobs: list[ChatTokenLogprob] = []
-        """The log-probabilities that no line has shown yet."""
+        """The log-probabilities not shown yet."""
         self._begun = time.monotonic_ns()
         self._num_prompt, self._num_tokens = 0, 0
         self._call: list[str] | None = None
-        """The name and the arguments of a call that has begun."""
+        """The name and arguments of the current call."""
 
     def empty(self) -> OllamaAnswer:
-        """Return a line that says nothing."""
+        """Return an empty line, which keeps the connection alive."""
         return self._line("", "", [], {})
 
     def loaded(self) -> OllamaAnswer:
-        """Return the answer to a request for no text: clients let a model be loaded so."""
+        """Return the answer to a request without text, by which clients load a model."""
         return self._line("", "", [], {"done": True, "done_reason": "load"})
 
     def whole(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer:
-        """Return the answer that is one line."""
+        """Return the whole answer."""
         return self._line(*self._read(pieces, output, of), self._end(output, of))
 
     def lines(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> Iterator[OllamaAnswer]:
-        """Yield the lines of an output's pieces. The last line of an answer has only its end: clients stop at it."""
+        """Yield the lines of an output's pieces. The last line of an answer has no text, since clients stop at it."""
         text, thinking, calls = self._read(pieces, output, of)
         if text or thinking or calls:
             yield self._line(text, thinking, calls, {})
@@ -79,7 +79,7 @@ class AnswerBuilder:
         return text, thinking, calls
 
     def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
-        """Return what an answer ends with."""
+        """Return the last line's counts and times."""
         total, stats = time.monotonic_ns() - self._begun, of.metrics or RequestStateStats()
         first, all_others = stats.first_token_latency, stats.last_token_ts - stats.first_token_ts
         return {
@@ -90,11 +90,11 @@ class AnswerBuilder:
             "prompt_eval_count": self._num_prompt,
             "prompt_eval_duration": int(first * 1e9),
             "eval_count": self._num_tokens,
-            "eval_duration": max(1, int(all_others * 1e9)),  # clients divide by it
+            "eval_duration": max(1, int(all_others * 1e9)),  # clients divide by this
         }
 
     def _end_call(self, calls: list[dict[str, Any]], *, is_cut: bool = False) -> str:
-        """Add the call that has begun to `calls`, or return it as text if its arguments are no object."""
+        """Add the current call to `calls`, or return it as text if its arguments are not an object."""
         if self._call is None:
             return ""
         (name, *written), self._call = self._call, None
@@ -115,7 +115,7 @@ class AnswerBuilder:
 
 
 async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer, and until it begins one every so many seconds that says nothing."""
+    """Yield the lines of an answer, and empty lines at an interval until it begins."""
     async for _ in turn.outputs.pings(ping_seconds):
         yield encode_line(builder.empty())
     async for output in turn.outputs:

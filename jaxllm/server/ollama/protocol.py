@@ -1,4 +1,4 @@
-"""Ollama's requests and answers."""
+"""The types of The types of Ollama's requests and answers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from jaxllm.server.openai.prompt_fields import Messages, Tools
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """How to sample. Options that are not here have no effect: most are about the machine."""
+    """The sampling options. Other options, mostly about the machine, have no effect."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     num_predict: int | None = None
-    """The most tokens of the answer; as many as there is room for, unless it is above 0."""
+    """The maximum number of tokens of the answer; unlimited unless it is above 0."""
     stop: str | list[str] | None = None
     seed: int | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    """The penalty counts all tokens so far, or with 0 none."""
+    """The penalty counts all tokens so far; 0 turns it off."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
 
 class OllamaFields(msgspec.Struct, kw_only=True):
-    """What requests for text have in common."""
+    """The fields that requests for text share."""
 
     model: str
     stream: bool | None = True
@@ -42,34 +42,34 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     """Whether the model reasons; "low", "medium" or "high" for those that take it so."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    """So many of the likeliest tokens are listed in each token's place."""
+    """The number of most likely tokens to list at each position."""
     keep_alive: float | str | None = None
-    """It has no effect: the model stays."""
+    """It has no effect: the model stays loaded."""
     truncate: bool | None = None
     shift: bool | None = None
     """These last two have no effect: prompts that are too long are refused, and answers end with the context."""
 
 
 OLLAMA_REFUSED: Mapping[str, str] = {"_debug_render_only": "prompts are not shown; use /v1/chat/completions"}
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
-    """What `/api/chat` takes."""
+    """The request of `/api/chat`."""
 
     messages: Messages | None = None
-    """Without any the answer only says that the model is loaded."""
+    """Without it the answer only tells that the model is loaded."""
     tools: Tools | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True):
-    """What `/api/generate` takes."""
+    """The request of `/api/generate`."""
 
     prompt: str | None = None
-    """Without any the answer only says that the model is loaded."""
+    """Without it the answer only tells that the model is loaded."""
     system: str | None = None
     raw: bool | None = None
-    """The prompt is no message: it is not put into the chat template."""
+    """Use the prompt without the chat template."""
     images: list[str] | None = None
     suffix: str | None = None
     template: str | None = None
@@ -78,28 +78,28 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
 
 
 class OllamaEmbedFields(msgspec.Struct, kw_only=True):
-    """What requests for embeddings have in common."""
+    """The fields that requests for embeddings share."""
 
     model: str
     options: dict[str, Any] | None = None
-    """They have no effect: they are about sampling, or the machine."""
+    """They have no effect: they concern sampling or the machine."""
     keep_alive: float | str | None = None
-    """It has no effect: the model stays."""
+    """It has no effect: the model stays loaded."""
 
 
 class OllamaEmbedRequest(OllamaEmbedFields, kw_only=True):
-    """What `/api/embed` takes."""
+    """The request of `/api/embed`."""
 
     input: str | list[str] | None = None
     """Without any the answer has no embeddings."""
     truncate: bool | None = True
-    """False refuses texts that are longer than the context; they are cut otherwise."""
+    """False refuses texts that are longer than the context; otherwise they are cut."""
     dimensions: int | None = None
-    """Embeddings are cut to so many numbers, and made of length 1 again."""
+    """The size of the embeddings, which are cut and normalized again."""
 
 
 class OllamaEmbeddingRequest(OllamaEmbedFields, kw_only=True):
-    """What `/api/embeddings` takes, which is older."""
+    """The request of `/api/embeddings`, the older form."""
 
     prompt: str | None = None
 
@@ -121,7 +121,7 @@ class OllamaEmbedding(msgspec.Struct, frozen=True):
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of an answer, or what is new of it."""
+    """The message of an answer, or its delta."""
 
     role: str = "assistant"
     content: str
@@ -163,7 +163,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A name of the model; the last three are those of one that is loaded."""
+    """A name of the model. `/api/ps` sets the last three."""
 
     name: str
     model: str
@@ -172,7 +172,7 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """The size of the weights in bytes, as they are stored."""
     digest: str
-    """The name's."""
+    """The digest of the name."""
     details: OllamaDetails
     expires_at: str | UnsetType = UNSET
     size_vram: int | UnsetType = UNSET
@@ -205,7 +205,7 @@ class OllamaVersion(msgspec.Struct, frozen=True):
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    """What `/api/show` takes."""
+    """The request of `/api/show`."""
 
     model: str | None = None
     name: str | None = None
@@ -213,6 +213,6 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaError(msgspec.Struct, frozen=True):
-    """The body of an answer that is an error."""
+    """The body of an error answer."""
 
     error: str

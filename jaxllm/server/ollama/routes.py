@@ -33,11 +33,11 @@ from jaxllm.server.pooling.serving import PooledServing
 
 LINES = b"application/x-ndjson"
 API_VERSION = "0.12.0"
-"""The version of Ollama whose API these routes have: clients ask whether it is new enough."""
+"""The version of Ollama that these routes implement. Clients check that it is new enough."""
 
 
 def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> OllamaServing:
-    """Return what answers the routes; conversations are answered as `chat` does."""
+    """Return the object that answers the routes, by way of `chat`."""
     return OllamaServing(chat, PooledServing.of(chat, chat.args).embedding)
 
 
@@ -65,7 +65,7 @@ def routes(serving: Callable[[], OllamaServing]) -> list[Route]:
 
 
 async def show_version(_serving: OllamaServing, _call: Call) -> Reply:
-    """Say which version of Ollama's API this is."""
+    """Show the version of Ollama's API."""
     return Reply.json(OllamaVersion(API_VERSION))
 
 
@@ -75,12 +75,12 @@ async def list_models(serving: OllamaServing, _call: Call) -> Reply:
 
 
 async def list_running(serving: OllamaServing, _call: Call) -> Reply:
-    """List the model that is loaded for Ollama's clients."""
+    """List the loaded model for Ollama's clients."""
     return Reply.json(serving.running())
 
 
 async def show_model(serving: OllamaServing, call: Call) -> Reply:
-    """Show what is known of the model to Ollama's clients."""
+    """Describe the model for Ollama's clients."""
     request = await decode_request(call.body, OllamaShowRequest, {})
     return Reply.json(serving.show(request.model or request.name or ""))
 
@@ -112,7 +112,7 @@ async def embed_prompt(serving: OllamaServing, call: Call) -> Reply:
 
 
 def refusal(error: BaseException, _request_id: str) -> Reply:
-    """Return the answer that Ollama's clients get to a request that failed."""
+    """Return the answer to a failed request in Ollama's form."""
     response = error_response(error)
     reply = Reply.json(OllamaError(response.error.message), response.error.code)
     return reply._replace(headers=tuple(error_headers(response)))

@@ -1,4 +1,4 @@
-"""Ollama's requests, answered as chat completions are, so that tools which only know Ollama find the model."""
+"""Serve Ollama's API by way of chat completions and embeddings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from jaxllm.utils.async_utils import threaded_if_long
 LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""Ollama's names of floats."""
+"""Ollama's names of float types."""
 _NAMES = {
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
     "max_tokens": "options.num_predict",
@@ -62,19 +62,19 @@ _REFUSED = {
     "template": "the model's own chat template is used; with raw=true none is",
     "context": "send the conversation to /api/chat",
 }
-"""Fields of prompts that would change the answer, and that some clients send empty."""
+"""Fields that are refused unless empty: they would change the answer."""
 
 
 class OllamaServing:
-    """This answers Ollama's requests."""
+    """Answers Ollama's requests."""
 
     def __init__(self, chat: OpenAIServingChat, embedding: ServingEmbedding | None) -> None:
-        """Answer as `chat` does, and as `embedding` where the model makes embeddings."""
+        """Answer by way of `chat`, and of `embedding` if the model makes embeddings."""
         self._chat, self._embedding = chat, embedding
         self._started = datetime.now(UTC).isoformat()
 
     def known(self, name: str) -> str:
-        """Return the model's name as the server knows it: Ollama's clients may add a tag. Raises as `models.check`."""
+        """Return the model's name on this server: Ollama's clients may add a tag. Raises what `models.check` does."""
         names = [card.id for card in self._chat.models.show().data]
         for known_name in (name, name + LATEST, name.removesuffix(LATEST)):
             if known_name in names:
@@ -90,7 +90,7 @@ class OllamaServing:
         return await self._answer(request, chat, caller, is_chat=True)
 
     async def generate(self, request: OllamaGenerateRequest, caller: Caller) -> EventStream | OllamaAnswer:
-        """Answer a prompt: it is the user's only message, or with `raw` the text to go on with."""
+        """Answer a prompt: the user's only message, or with `raw` the text to continue."""
         for name, reason in _REFUSED.items():
             if getattr(request, name):
                 raise VLLMValidationError(f"{name} is not supported: {reason}.", parameter=name)
@@ -104,7 +104,7 @@ class OllamaServing:
         return await self._answer(request, chat, caller, is_chat=False, prompt=prompt)
 
     async def embed(self, request: OllamaEmbedRequest, caller: Caller) -> OllamaEmbedAnswer:
-        """Make embeddings of texts, of length 1 and cut to `dimensions`; without texts there are none."""
+        """Make embeddings of texts, cut to `dimensions` and normalized; none without texts."""
         begun = time.monotonic_ns()
         if isinstance(request.input, str):
             texts = [request.input] if request.input else []
@@ -123,7 +123,7 @@ class OllamaServing:
         )
 
     async def embed_prompt(self, request: OllamaEmbeddingRequest, caller: Caller) -> OllamaEmbedding:
-        """Make the embedding of one text, of the length that the model gives it."""
+        """Make the embedding of one text, not normalized."""
         texts = [request.prompt] if request.prompt else []
         with renamed({"input": "prompt"}):
             vectors, _ = await self._vectors(request, texts, caller, is_cut=True, use_activation=False)
@@ -132,7 +132,7 @@ class OllamaServing:
     async def _vectors(
         self, request: OllamaEmbedFields, texts: list[str], caller: Caller, *, is_cut: bool, **options: Any
     ) -> tuple[list[np.ndarray], int]:
-        """Return the vectors of texts, and their number of tokens; what is too long `is_cut`, or refused."""
+        """Return the vectors of texts and their number of tokens. Too long texts are cut if `is_cut`, else refused."""
         serving, name = supported(self._embedding, "Embeddings"), self.known(request.model)
         if not texts:
             return [], 0
@@ -142,7 +142,7 @@ class OllamaServing:
         return [each.outputs.data for each in outputs], sum(len(each.prompt_token_ids) for each in outputs)
 
     def show(self, name: str) -> OllamaShow:
-        """Return what is known of the model, as `/api/show` tells of it. Raises as `known`."""
+        """Return the description of the model for `/api/show`. Raises what `known` does."""
         self.known(name)
         ready = self._chat.engine_client.front.ready
         capabilities = ["completion"] if ready.generates else ["embedding"]
@@ -168,7 +168,7 @@ class OllamaServing:
         return OllamaModels([self._model(card.id, (_FOREVER, longest)) for card in self._chat.models.show().data])
 
     def _model(self, name: str, loaded: tuple[str, int] | None = None) -> OllamaModel:
-        """Return what is known of a name; with when the model goes, and how long its context is, if that is asked."""
+        """Return the entry of a name, for `/api/ps` with its expiry and context length."""
         tagged = name if ":" in name else name + LATEST
         expires_at, context_length = loaded or (UNSET, UNSET)
         return OllamaModel(
@@ -193,7 +193,7 @@ class OllamaServing:
         return AnswerBuilder(request.model, is_chat=is_chat).loaded()
 
     def _request(self, request: OllamaFields, **fields: Any) -> ChatCompletionRequest:
-        """Return the chat completion of a request. Raises VLLMValidationError, naming the field."""
+        """Return the chat request of a request. Raises VLLMValidationError, naming the field."""
         options = request.options or OllamaOptions()
         return ChatCompletionRequest(
             model=self.known(request.model),
@@ -256,7 +256,7 @@ def _format(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return Ollama's messages in OpenAI's form, in which each call has an id that its result refers to."""
+    """Return Ollama's messages in OpenAI's form, where each call has an id that its result refers to."""
     conversation: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for i, message in enumerate(messages):
@@ -282,13 +282,13 @@ def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 class _OpenCalls:
-    """The calls of a conversation that have no result yet. What it does takes the same time however many there are."""
+    """The calls of a conversation without a result yet. Each operation takes constant time."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[int, str] = OrderedDict()
-        """The calls' ids by their numbers, in the order of the calls."""
+        """The calls' ids by number, in order."""
         self._by_name: dict[str, deque[int]] = {}
-        """The numbers of the calls of each function, among them some that have a result."""
+        """The numbers of the calls of each function, including some with a result."""
         self._count = 0
 
     def add(self, name: Any, call_id: str) -> None:
@@ -299,7 +299,7 @@ class _OpenCalls:
         self._count += 1
 
     def take(self, name: Any) -> str | None:
-        """Return the id of the first call of a function, or with None of any, which then has its result."""
+        """Remove the first call of a function, or of any for None, and return its id."""
         if name is None:
             return self._ids.popitem(last=False)[1] if self._ids else None
         numbers = self._by_name.get(name) if isinstance(name, str) else None

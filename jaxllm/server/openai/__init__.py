@@ -1,1 +1,1 @@
-"""OpenAI's chat and text completions, models, and vLLM's routes for tokens."""
+"""OpenAI's chat completions, completions and models, and vLLM's routes for tokenization."""

@@ -1,4 +1,4 @@
-"""What sampling must keep to so that an answer is what its request was promised: calls, a format, after reasoning."""
+"""Build the grammar that an answer must match: tool calls and response formats, after any reasoning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxllm.parsers.tools.openai import after_analysis, final_message
 from jaxllm.server.openai.tools import ToolUse
 
 _GAP = formats.either(*map(formats.text, ("\n\n", "\n", "")))
-"""Models write one of these between their reasoning and their answer."""
+"""The whitespace that models write between reasoning and answer."""
 
 
 def answer_grammar(
@@ -24,10 +24,10 @@ def answer_grammar(
     reasoning: str | None,
     prompt: str,
 ) -> StructuredOutputsParams | None:
-    """Return the constraint on a whole output: `asked` holds for the answer where no tool has to be called.
+    """Return the constraint on a whole output. `asked` applies to the answer if no tool has to be called.
 
-    `parser` reads the calls, and `reasoning` names the parser of what precedes both; `prompt` may have begun that.
-    Raises VLLMValidationError for what cannot go together.
+    `parser` reads the calls. `reasoning` names the reasoning parser; `prompt` may already have begun the reasoning.
+    Raises VLLMValidationError for settings that conflict.
     """
     if parser is None and (asked is None or reasoning is None):
         return asked
@@ -49,7 +49,7 @@ def answer_grammar(
 def _calls(
     asked: StructuredOutputsParams | None, form: dict[str, Any] | None, use: ToolUse, parser: type[ToolParser]
 ) -> dict[str, Any]:
-    """Return the format of an answer that may, or must, call tools."""
+    """Return the format of an answer that may or must call tools."""
     if asked is not None and form is None:
         message = "what it asks for cannot be joined with tools: use a JSON schema, or a structural tag with 'format'."
         raise VLLMValidationError(message, parameter="structured_outputs")
@@ -63,7 +63,7 @@ def after_reasoning(
 ) -> dict[str, Any]:
     """Return the format of outputs that match `form` once the model has done reasoning.
 
-    The reasoning has none of the `call_marks`: a call in it would end it, and would keep to no schema.
+    The reasoning contains none of the `call_marks`: a call in it would end it without matching its schema.
     """
     if reasoning is None:
         return form

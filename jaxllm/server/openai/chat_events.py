@@ -1,4 +1,4 @@
-"""The events of one chat answer that is streamed."""
+"""Make the events of a streamed chat answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxllm.server.openai.usage import PromptTokensDetails, UsageInfo, make_usag
 
 
 class ChatEvents:
-    """This makes events of outputs: most are a text in a frame that never changes."""
+    """Makes events from outputs. Most are a text in a constant frame."""
 
     def __init__(
         self, request: ChatCompletionRequest, args: ServerArgs, answer_id: str, created: int, model: str, role: str
@@ -41,7 +41,7 @@ class ChatEvents:
         self._prompt_details: PromptTokensDetails | None = None
 
     async def frames(self, turn: Turn) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of each output, and at the end the usage if it was asked for."""
+        """Yield the frames of each output, and at the end the usage if requested."""
         async for ping in turn.outputs.pings(self._ping_seconds):
             yield ping
         is_first = True
@@ -66,7 +66,7 @@ class ChatEvents:
             yield event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens())))
 
     def _open(self, output: RequestOutput) -> list[bytes]:
-        """Return what each of the n answers begins with: its role, and with `echo` the text that it goes on from."""
+        """Return the beginning of each of the n answers: its role, and with `echo` the text that it continues."""
         prompt_ids = output.prompt_token_ids or []
         self._num_prompt_tokens = len(prompt_ids)
         self._prompt_details = PromptTokensDetails.of(output) if self._tells_cached else None
@@ -131,7 +131,7 @@ class ChatEvents:
 
 
 def _delta(pieces: Sequence[Piece]) -> DeltaMessage:
-    """Return what is new of a message."""
+    """Return the delta of a message."""
     text, reasoning, calls = [], [], []
     for piece in pieces:
         match piece:

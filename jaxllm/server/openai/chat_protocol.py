@@ -1,4 +1,4 @@
-"""Chat completions: the request, the answer, and the pieces of an answer that is streamed."""
+"""The types of chat completions: the request, the answer, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ CHAT_REFUSED: Mapping[str, str] = {
     "web_search_options": "nothing is searched for",
     "prediction": "leave it out",
 }
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """What `/v1/chat/completions` takes: OpenAI's fields, and vLLM's."""
+    """The request of `/v1/chat/completions`: OpenAI's fields and vLLM's."""
 
     messages: Messages
     max_completion_tokens: int | None = None
-    """It counts before `max_tokens`."""
+    """It takes precedence over `max_tokens`."""
     logprobs: bool | None = False
     top_logprobs: int | None = None
     echo: bool = False
-    """Begin the answer with the last message, if that is of the answer's role."""
+    """Begin the answer with the last message, if it has the answer's role."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    """Chat templates see it by this name, and as `enable_thinking`, which is false for "none"."""
+    """Chat templates get it by this name, and as `enable_thinking`, which is false for "none"."""
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
     include_reasoning: bool = True
-    """Whether the answer shows its reasoning, where that is told from its text."""
+    """Whether the answer shows its reasoning, if the server separates it from the text."""
     modalities: list[str] | None = None
     return_prompt_text: bool = False
     metadata: dict[str, Any] | None = None
@@ -62,7 +62,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """These last four have no effect."""
 
     def check(self, *, trusts_template: bool) -> None:
-        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        """Check the fields before any work is done. Raises VLLMValidationError."""
         self.check_fields()
         if self.max_completion_tokens is not None:
             check_int("max_completion_tokens", self.max_completion_tokens, 1, INT32_MAX)
@@ -83,26 +83,26 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def constraint(self) -> str:
-        """Return the name of the field that says what the text must match."""
+        """Return the name of the field that constrains the text."""
         is_of_tools = self.tools and self.structured_outputs is None and self.response_format is None
         return "tools" if is_of_tools else super().constraint
 
     def tool_use(self) -> ToolUse:
-        """Return which tools the answer may call. Raises VLLMValidationError."""
+        """Return the tools that the answer may call. Raises VLLMValidationError."""
         return read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def most_tokens(self) -> int | None:
-        """Return how many tokens the answer may have; None if the request does not say."""
+        """Return the maximum number of tokens of the answer; None if unset."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """Return how many log-probabilities are listed at each token; None for none, or for all that were asked for."""
+        """Return the number of log-probabilities listed at each token; None for none, or for all requested ones."""
         return None if not self.logprobs or self.logprob_token_ids else self.top_logprobs or 0
 
     def echoed(self, role: str) -> str:
-        """Return the text that the answer begins with: with `echo` the last message's, if that is of the `role`."""
+        """Return the text that the answer begins with: with `echo` the last message's, if it has this `role`."""
         last = self.messages[-1]
         if not self.echo or last.get("role") != role:
             return ""
@@ -113,15 +113,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
 
 def conversation(request: Any, messages: list[dict[str, Any]], **more: Any) -> ChatCompletionRequest:
-    """Return the request that a conversation would be in chat, with `more` fields of it, and those about its rendering
-    of another request.
-    """
+    """Return the chat request for a conversation, with the rendering fields of another request and `more` fields."""
     names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
     return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names}, **more)
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The function that is called, or what is new of it."""
+    """A function call, or its delta."""
 
     name: str | UnsetType = UNSET
     arguments: str
@@ -137,7 +135,7 @@ class ToolCallMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of a call: the first one of each has its id, its type and the function's name."""
+    """The delta of a call. The first one has the id, the type and the function's name."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -188,7 +186,7 @@ class ChatCompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of a message."""
+    """The delta of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -199,7 +197,7 @@ class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletionResponseStreamChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of one of the n answers."""
+    """The delta of one of the n answers."""
 
     index: int
     delta: DeltaMessage
@@ -210,7 +208,7 @@ class ChatCompletionResponseStreamChoice(msgspec.Struct, frozen=True, kw_only=Tr
 
 
 class ChatCompletionStreamResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of an answer that is streamed."""
+    """One event of a streamed answer."""
 
     id: str
     object: str = "chat.completion.chunk"

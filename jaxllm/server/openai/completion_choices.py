@@ -1,4 +1,4 @@
-"""The choices of a completion: pieces of text with their log-probabilities, whole or as they come."""
+"""Make the choices of a completion: text with log-probabilities, whole or streamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxllm.text.tokenizer import Tokenizer
 
 
 class PromptChoices:
-    """This makes choices of the outputs for one prompt. It knows what was shown: pieces continue each other."""
+    """Makes choices from the outputs for one prompt. It tracks what was shown, so that pieces continue each other."""
 
     def __init__(
         self, request: CompletionRequest, first_index: int, tokenizer: Tokenizer | None, *, as_token_ids: bool
@@ -21,28 +21,28 @@ class PromptChoices:
         self._request, self._first_index, self._tokenizer = request, first_index, tokenizer
         self._as_token_ids = as_token_ids
         self._offsets: dict[int, int] = {}
-        """Where the next token of each choice begins; those that have not begun are not there."""
+        """The text offset of the next token of each choice that has begun."""
         self._scores: Sequence[LogprobsOnePosition | None] = ()
-        """The prompt's log-probabilities, which come once."""
+        """The prompt's log-probabilities, which are reported once."""
         self.num_prompt_tokens = self.num_tokens = 0
         self.prompt_details = PromptTokensDetails()
 
     def of(self, output: RequestOutput) -> list[CompletionResponseChoice]:
-        """Return the choices of an output, which holds all of them, or what is new since the last."""
+        """Return the choices of an output, which is whole or the delta since the last."""
         self.num_prompt_tokens = len(output.prompt_token_ids or ())
         self._scores = output.prompt_logprobs or self._scores
         self.prompt_details = PromptTokensDetails.of(output)
         return [self._choice(output, each) for each in output.outputs]
 
     def is_plain(self, output: CompletionOutput) -> bool:
-        """Say whether a piece is a text and nothing else, of a choice that has begun."""
+        """Return whether a piece of a choice that has begun is text alone."""
         request = self._request
         has_begun = output.index in self._offsets
         shows_more = request.shows_logprobs or request.return_token_ids
         return has_begun and output.finish_reason is None and not shows_more
 
     def take_plain(self, output: CompletionOutput) -> tuple[int, str]:
-        """Return the index of such a piece's choice, and its text."""
+        """Return the choice's index and the text of a plain piece."""
         self.num_tokens += len(output.token_ids)
         return self._first_index + output.index, output.text
 
@@ -68,7 +68,7 @@ class PromptChoices:
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None or self._tokenizer is None:
             return output.prompt or ""
-        # With the special tokens, which the offsets of log-probabilities count too.
+        # Include special tokens, which the offsets of log-probabilities count.
         return self._tokenizer.decode(output.prompt_token_ids or [], skip_special_tokens=False)
 
     def _logprobs(

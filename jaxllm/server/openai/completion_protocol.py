@@ -1,4 +1,4 @@
-"""Text completions: the request, the answer, and the pieces of an answer that is streamed."""
+"""The types of text completions: the request, the answer, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COMPLETION_REFUSED: Mapping[str, str] = {
     "max_completion_tokens": "use max_tokens",
     "messages": "use /v1/chat/completions",
 }
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """What `/v1/completions` takes: OpenAI's fields, and vLLM's."""
+    """The request of `/v1/completions`: OpenAI's fields and vLLM's."""
 
     prompt: str | list[str | int | list[int]]
     """A text, its token ids, or a list of either."""
@@ -37,7 +37,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     add_special_tokens: bool | None = True
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        """Check the fields before any work is done. Raises VLLMValidationError."""
         self.check_fields()
         if self.max_tokens is not None:
             check_int("max_tokens", self.max_tokens, 0 if self.echo else 1, INT32_MAX)
@@ -49,11 +49,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
             raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each a text or token ids. Raises VLLMValidationError for what is neither."""
+        """Return the prompts, each a text or token ids. Raises VLLMValidationError for any other."""
         return several_prompts("prompt", self.prompt)
 
     def num_sequences(self, num_prompts: int) -> int:
-        """Return how many sequences the prompts make. Raises VLLMValidationError for more than one prompt may make."""
+        """Return the total number of sequences. Raises VLLMValidationError for more than one prompt may have."""
         n = 1 if self.n is None else check_int("n", self.n, 1, MAX_N)
         if num_prompts * n > MAX_N:
             message = (
@@ -64,12 +64,12 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def shows_logprobs(self) -> bool:
-        """Say whether the answer has log-probabilities of its tokens."""
+        """Return whether the answer has log-probabilities of its tokens."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def only_scores(self) -> bool:
-        """Say whether the answer is the prompt alone."""
+        """Return whether the answer is only the prompt."""
         return self.echo and self.max_tokens == 0
 
 
@@ -101,7 +101,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionStreamResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of an answer that is streamed."""
+    """One event of a streamed answer."""
 
     id: str
     object: str = "text_completion"

@@ -1,4 +1,4 @@
-"""Log-probabilities as clients read them: in chats' form, in completions' form, and vLLM's of prompts."""
+"""Convert log-probabilities to the forms of chat, of completions, and of vLLM's prompt logprobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxllm.logprobs import Logprob, LogprobsOnePosition
 from jaxllm.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""JSON has no infinity: tokens that cannot come show this, as in vLLM."""
+"""The log-probability shown for impossible tokens, as in vLLM: JSON has no infinity."""
 type Positions = Iterable[LogprobsOnePosition | None]
 
 
@@ -25,7 +25,7 @@ class ChatTopLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    """A token of a chat's answer, and the most likely ones in its place, itself among them; most likely first."""
+    """A token of a chat's answer, with the most likely tokens at its position, itself among them, most likely first."""
 
     token: str
     logprob: float
@@ -34,18 +34,18 @@ class ChatTokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """The log-probabilities of a chat's answer, or of a piece of it."""
+    """The log-probabilities of a chat's answer or delta."""
 
     content: list[ChatTokenLogprob]
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The log-probabilities of a completion, or of a piece of it, in four lists of one length."""
+    """The log-probabilities of a completion or delta, in four lists of equal length."""
 
     text_offset: list[int]
-    """Where each token begins, in characters of the tokens' texts."""
+    """The offset of each token in characters of the tokens' texts."""
     token_logprobs: list[float | None]
-    """None stands for what nothing is known of, as of a prompt's first token."""
+    """None where unknown, as for a prompt's first token."""
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
     """The most likely tokens by text, and the token itself."""
@@ -62,10 +62,10 @@ class PromptTokenLogprob(msgspec.Struct, frozen=True):
 def chat_logprobs(
     token_ids: Sequence[int], positions: Positions, num_top: int | None, *, as_token_ids: bool = False
 ) -> ChatLogprobs:
-    """Return chats' form. `num_top` tokens are listed for each position, all that are known with None or -1; as in
-    vLLM the sampled token is one of them.
+    """Return the chat form with `num_top` tokens at each position, or all known ones for None or -1. As in vLLM the
+    sampled token is one of them.
 
-    With `as_token_ids` token 5 reads "token_id:5"; its bytes are those of its text all the same.
+    With `as_token_ids` token 5 reads "token_id:5"; its bytes are still those of its text.
     """
     limit = None if num_top is None or num_top < 0 else num_top
     content: list[ChatTokenLogprob] = []
@@ -86,9 +86,9 @@ def completion_logprobs(
     text_offset: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> CompletionLogprobs:
-    """Return completions' form, whose first token begins at `text_offset`.
+    """Return the completion form; the first token begins at `text_offset`.
 
-    Of a position that is None, as a prompt's first is, the token's text alone is shown: `tokenizer` knows it.
+    For a position that is None, like a prompt's first, only the token's text is shown, by `tokenizer`.
     """
     offsets: list[int] = []
     values: list[float | None] = []
@@ -106,7 +106,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs(positions: Positions | None) -> list[dict[int, PromptTokenLogprob] | None] | None:
-    """Return vLLM's form of a prompt's: a dict by token id per position, None for the first; None if not asked for."""
+    """Return vLLM's form for prompts: a dict by token id per position, None for the first; None if not requested."""
     if positions is None:
         return None
     return [
@@ -121,7 +121,7 @@ def prompt_logprobs(positions: Positions | None) -> list[dict[int, PromptTokenLo
 
 
 def token_text(token_id: int, decoded: str | None, as_token_id: bool) -> str:
-    """Return how a token is shown: as its text, or as "token_id:5"."""
+    """Return a token as its text or as "token_id:5"."""
     return f"token_id:{token_id}" if as_token_id or decoded is None else decoded
 
 
@@ -137,7 +137,7 @@ def _chat_token(token_id: int, entry: Logprob, as_token_ids: bool) -> ChatTopLog
 
 
 def _tops(position: Mapping[int, Logprob], as_token_ids: bool) -> dict[str, float]:
-    """Return the values by text. The token itself comes first in a position: of several with one text it is shown."""
+    """Return the values by text. Of several tokens with one text the first is shown, which may be the sampled one."""
     tops: dict[str, float] = {}
     for token_id, entry in position.items():
         tops.setdefault(token_text(token_id, entry.decoded_token, as_token_ids), shown_logprob(entry.logprob))

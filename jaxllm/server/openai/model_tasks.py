@@ -1,4 +1,4 @@
-"""A route that the model cannot serve says so, in vLLM's words, before it reads anything of the request."""
+"""Refuse requests to routes that the model cannot serve, in vLLM's words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_generates(engine: AsyncLLM, api: str) -> None:
 
 
 def supported[T](serving: T | None, api: str) -> T:
-    """Return what serves a route. Raises VLLMValidationError where the model has nothing for it."""
+    """Return the object that serves a route. Raises VLLMValidationError if the model has none."""
     if serving is None:
         raise _unsupported(api)
     return serving

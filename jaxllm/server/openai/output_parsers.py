@@ -1,4 +1,4 @@
-"""How a server takes its model's outputs apart: by parsers that its flags name, or that the chat template tells."""
+"""Choose the parsers of a model's outputs, by the server's flags or by the chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxllm.text.tool_prompt import knows_tools
 
 
 def check_parsers(args: ServerArgs) -> None:
-    """Load the plugin that `args` name, and refuse a parser that there is not. Raises VLLMValidationError."""
+    """Load the plugin named in `args`, and refuse unknown parsers. Raises VLLMValidationError."""
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.tool_call_parser is not None:
@@ -27,23 +27,23 @@ def check_parsers(args: ServerArgs) -> None:
 
 
 class OutputParsers:
-    """This makes the parsers of a server's answers."""
+    """Makes the parsers of a server's answers."""
 
     def __init__(self, args: ServerArgs, reasoning_parser: str, template: str | Mapping[str, str] | None) -> None:
-        """Use the parsers that are named, else those that the model's chat template tells of."""
+        """Use the parsers named, else those that the model's chat template implies."""
         text = template if isinstance(template, str) else "\n".join((template or {}).values())
         self.tool_parser_name = args.tool_call_parser or (find_tool_parser(text) if knows_tools(text) else TOLD_PARSER)
-        """None if it is not known how the model writes calls."""
+        """None if the form of the model's calls is unknown."""
         name = self.tool_parser_name
         self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
         self.reasoning = reasoning_parser or find_reasoning_parser(text)
         self._is_reasoning_named = bool(reasoning_parser)
 
     def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
-        """Return what reads the calls of an answer; None if it may call nothing.
+        """Return the parser class for an answer's calls; None if it may call nothing.
 
-        Raises VLLMValidationError if it is not known how the model writes calls. What has to be a call is written as
-        a grammar says, which any model follows.
+        Raises VLLMValidationError if the form of the model's calls is unknown, unless a call is required: then a
+        grammar sets the form.
         """
         if not use.tools:
             return None
@@ -58,10 +58,10 @@ class OutputParsers:
         raise VLLMValidationError(message, parameter="tool_choice", value="auto")
 
     def opened(self, prompt: str, variables: Mapping[str, Any]) -> str:
-        """Return a prompt with the start of reasoning at its end, if the named parser takes that for granted.
+        """Return a prompt with the start of reasoning at its end, if the named parser assumes it.
 
         vLLM's parsers do so unless the prompt has ended the reasoning, or a variable of the chat template turns it off.
-        A parser that is found from the template does not: nobody has said that this model always reasons.
+        A parser that was found from the template does not assume it.
         """
         marks = MARKS.get(self.reasoning or "") if self._is_reasoning_named else None
         is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
@@ -72,9 +72,9 @@ class OutputParsers:
     def maker(
         self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str, *, holds_calls: bool
     ) -> Callable[[], OutputParser] | None:
-        """Return what makes the parser of an answer to `prompt`; None if there is nothing to take apart.
+        """Return a function that makes the parser of an answer to `prompt`; None if there is nothing to parse.
 
-        With `holds_calls` it shows a call only once it is whole.
+        With `holds_calls` the parser shows a call only once it is whole.
         """
         name = self.reasoning
         if parser is None and name is None:
@@ -91,7 +91,7 @@ class OutputParsers:
         return make
 
     def marks(self, parser: type[ToolParser] | None) -> tuple[str, ...]:
-        """Return the texts by which the parsers take an answer apart."""
+        """Return the marker texts of the parsers."""
         name = self.reasoning
         marks = () if parser is None else parser.marks
         if name == HARMONY:

@@ -1,4 +1,4 @@
-"""The fields about prompts that all routes which run the model share."""
+"""The prompt fields that all routes which run the model share."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 
 _COMPILED = re.compile(r"^structured_outputs did not compile: (?:structured_outputs\.\w+: )?")
-"""What the engine says of a grammar that another field stands for."""
+"""How the engine's errors name a grammar that comes from another field."""
 MAX_MESSAGES = 16_384
-"""The most messages of a conversation."""
+"""The maximum number of messages of a conversation."""
 MAX_TOOLS = 4_096
-"""The most tools of a request."""
+"""The maximum number of tools of a request."""
 Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_TOOLS)]
 MAX_PROMPTS = 1024
-"""A request has at most so many prompts, unless its route says otherwise."""
+"""The default maximum number of prompts of a request."""
 
 
 class PromptFields(msgspec.Struct, kw_only=True):
-    """A request's fields about how its prompts are tokenized and queued."""
+    """A request's fields for tokenizing and queueing its prompts."""
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
@@ -37,14 +37,14 @@ class PromptFields(msgspec.Struct, kw_only=True):
     """It has no effect on the answer."""
 
     def tokenization_kwargs(self) -> dict[str, Any] | None:
-        """Return what the request says of how its prompt is tokenized; None if it says nothing."""
+        """Return the request's options for tokenization; None if it has none."""
         names = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None} or None
 
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about what is made of a request name the request's own field."""
+    """Make errors raised inside name the request's own field."""
     try:
         yield
     except VLLMValidationError as error:

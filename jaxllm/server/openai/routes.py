@@ -1,4 +1,4 @@
-"""OpenAI's routes, and vLLM's for tokens."""
+"""OpenAI's routes for models, chat and completions, and vLLM's for tokenization."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def routes(
 
 
 async def show_models(serving: OpenAIServingModels, _call: Call) -> Reply:
-    """List the names that the model goes by."""
+    """List the models."""
     return Reply.json(serving.show())
 
 
 async def show_model(serving: OpenAIServingModels, call: Call) -> Reply:
-    """Show one of the names that the model goes by."""
+    """Show a model."""
     return Reply.json(serving.find(call.path["model"]))
 
 
@@ -87,24 +87,24 @@ async def answer_completion(serving: OpenAIServingCompletion, call: Call) -> Rep
 
 
 def _reply(call: Call, answer: EventStream | ChatCompletionResponse | CompletionResponse) -> Reply:
-    """Return an answer, a whole one with the server's load where the request asks for it."""
+    """Return the reply. A whole answer has the server's load in its headers if the request asks for it."""
     if isinstance(answer, EventStream):
         return Reply(answer, content_type=EVENT_STREAM)
     return Reply.json(answer)._replace(headers=load_headers(call.engine_client, call.headers))
 
 
 async def tokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
-    """Turn a text, or a conversation, into token ids."""
+    """Convert a text or a conversation to token ids."""
     request = await decode_request(call.body, TokenizeRequest, TOKENIZE_REFUSED)
     return Reply.json(await serving.tokenize(request))
 
 
 async def detokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
-    """Turn token ids into text."""
+    """Convert token ids to text."""
     request = await decode_request(call.body, DetokenizeRequest, {})
     return Reply.json(await serving.detokenize(request))
 
 
 async def show_tokenizer(serving: OpenAIServingTokenization, _call: Call) -> Reply:
-    """Show the tokenizer, where the server was told to."""
+    """Show the tokenizer, if the server allows it."""
     return Reply.json(serving.info())

@@ -1,4 +1,4 @@
-"""The fields about sampling that chat and text completions share: OpenAI's, and vLLM's beside them."""
+"""The sampling fields that chat and text completions share: OpenAI's and vLLM's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxllm.sampling_params import BeamSearchParams, RepetitionDetectionParams, 
 from jaxllm.server.openai.prompt_fields import PromptFields, renamed
 
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""A request that leaves these out gets the model's defaults (generation_config.json)."""
+"""Fields that default to the model's generation_config.json."""
 
 _NO_MEDIA = "no model here has inputs other than text; leave it out"
 _INSTEAD = "use structured_outputs"
@@ -39,7 +39,7 @@ REFUSED: Mapping[str, str] = {
     "return_token_offsets": "no route renders prompts without answering them; leave it out",
     "routed_experts_prompt_start": "which experts a token went to is not returned; leave it out",
 }
-"""Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
+"""Fields of vLLM, present or past, that are refused: they would change the answer."""
 
 _NOT_OF_BEAMS = (
     *("stop", "stop_token_ids", "logit_bias", "bad_words", "min_tokens", "prompt_logprobs"),
@@ -48,7 +48,7 @@ _NOT_OF_BEAMS = (
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream tells beside the text."""
+    """The options of a stream."""
 
     include_usage: bool | None = None
     """Whether the last event before [DONE] has the usage."""
@@ -57,9 +57,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class TokenFields(PromptFields, kw_only=True):
-    """A request's fields about how each token is sampled and where the text ends. Their ranges are checked where
-    `SamplingParams` are made of them.
-    """
+    """A request's fields for sampling and for the end of the text. `SamplingParams` check their ranges."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -84,19 +82,19 @@ class TokenFields(PromptFields, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     session_id: str | None = None
-    """It has no effect on the answer: it says which server of several should give it."""
+    """It has no effect on the answer: it is for choosing between servers."""
 
 
 class SamplingFields(TokenFields, kw_only=True):
-    """The fields about sampling of requests for n answers, which may be searched for, scored or streamed."""
+    """The sampling fields of requests for n answers, which may use beam search, logprobs and streams."""
 
     n: int | None = None
     best_of: int | None = None
-    """It must equal `n`: of the answers that are made none is left out."""
+    """It must equal `n`: no answer is left out."""
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
-    """The log-probabilities of these are returned in place of the most likely ones', however many are asked for."""
+    """Token ids to return the log-probabilities of, instead of the most likely tokens."""
     response_format: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -107,7 +105,7 @@ class SamplingFields(TokenFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
     def fields_named(self, prompt: str) -> AbstractContextManager[None]:
-        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        """Make errors raised inside name the request's own fields; `prompt` is the prompt's field."""
         names = {
             **dict.fromkeys(("structured_outputs", *StructuredOutputsParams.__struct_fields__), self.constraint),
             **dict.fromkeys(RepetitionDetectionParams.__struct_fields__, "repetition_detection"),
@@ -119,11 +117,11 @@ class SamplingFields(TokenFields, kw_only=True):
 
     @property
     def constraint(self) -> str:
-        """Return the name of the field that says what the text must match."""
+        """Return the name of the field that constrains the text."""
         return "structured_outputs" if self.response_format is None else "response_format"
 
     def check_fields(self) -> None:
-        """Refuse fields that do not go with others. Raises VLLMValidationError."""
+        """Refuse fields that conflict. Raises VLLMValidationError."""
         if self.best_of not in (None, 1 if self.n is None else self.n):
             message = (
                 f"best_of must equal n, got {self.best_of}: ask for n={self.best_of} answers and choose among them."
@@ -137,7 +135,7 @@ class SamplingFields(TokenFields, kw_only=True):
                 raise VLLMValidationError(f"{name} is not available when stream is true.", parameter=name)
 
     def beam_search_params(self, max_tokens: int) -> BeamSearchParams:
-        """Return the params of a beam search as wide as n. Raises VLLMValidationError for what has no part in one."""
+        """Return the params of a beam search of width n. Raises VLLMValidationError for unsupported fields."""
         for name in _NOT_OF_BEAMS:
             if getattr(self, name):
                 raise VLLMValidationError(f"{name} has no effect in a beam search: leave it out.", parameter=name)
@@ -154,19 +152,19 @@ class SamplingFields(TokenFields, kw_only=True):
         )
 
     def tells_usage(self, *, forced: bool) -> tuple[bool, bool]:
-        """Say whether a stream ends with the usage, and whether all its events have it; with `forced` it always does,
-        as with vLLM's flag.
+        """Return whether a stream ends with the usage, and whether all events have it. With `forced` it always does, as
+        with vLLM's flag.
         """
         options = self.stream_options or StreamOptions()
         is_last = forced or bool(options.include_usage)
         return is_last, forced or (is_last and bool(options.continuous_usage_stats))
 
     def shows_token_ids(self, default: bool) -> bool:
-        """Say whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
+        """Return whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
         return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
 
     def bounded(self, max_tokens: int | None, ready: EngineReady) -> int | None:
-        """Return how many tokens an answer may have that asks for so many, as vLLM bounds them; None sets no limit."""
+        """Return the limit on an answer's tokens for the number requested, as in vLLM; None for no limit."""
         asked = ready.default_sampling_params.get("max_tokens") if max_tokens is None else max_tokens
         bounds = [each for each in (asked, ready.max_output_tokens) if each is not None]
         return min(bounds, default=None)
@@ -179,9 +177,9 @@ class SamplingFields(TokenFields, kw_only=True):
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the engine's params; what the request leaves out is as `ready` says. Raises VLLMValidationError.
+        """Return the engine's params, with defaults from `ready`. Raises VLLMValidationError.
 
-        The `prompt_logprobs` given here stand in for those that the request does not ask for by that name.
+        `prompt_logprobs` is the default for a request that does not set it.
         """
         if self.length_penalty != 1.0:
             message = "length_penalty has an effect in a beam search only: leave it out, or set use_beam_search."
@@ -219,7 +217,7 @@ class SamplingFields(TokenFields, kw_only=True):
 def structured_outputs(
     value: Mapping[str, Any] | None, response_format: Mapping[str, Any] | None
 ) -> StructuredOutputsParams | None:
-    """Return what the text must match, from vLLM's field or from OpenAI's. Raises VLLMValidationError."""
+    """Return the constraint on the text, from vLLM's field or from OpenAI's. Raises VLLMValidationError."""
     kind = None if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return None if value is None else _make(StructuredOutputsParams, "structured_outputs", value)

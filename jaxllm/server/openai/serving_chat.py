@@ -1,4 +1,4 @@
-"""Chat completions: a conversation becomes a prompt, and the engine's outputs an answer, or events of one."""
+"""Serve chat completions: render the prompt, queue it, and make the answer or its events from the outputs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ NO_CHAT = "The model does not support Chat Completions API"
 
 
 class OpenAIServingChat:
-    """This answers chat completions."""
+    """Answers chat completions."""
 
     def __init__(
         self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs, reasoning_parser: str = ""
     ) -> None:
-        """Answer by an engine; without a `reasoning_parser` it is found from the chat template."""
+        """Answer with an engine. Without a `reasoning_parser` it is found from the chat template."""
         self.engine_client = engine_client
         self.models = models
         self.args = args
@@ -59,7 +59,7 @@ class OpenAIServingChat:
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Any = None
     ) -> AsyncGenerator[bytes, None] | ChatCompletionResponse | ErrorResponse:
-        """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
+        """Answer a request, like vLLM's method. A stream yields its events as bytes and must be closed."""
         headers = headers_of(raw_request)
         try:
             return await self.answer(request, Caller.of(self.engine_client, headers, *new_request_id(headers)))
@@ -69,7 +69,7 @@ class OpenAIServingChat:
     async def answer(self, request: ChatCompletionRequest, caller: Caller) -> EventStream | ChatCompletionResponse:
         """Answer a request; a stream is returned once it is admitted.
 
-        Raises what `errors.error_response` has answers for.
+        Raises exceptions that `error_response` handles.
         """
         shown_id = caller.shown_id("chatcmpl", request.request_id)
         start = _Start(shown_id, int(time.time()), self.models.shown(request.model), self._role(request))
@@ -84,7 +84,7 @@ class OpenAIServingChat:
         return await self._response(request, start, await turn.whole(), turn.reader)
 
     def check(self, request: ChatCompletionRequest) -> None:
-        """Refuse what cannot be, before anything is done. Raises what `errors.error_response` has answers for."""
+        """Check the fields before any work is done. Raises exceptions that `error_response` handles."""
         check_generates(self.engine_client, "Chat Completions")
         self.models.check(request.model)
         request.check(trusts_template=self.args.trust_request_chat_template)
@@ -98,11 +98,10 @@ class OpenAIServingChat:
         *,
         streams_calls: bool = True,
     ) -> Turn:
-        """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for.
+        """Queue a request; it is admitted once this returns. Raises exceptions that `error_response` handles.
 
-        A `prompt` takes the place of what the chat template makes of the messages. Unless the turn `streams_calls`, it
-        has each of them whole, and what is no whole call is text, though not where an answer has to be a call: there
-        it can only have been cut short.
+        A `prompt` replaces the rendered messages. Unless `streams_calls`, calls are held until they are whole and
+        incomplete ones are text, except where the answer has to be a call and can only have been cut short.
         """
         self.check(request)
         use = request.tool_use()
@@ -140,10 +139,10 @@ class OpenAIServingChat:
         return Turn(EngineOutputs(self.engine_client, stream), reader)
 
     async def _search(self, request: ChatCompletionRequest, caller: Caller) -> RequestOutput:
-        """Search for the likeliest answers."""
+        """Run a beam search."""
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
         most = request.bounded(request.most_tokens, self.engine_client.front.ready)
-        request.beam_search_params(most or 1)  # whose errors come before the work
+        request.beam_search_params(most or 1)  # check its errors before the work
         if request.tool_use().tools:
             raise VLLMValidationError("tools are not called in a beam search: leave them out.", parameter="tools")
         prompt = await self.render(request)
@@ -175,14 +174,14 @@ class OpenAIServingChat:
         return prompt if request.cache_salt is None else dataclasses.replace(prompt, salt=request.cache_salt)
 
     def has_template(self, request: ChatCompletionRequest) -> bool:
-        """Say whether there is a template for a conversation: the request's own, the server's or the model's."""
+        """Return whether there is a chat template: the request's, the server's or the model's."""
         front = self.engine_client.front
         if front.tokenizer is None:
             return False
         return bool(request.chat_template or _template(self.engine_client))
 
     def _render_briefly(self, request: ChatCompletionRequest) -> ParsedPrompt | None:
-        """Return the prompt, or None if the template takes too long, be the conversation short."""
+        """Return the prompt; None if the template takes too long, though the conversation is short."""
         with contextlib.suppress(TemplateLimitError):
             return self._render_now(request, is_brief=True)
 
@@ -268,7 +267,7 @@ class OpenAIServingChat:
 
 
 class _Start(NamedTuple):
-    """What an answer, and every event of it, begins with."""
+    """The fields that an answer and each of its events begin with."""
 
     id: str
     created: int
@@ -277,13 +276,13 @@ class _Start(NamedTuple):
 
 
 def _template(engine_client: AsyncLLM) -> str | Mapping[str, str] | None:
-    """Return the chat template of an engine, several by their names, or None without one."""
+    """Return an engine's chat template, several by name, or None."""
     front = engine_client.front
     return front.ready.chat_template or (front.tokenizer and front.tokenizer.parts.chat_template)
 
 
 def _is_long(request: ChatCompletionRequest) -> bool:
-    """Say whether rendering may take long: what is not plain text counts as long."""
+    """Return whether rendering may take long: anything but plain text counts as long."""
     if request.chat_template or request.chat_template_kwargs or request.documents or request.tools:
         return True
     total = 0

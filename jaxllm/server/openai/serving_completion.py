@@ -1,4 +1,4 @@
-"""Text completions: prompts go to the engine, each as a request of its own, and their outputs make one answer."""
+"""Serve text completions: queue each prompt as an engine request, and join their outputs in one answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxllm.server.openai.usage import PromptTokensDetails, UsageInfo, make_usag
 
 
 class OpenAIServingCompletion:
-    """This answers text completions."""
+    """Answers text completions."""
 
     def __init__(self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs) -> None:
         self.engine_client = engine_client
@@ -38,7 +38,7 @@ class OpenAIServingCompletion:
     async def create_completion(
         self, request: CompletionRequest, raw_request: Any = None
     ) -> AsyncGenerator[bytes, None] | CompletionResponse | ErrorResponse:
-        """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
+        """Answer a request, like vLLM's method. A stream yields its events as bytes and must be closed."""
         headers = headers_of(raw_request)
         try:
             return await self.answer(request, Caller.of(self.engine_client, headers, *new_request_id(headers)))
@@ -46,10 +46,10 @@ class OpenAIServingCompletion:
             return error_response(error)
 
     async def answer(self, request: CompletionRequest, caller: Caller) -> EventStream | CompletionResponse:
-        """Answer a request, whose prompts the engine knows by the caller's `request_id` and a number; a stream is
-        returned once all are admitted.
+        """Answer a request. The engine's ids are the caller's `request_id` and the prompt's number. A stream is
+        returned once all prompts are admitted.
 
-        Raises what `admit` does, and what ends a request on its way.
+        Raises what `admit` does, and what ends a request.
         """
         outputs = await self.admit(request, caller)
         shown_id = caller.shown_id("cmpl", request.request_id)
@@ -64,7 +64,7 @@ class OpenAIServingCompletion:
     async def admit(self, request: CompletionRequest, caller: Caller) -> list[EngineOutputs]:
         """Check a request and queue all its prompts, or none; return the outputs for each, which must be closed.
 
-        Raises what `errors.error_response` has answers for.
+        Raises exceptions that `error_response` handles.
         """
         check_generates(self.engine_client, "Completions")
         self.models.check(request.model)
@@ -104,7 +104,7 @@ class OpenAIServingCompletion:
                     lora_request=self.models.adapter(request.model),
                 )
                 begun.append(EngineOutputs(self.engine_client, stream))
-                await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
+                await asyncio.sleep(0)  # let other requests run after each prompt is tokenized
         except BaseException:
             for outputs in begun:
                 await outputs.aclose()
@@ -113,7 +113,7 @@ class OpenAIServingCompletion:
 
 
 class _Answer:
-    """What the answer to one request begins and ends with."""
+    """Makes the answer to one request: its fixed fields, choices and usage."""
 
     def __init__(self, request: CompletionRequest, args: ServerArgs, answer_id: str, model: str) -> None:
         self._id, self._created, self._model = answer_id, int(time.time()), model
@@ -129,7 +129,7 @@ class _Answer:
     async def frames(
         self, outputs: Sequence[EngineOutputs], choices: Sequence[PromptChoices]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the outputs for all prompts as they come, and at the end the usage if asked for."""
+        """Yield the frames of all prompts' outputs as they come, and at the end the usage if requested."""
         async for ping in outputs[0].pings(self._ping_seconds):
             yield ping
         if len(outputs) == 1:

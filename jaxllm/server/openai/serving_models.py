@@ -1,4 +1,4 @@
-"""The models that a server has: one, which may go by several names, and its adapters by theirs."""
+"""Serve the list of models: the loaded model, by one or more names, and its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxllm.server.http.errors import RequestFailedError
 
 
 class LoRAModule(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that a server has from the start: NAME=PATH, or the same as JSON."""
+    """An adapter to load at startup: NAME=PATH, or the same as JSON."""
 
     name: str
     path: str
@@ -38,7 +38,7 @@ class LoRAModule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as `/v1/models` tells of it."""
+    """A model as listed by `/v1/models`."""
 
     id: str
     object: str = "model"
@@ -51,10 +51,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     """What it was loaded from."""
     parent: str | None = None
-    """The model that it is an adapter of."""
+    """The model that the adapter is for."""
     max_model_len: int
     default_sampling_params: dict[str, Any]
-    """What requests are sampled by that do not say otherwise, as far as the model or a flag names it."""
+    """The default sampling parameters from the model or a flag."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,16 +69,16 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterLoadError(VLLMValidationError):
-    """An adapter is there, and cannot be loaded."""
+    """An adapter exists and cannot be loaded."""
 
 
 class OpenAIServingModels:
-    """This knows what the model and its adapters are called."""
+    """Knows the names of the model and its adapters."""
 
     def __init__(
         self, model_config: ModelConfig, names: Sequence[str] | None, sampling: Mapping[str, Any] | None = None
     ) -> None:
-        """Call the model by `names`, of which answers show the first; by what it was loaded as without any."""
+        """Give the model these `names`, the first for answers; without any, the name that it was loaded by."""
         self._names = list(names or [model_config.model])
         self._max_model_len, self._sampling = model_config.max_model_len, dict(sampling or {})
         self._cards = {name: self._card(name, model_config.model) for name in self._names}
@@ -88,43 +88,43 @@ class OpenAIServingModels:
 
     @property
     def name(self) -> str:
-        """Return the name that answers of the model itself show."""
+        """Return the model's name in answers."""
         return self._names[0]
 
     def check(self, name: str | None) -> None:
-        """Raise RequestFailedError, 404, for a name that no model has; a request may leave it out."""
+        """Raise RequestFailedError, 404, for an unknown name. None is the model itself."""
         if name is not None and name not in self._cards:
             message = f"The model `{name}` does not exist."
             raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
 
     def shown(self, name: str | None) -> str:
-        """Return the name that an answer shows to a request for a model: an adapter's own, or the model's."""
+        """Return the name in the answer to a request: an adapter's, or the model's."""
         return name if name in self._adapters else self.name
 
     def adapter(self, name: str | None) -> LoRARequest | None:
-        """Return the adapter that a request asks for by its model, None for the model itself."""
+        """Return the adapter of a request's model name; None for the model itself."""
         return None if name is None else self._adapters.get(name)
 
     def find(self, name: str) -> ModelCard:
-        """Return what is known of a model by one of its names. Raises RequestFailedError, 404, for another."""
+        """Return the entry of a model by name. Raises RequestFailedError, 404, for another."""
         self.check(name)
         return self._cards[name]
 
     def show(self) -> ModelList:
-        """Return all names with what is known of their models."""
+        """Return the entries of all names."""
         cards = list(self._cards.values())
         return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
     async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule]) -> None:
-        """Load adapters. Raises VLLMValidationError for a bad one, and for a name that is taken."""
+        """Load adapters. Raises VLLMValidationError for a bad one, and for a name in use."""
         for module in modules:
             await self.add(engine, module)
 
     async def add(self, engine: AsyncLLM, module: LoRAModule, *, replaces: bool = False) -> None:
-        """Load an adapter, and call it by its name. With `replaces` one of that name is read again.
+        """Load an adapter. With `replaces` the one of that name is read again.
 
-        Raises LoRAAdapterNotFoundError where none is, AdapterLoadError for a bad one, and VLLMValidationError for a
-        name that is taken.
+        Raises LoRAAdapterNotFoundError for a missing one, AdapterLoadError for a bad one, and VLLMValidationError for
+        a name in use.
         """
         async with self._changes:
             known = self._adapters.get(module.name)
@@ -142,7 +142,7 @@ class OpenAIServingModels:
             self._cards[module.name] = self._card(module.name, module.path, parent)
 
     async def remove(self, engine: AsyncLLM, name: str) -> None:
-        """Forget an adapter; requests that have it go on. Raises RequestFailedError, 404, for an unknown name."""
+        """Unload an adapter; running requests keep it. Raises RequestFailedError, 404, for an unknown name."""
         async with self._changes:
             request = self._adapters.get(name)
             if request is None:

@@ -1,4 +1,4 @@
-"""Tokenization by itself, as prompts are tokenized."""
+"""Serve tokenization and detokenization."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.utils.async_utils import threaded_if_long
 
 MAX_IDS = 2**20
-"""Ids of one request: more than a context has. Their text takes memory and time."""
+"""The maximum number of ids of a request, more than any context has."""
 
 
 class OpenAIServingTokenization:
-    """This turns texts into token ids and back."""
+    """Converts texts to token ids and back."""
 
     def __init__(self, chat: OpenAIServingChat, args: ServerArgs) -> None:
         """Render conversations as `chat` does, with its engine's tokenizer."""
@@ -39,7 +39,7 @@ class OpenAIServingTokenization:
         with chat.fields_named("prompt" if request.messages is None else "messages"):
             if request.prompt is None:
                 chat.check(trusts_template=self._args.trust_request_chat_template)
-                chat.tool_use()  # whose errors are chat's
+                chat.tool_use()  # check for the same errors as chat
                 prompt = await self._chat.render(chat)
             else:
                 prompt = ParsedPrompt(request.prompt)
@@ -53,7 +53,7 @@ class OpenAIServingTokenization:
         return TokenizeResponse(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        """Return the text of ids. Raises VLLMValidationError for one that no token has."""
+        """Return the text of ids. Raises VLLMValidationError for an id without a token."""
         self._chat.models.check(request.model)
         tokenizer, ids = self._front.require_tokenizer(), request.tokens
         if len(ids) > MAX_IDS:
@@ -70,7 +70,7 @@ class OpenAIServingTokenization:
         )
 
     def info(self) -> TokenizerInfo:
-        """Return what there is to know of the tokenizer. Raises RequestFailedError, 404, unless the server shows it."""
+        """Return the tokenizer's configuration. Raises RequestFailedError, 404, unless the server allows it."""
         if not self._args.enable_tokenizer_info_endpoint:
             message = "The tokenizer is not shown: start the server with --enable-tokenizer-info-endpoint."
             raise RequestFailedError(HTTPStatus.NOT_FOUND, message)
@@ -86,7 +86,7 @@ class OpenAIServingTokenization:
         )
 
     def _encode(self, tokenizer: Tokenizer, prompt: ParsedPrompt, adds_special_tokens: bool | None) -> list[int]:
-        if not prompt.text:  # the engine takes no prompt without tokens
+        if not prompt.text:  # the engine refuses a prompt without tokens
             return tokenizer.encode([""], add_special_tokens=adds_special_tokens is not False)[0]
         how = {} if adds_special_tokens is None else {"add_special_tokens": adds_special_tokens}
         return list(self._front.inputs.encode(prompt, how).token_ids)

@@ -1,4 +1,4 @@
-"""Tokenization by itself: texts and conversations become token ids, and ids become text again."""
+"""The types of tokenization: requests and answers of `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ TOKENIZE_REFUSED: Mapping[str, str] = {
     "mm_processor_kwargs": "models here read text alone",
     "media_io_kwargs": "models here read text alone",
 }
-"""Fields that would change the ids and that have no meaning here."""
+"""Fields that are refused: they would change the ids and are not supported."""
 
 _CHAT_FIELDS = ("documents", "reasoning_effort", "tools", "tool_choice")
 """Fields of chat completions that chat templates may show."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """What `/tokenize` takes: a prompt, or the messages of a conversation."""
+    """The request of `/tokenize`: a prompt, or the messages of a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    """By default a text gets them, and a conversation has those that its template writes."""
+    """By default a text gets them, and a conversation only those of its template."""
     return_token_strs: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -40,7 +40,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise VLLMValidationError unless there is a prompt, or a conversation, with what belongs to it."""
+        """Raise VLLMValidationError unless there is either a prompt or a conversation, with its fields."""
         if (self.prompt is None) == (self.messages is None):
             raise VLLMValidationError("give either prompt or messages.", parameter="prompt")
         for name in ("chat_template", "chat_template_kwargs", *_CHAT_FIELDS):
@@ -48,7 +48,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
                 raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 
     def chat(self) -> ChatCompletionRequest:
-        """Return the request whose prompt the conversation would be."""
+        """Return the chat request of the conversation."""
         more = {name: getattr(self, name) for name in _CHAT_FIELDS}
         return conversation(self, self.messages or [], **more)
 
@@ -60,11 +60,11 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
-    """The tokens' texts, if they were asked for."""
+    """The tokens' texts, if requested."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """What `/detokenize` takes."""
+    """The request of `/detokenize`."""
 
     model: str | None = None
     tokens: list[int]
@@ -77,10 +77,10 @@ class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know of the tokenizer, by the names of transformers' tokenizer_config.json where it has them."""
+    """The tokenizer's configuration, under the names of transformers' tokenizer_config.json."""
 
     vocab_size: int
-    """The number of token ids that have a text; the model may have more."""
+    """The number of token ids with a text; the model may have more."""
     eos_token_id: int | None
     bos_token: str | None
     eos_token: str | None

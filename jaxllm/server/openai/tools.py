@@ -1,4 +1,4 @@
-"""Which tools an answer may call, and whether it has to: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`."""
+"""Read which tools an answer may or must call: `tools`, `tool_choice` and `parallel_tool_calls`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,24 @@ class ToolUse(NamedTuple):
     """The tools that an answer may call."""
 
     tools: list[FunctionTool]
-    """None of them may be called if there are none here."""
+    """Empty if no tool may be called."""
     is_required: bool = False
-    """The answer is one call or several, and nothing else."""
+    """The answer must be one or more calls and nothing else."""
     is_named: bool = False
-    """The request names the one function that is called."""
+    """The request names the function to call."""
     is_parallel: bool = True
     """The answer may have several calls."""
 
     @property
     def needs_grammar(self) -> bool:
-        """Say whether sampling alone might break a promise."""
+        """Return whether the tools need a grammar: a call is required, or a schema is strict."""
         return bool(self.tools) and (
             self.is_required or not self.is_parallel or any(tool.strict for tool in self.tools)
         )
 
     @property
     def enforced(self) -> list[FunctionTool]:
-        """Return the tools with the schemas that a grammar enforces, as far as it can: where calls are free, those of
-        strict tools.
-        """
+        """Return the tools with the schemas for the grammar to enforce: only strict tools' where calls are optional."""
         return [
             msgspec.structs.replace(tool, parameters=loosened(tool.parameters))
             if self.is_required or tool.strict
@@ -50,7 +48,7 @@ class ToolUse(NamedTuple):
 
 
 def read_tool_use(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | None) -> ToolUse:
-    """Return what a request's fields say of tools. Raises VLLMValidationError, naming the field."""
+    """Return the tool use that a request asks for. Raises VLLMValidationError, naming the field."""
     known = read_tools(tools)
     if len({tool.name for tool in known}) < len(known):
         raise VLLMValidationError("tools: two functions have the same name.", parameter="tools")
@@ -68,7 +66,7 @@ def read_tool_use(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | 
 
 
 def _allowed(known: list[FunctionTool], allowed: Any, *, parallel: bool | None) -> ToolUse:
-    """Read OpenAI's choice among some of the tools."""
+    """Read OpenAI's `allowed_tools` choice."""
     entries = allowed.get("tools") if isinstance(allowed, Mapping) else None
     mode = allowed.get("mode", "auto") if isinstance(allowed, Mapping) else None
     if not isinstance(entries, list) or not entries or mode not in ("auto", "required"):
@@ -79,7 +77,7 @@ def _allowed(known: list[FunctionTool], allowed: Any, *, parallel: bool | None) 
 
 
 def _find(known: Mapping[str, FunctionTool], choice: Any) -> FunctionTool:
-    """Return the tool that is named as in OpenAI's chat, or flat as in its Responses."""
+    """Return the tool named in the form of chat or of Responses."""
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind != "function":
         raise _refusal(f"must be {_CHOICES}, got {shown(choice)}", shown(choice))

@@ -1,4 +1,4 @@
-"""One answer of a conversation, as every dialect of chat reads it."""
+"""Read the answer to a conversation as pieces, for all chat APIs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxllm.utils.async_utils import threaded_if_long
 
 
 class AnswerReader:
-    """This takes apart the n answers to one request, each by a parser of its own.
+    """Parses the n answers to one request, each with its own parser.
 
-    Give every `CompletionOutput` of theirs to `pieces`, once and in order.
+    Pass every `CompletionOutput` to `pieces`, once and in order.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class AnswerReader:
         is_named: bool = False,
         counted_by: Tokenizer | None = None,
     ) -> None:
-        """Read with parsers that `make_parser` makes; None takes nothing apart.
+        """Read with parsers from `make_parser`; None parses nothing.
 
-        Unless the reader `shows_reasoning`, it drops it. With `is_named` the request named the function that is called.
-        The tokenizer counts the tokens of the reasoning, where there may be any.
+        Reasoning is dropped unless `shows_reasoning`. `is_named` means that the request named the function to call.
+        `counted_by` counts the tokens of the reasoning, if there may be any.
         """
         self._make_parser, self._parsers = make_parser, dict[int, OutputParser]()
         self._shows_reasoning, self._is_named = shows_reasoning, is_named
@@ -40,7 +40,7 @@ class AnswerReader:
         """The answers that have called a tool."""
 
     def pieces(self, output: CompletionOutput) -> list[Piece]:
-        """Return what became certain of an answer with its next output; all that is left if it has ended."""
+        """Return the pieces that an answer's next output completes; all the rest if it has ended."""
         if self._make_parser is None:
             return [Text(output.text)] if output.text else []
         parser = self._parsers.get(output.index)
@@ -56,7 +56,7 @@ class AnswerReader:
         return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]
 
     async def num_reasoning_tokens(self) -> int | None:
-        """Return how many tokens the reasoning of all answers has so far; None if there is never any."""
+        """Return the number of reasoning tokens of all answers so far; None if there is never any."""
         if self._tokenizer is None:
             return None
         texts = list(map("".join, self._reasoning.values()))
@@ -64,9 +64,9 @@ class AnswerReader:
         return sum(map(len, encoded))
 
     def finish_reason(self, output: CompletionOutput) -> str | None:
-        """Return why an answer has ended, in OpenAI's words, after its pieces were read; None if it has not.
+        """Return an answer's finish reason in OpenAI's terms, after its pieces were read; None if it has not ended.
 
-        As with OpenAI, a call of the function that the request itself named is no reason of its own.
+        As with OpenAI, a call of the function that the request named is not a reason.
         """
         if output.finish_reason == "stop" and output.index in self._calling and not self._is_named:
             return "tool_calls"
@@ -74,7 +74,7 @@ class AnswerReader:
 
 
 class Turn:
-    """The engine's outputs for one request as they come, and the reader of its answers."""
+    """The engine's outputs for one request, and the reader of its answers."""
 
     def __init__(self, outputs: EngineOutputs, reader: AnswerReader) -> None:
         self.outputs, self.reader = outputs, reader

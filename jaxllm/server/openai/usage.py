@@ -1,4 +1,4 @@
-"""How many tokens a request has taken, as OpenAI's clients read it."""
+"""The token usage of a request in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from jaxllm.outputs import RequestOutput
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of a prompt's tokens beside their number."""
+    """Details of a prompt's tokens."""
 
     cached_tokens: int = 0
-    """So many were taken from the prefix cache."""
+    """The number taken from the prefix cache."""
     created_cache_tokens: int | None = None
-    """So many others the prefix cache keeps from now on; None for prompts that are pooled."""
+    """The number added to the prefix cache; None for pooled prompts."""
 
     @classmethod
     def of(cls, output: RequestOutput) -> PromptTokensDetails:
-        """Return what an output says of its prompt."""
+        """Return the details of an output's prompt."""
         return cls(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
 
     @classmethod
     def sum(cls, details: Iterable[PromptTokensDetails]) -> PromptTokensDetails:
-        """Return what is known of several prompts together."""
+        """Return the sum over several prompts."""
         counts = list(details)
         return cls(sum(one.cached_tokens for one in counts), sum(one.created_cache_tokens or 0 for one in counts))
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of an answer's tokens beside their number."""
+    """Details of an answer's tokens."""
 
     reasoning_tokens: int
-    """So many tokens the text of the reasoning has."""
+    """The number of tokens in the reasoning's text."""
 
 
 class UsageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request; those of all its n outputs count."""
+    """The tokens of a request, summed over its n outputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -45,7 +45,7 @@ class UsageInfo(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | None = None
     """It is None unless the server was started with --enable-prompt-tokens-details."""
     completion_tokens_details: CompletionTokensDetails | None = None
-    """It is None unless the model's answers may have reasoning that is told from their text."""
+    """It is None unless the server separates reasoning from the text."""
 
 
 def make_usage(
@@ -54,7 +54,7 @@ def make_usage(
     prompt: PromptTokensDetails | None = None,
     num_reasoning_tokens: int | None = None,
 ) -> UsageInfo:
-    """Return the usage; give `prompt` only where the server tells of the cache."""
+    """Return the usage. Pass `prompt` only if the server reports cached tokens."""
     return UsageInfo(
         prompt_tokens=num_prompt_tokens,
         total_tokens=num_prompt_tokens + num_completion_tokens,

@@ -1,1 +1,1 @@
-"""Routes for those who run a server: health, metrics, load, adapters, and vLLM's development routes."""
+"""The routes for operators: health, metrics, load, adapters, and vLLM's development routes."""

@@ -1,6 +1,6 @@
-"""vLLM's routes that load and unload LoRA adapters: only with JAXLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or vLLM's variable.
+"""vLLM's routes that load and unload LoRA adapters, only with JAXLLM_ALLOW_RUNTIME_LORA_UPDATING=1 or vLLM's variable.
 
-Who may use them makes the server read any folder that it can read, and the hub.
+Their users can make the server read any folder, and the hub.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """The body of /v1/load_lora_adapter."""
 
     lora_name: str
-    """What requests call it by, as their model."""
+    """The model name for requests."""
     lora_path: str
-    """A folder that PEFT saved, or a repository of the hub with the same files."""
+    """A folder in PEFT's form, or a repository of the hub with the same files."""
     load_inplace: bool = False
-    """Read an adapter of that name again, if there is one."""
+    """Reload the adapter of this name if it exists."""
 
 
 LOAD_REFUSED = {"is_3d_lora_weight": "the form of an adapter's weights is found from them; leave it out"}
-"""Fields that have no meaning here."""
+"""Fields that are refused."""
 
 
 class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
@@ -37,7 +37,7 @@ class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
 
     lora_name: str
     lora_int_id: int | None = None
-    """It is not looked at: names are unlike."""
+    """It is ignored: names are unique."""
 
 
 def routes(models: Callable[[], OpenAIServingModels]) -> list[Route]:
@@ -54,13 +54,13 @@ async def load_adapter(models: OpenAIServingModels, call: Call) -> Reply:
     module = LoRAModule(name=request.lora_name, path=request.lora_path)
     try:
         await models.add(call.engine_client, module, replaces=request.load_inplace)
-    except AdapterLoadError as error:  # the server cannot use what it has, as vLLM says it
+    except AdapterLoadError as error:  # 500, as in vLLM
         raise RequestFailedError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), param=error.parameter) from error
     return _told(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
 async def unload_adapter(models: OpenAIServingModels, call: Call) -> Reply:
-    """Forget a LoRA adapter; requests that have it go on."""
+    """Unload a LoRA adapter; running requests keep it."""
     request = await decode_request(call.body, UnloadLoRAAdapterRequest, {})
     await models.remove(call.engine_client, request.lora_name)
     return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")

@@ -1,4 +1,4 @@
-"""Routes that change the engine, for development: only with JAXLLM_SERVER_DEV_MODE=1, or vLLM's variable."""
+"""Development routes that control the engine, only with JAXLLM_SERVER_DEV_MODE=1 or vLLM's variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter()
 
 @router.get("/server_info", operation_id="show_server_info")
 async def show_server_info(request: Request) -> dict[str, Any]:
-    """Show the settings that the engine runs by."""
+    """Show the engine's settings."""
     config = request.app.state.vllm_config
     return {"vllm_config": msgspec.to_builtins(config, enc_hook=str, str_keys=True)}
 
@@ -23,14 +23,14 @@ async def show_server_info(request: Request) -> dict[str, Any]:
 async def reset_prefix_cache(
     request: Request, reset_running_requests: bool = False, reset_external: bool = False
 ) -> dict[str, bool]:
-    """Forget all cached prefixes; false when blocks are in use, unless running requests are to give theirs up."""
+    """Clear the prefix cache; false if blocks are in use, unless running requests are reset."""
     engine = request.app.state.engine_client
     return {"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)}
 
 
 @router.post("/sleep", operation_id="sleep")
 async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> None:
-    """End the engine's core, and so release the device, until /wake_up."""
+    """Stop the engine's core and release the device, until /wake_up."""
     await request.app.state.engine_client.sleep(level, mode)
 
 
@@ -44,14 +44,14 @@ async def wake_up(request: Request) -> None:
 async def scale_elastic_ep(
     request: Request, new_data_parallel_size: int = Body(), drain_timeout: int = Body(300)
 ) -> dict[str, str]:
-    """Have another number of replicas; those to go end their requests first, for drain_timeout seconds at most."""
+    """Change the number of replicas; removed ones drain for at most drain_timeout seconds."""
     await request.app.state.engine_client.scale_elastic_ep(new_data_parallel_size, drain_timeout)
     return {"message": f"Scaled to {new_data_parallel_size} data parallel engines"}
 
 
 @router.get("/is_sleeping", operation_id="is_sleeping")
 async def is_sleeping(request: Request) -> dict[str, bool]:
-    """Say whether the engine sleeps."""
+    """Show whether the engine sleeps."""
     return {"is_sleeping": await request.app.state.engine_client.is_sleeping()}
 
 
@@ -59,7 +59,7 @@ async def is_sleeping(request: Request) -> dict[str, bool]:
 async def pause(
     request: Request, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
 ) -> dict[str, str]:
-    """Let new requests wait until /resume; running ones are aborted, or with mode "wait" end first."""
+    """Hold new requests until /resume; running ones are aborted, or finish with mode "wait"."""
     await request.app.state.engine_client.pause_generation(
         mode=mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
     )
@@ -68,12 +68,12 @@ async def pause(
 
 @router.post("/resume", operation_id="resume")
 async def resume(request: Request) -> dict[str, str]:
-    """Take requests again."""
+    """Resume taking requests."""
     await request.app.state.engine_client.resume_generation()
     return {"status": "resumed"}
 
 
 @router.get("/is_paused", operation_id="is_paused")
 async def is_paused(request: Request) -> dict[str, bool]:
-    """Say whether new requests wait."""
+    """Show whether new requests wait."""
     return {"is_paused": await request.app.state.engine_client.is_paused()}

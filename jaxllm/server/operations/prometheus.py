@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' form: the engine's own as they stand when they are read, and those of the HTTP side."""
+"""Export metrics to Prometheus: the engine's, read on request, and those of HTTP."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.operations.prometheus_help import HELP
 
 NO_ROUTE = "none"
-"""The handler of requests for paths that there are not: a label for each would let strangers fill the memory."""
+"""The handler label of unknown paths. A label for each path would let clients fill the memory."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _LOOP_SECONDS = 10.0
 DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""The bounds of how long answers take, in seconds."""
+"""The histogram bounds of answer times in seconds."""
 
 
 class EngineCollector(Collector):
-    """This reads an engine's metrics whenever they are asked for, under a prefix of the server's own."""
+    """Collects an engine's metrics on request, under the server's prefix."""
 
     def __init__(self, engine: AsyncLLM, prefix: str) -> None:
         self._engine, self._prefix = engine, prefix
@@ -59,8 +59,8 @@ class EngineCollector(Collector):
         return kinds[type(metric)](self._shown(name), HELP[name], labels=labels)
 
     def _shown(self, name: str) -> str:
-        """Return a metric's name: vLLM's to the letter under vLLM's prefix, under another by Prometheus' rules, which
-        keep "_total" for counters.
+        """Return a metric's name: exactly vLLM's under vLLM's prefix; under another, "_total" is only for counters, as
+        Prometheus requires.
         """
         return self._prefix + (name if self._prefix == engine_metrics.PREFIX else name.removesuffix("_total"))
 
@@ -82,7 +82,7 @@ def _add(family: Metric, metric: engine_metrics.Metric) -> None:
 
 
 class HttpMetrics:
-    """What the HTTP side counts: answers and how long they took, by route, under the names that vLLM's have."""
+    """Counts HTTP answers and their times by route, under vLLM's names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("handler", "method")
@@ -105,7 +105,7 @@ class HttpMetrics:
 
 
 class CountedRequests:
-    """An ASGI application around another: it counts and times the answers."""
+    """ASGI middleware: it counts and times answers."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Iterable[object]) -> None:
         self._app, self._metrics = app, metrics
@@ -113,7 +113,7 @@ class CountedRequests:
         self._paths = frozenset(route.path for route in self._routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, and note how it was answered; one without an answer, whose client left, is a 499."""
+        """Pass a request on and record its status; 499 if the client left before the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -132,17 +132,17 @@ class CountedRequests:
             self._metrics.on_answer(self._handler(scope), scope["method"], status, seconds)
 
     def _handler(self, scope: Scope) -> str:
-        """Return the path of the route, with the names of its variables."""
+        """Return the route's path, with the names of its variables."""
         if scope["path"] in self._paths:
             return scope["path"]
         return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), NO_ROUTE)
 
 
 def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return what a registry knows, and its content type: OpenMetrics for those who accept it, else Prometheus' text.
+    """Return a registry's metrics and their content type: OpenMetrics if accepted, else Prometheus' text.
 
-    Names are letters, digits, underscores and colons, so nothing in them is to be escaped. The library would, as told
-    by `accept`, and in OpenMetrics' samples it would take vLLM's colon for a character that is none of a name.
+    Names need no escaping: they are letters, digits, underscores and colons. The library would escape them as
+    `accept` asks, and would not take vLLM's colon for part of a name in OpenMetrics.
     """
     if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
         return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
@@ -150,7 +150,7 @@ def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 
 class CoreProcesses(Collector):
-    """The memory and CPU time of the processes of an engine's cores, if they have any, by their replicas' numbers."""
+    """Collects the memory and CPU time of an engine's core processes, by replica."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
@@ -167,7 +167,7 @@ class CoreProcesses(Collector):
 
 
 class OnLoop(Collector):
-    """Another collector, which only runs on the thread of an event loop, for threads that it does not run on."""
+    """Wraps a collector so that it runs on an event loop's thread when another thread asks."""
 
     def __init__(self, collector: Collector, loop: asyncio.AbstractEventLoop) -> None:
         self._collector, self._loop = collector, loop
@@ -182,7 +182,7 @@ class OnLoop(Collector):
 
 
 def make_registry() -> CollectorRegistry:
-    """Return a registry that knows of the process: its memory, CPU time, descriptors and garbage collections."""
+    """Return a registry with the process's memory, CPU time, descriptors and garbage collections."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

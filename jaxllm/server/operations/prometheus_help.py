@@ -1,4 +1,4 @@
-"""What each of the engine's metrics is, in a sentence for those who read them."""
+"""The help text of each of the engine's metrics."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ HELP: Mapping[str, str] = {
     "kv_block_idle_before_evict_seconds": "Time that a KV block was not used before its eviction.",
     "kv_block_reuse_gap_seconds": "Time between two uses of a cached KV block.",
 }
-"""Sentences by the metrics' names without prefix."""
+"""By the metrics' names without prefix."""

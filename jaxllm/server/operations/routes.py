@@ -1,4 +1,4 @@
-"""Routes for those who run a server: whether it is well, what it has in hand, its metrics and its version."""
+"""The routes for operators: health, load, metrics and version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version"})
 
 
 def routes(state: ServerState, registry: CollectorRegistry) -> list[Route]:
-    """Return the routes. `state` gets its engine before the first request."""
+    """Return the routes. `state` must have its engine before the first request."""
     return [
         Route("/health", Endpoint(check_health, lambda: state, takes_json=False), methods=["GET"]),
         Route("/ping", Endpoint(ping, lambda: state, takes_json=False), methods=["GET", "POST"]),
@@ -28,34 +28,34 @@ def routes(state: ServerState, registry: CollectorRegistry) -> list[Route]:
 
 
 async def check_health(state: ServerState, _call: Call) -> Reply:
-    """Say whether requests are taken: 503 while the server drains or the engine sleeps, 500 once it has ended."""
+    """Check readiness: 503 while the server drains or the engine sleeps, 500 once the engine has ended."""
     await check_serving(state)
     return Reply(b"")
 
 
 async def ping(state: ServerState, call: Call) -> Reply:
-    """Say the same as /health, for SageMaker."""
+    """Check readiness like /health, for SageMaker."""
     return await check_health(state, call)
 
 
 async def check_life(state: ServerState, _call: Call) -> Reply:
-    """Say whether the server is worth keeping, be it drained or asleep: 500 once the engine has ended."""
+    """Check liveness: 500 once the engine has ended."""
     if state.engine_client.is_stopped:
         raise EngineDeadError("The engine has ended.")
     return Reply(b"")
 
 
 async def show_load(state: ServerState, _call: Call) -> Reply:
-    """Say how many requests that run the model are in hand."""
+    """Show the number of running requests."""
     return Reply.json({"server_load": state.load.num_requests})
 
 
 async def show_metrics(registry: CollectorRegistry, call: Call) -> Reply:
-    """Show the metrics, in the form of Prometheus that is asked for."""
+    """Show the metrics, in Prometheus' or OpenMetrics' form."""
     page, content_type = show(registry, call.headers.get(b"accept", b"").decode("latin-1"))
     return Reply(page, content_type=content_type.encode())
 
 
 async def show_version(version: str, _call: Call) -> Reply:
-    """Say which version this is."""
+    """Show the version."""
     return Reply.json({"version": version})

@@ -1,4 +1,4 @@
-"""Routes of the page at `/`, which shows the server's state and chats with its model; its files lie in `page/`."""
+"""The routes of the page at `/`, which shows the server's state and chats with its model."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Whatever a model or a client wrote, the page runs its own files alone, and asks this server alone."""
+"""The page runs only its own files and connects only to this server, whatever a model or a client wrote."""
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-cache"),  # files of two versions of the server must not meet
+    (b"cache-control", b"no-cache"),  # files of two server versions must not be mixed
 )
 
 
 def routes() -> list[Route]:
-    """Return a route for each file: they are for browsers, and the OpenAPI document leaves them out."""
+    """Return a route for each file. The OpenAPI document leaves them out."""
     folder = files("jaxllm.server.page")
     return [
         Route(path, _endpoint((folder / name).read_bytes(), name), methods=["GET"], include_in_schema=False)

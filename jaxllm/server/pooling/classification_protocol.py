@@ -1,4 +1,4 @@
-"""Classification: the request, and the answer with its labels and probabilities."""
+"""The types of classification: the request, and the answer with labels and probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxllm.server.pooling.pooling_protocol import InputFields
 
 
 class ClassificationRequest(InputFields, kw_only=True):
-    """What `/classify` takes."""
+    """The request of `/classify`."""
 
 
 class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     label: str | None
-    """The name of the likeliest class; None if the model names none."""
+    """The name of the most likely class; None if the model has no names."""
     probs: list[float]
     num_classes: int
 

@@ -1,4 +1,4 @@
-"""Cohere's form of embeddings: https://docs.cohere.com/reference/embed."""
+"""The types of Cohere's embeddings: https://docs.cohere.com/reference/embed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from jaxllm.server.pooling.pooling_protocol import MAX_INPUTS, PooledFields
 
 _TEXT_ONLY = "models here read text alone: use texts"
 COHERE_REFUSED: Mapping[str, str] = {"images": _TEXT_ONLY, "inputs": _TEXT_ONLY}
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 _PROMPT_NAMES: Mapping[str, tuple[str, ...]] = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-"""Cohere's input types, with the names that a model's prompt for one of them may have."""
+"""Cohere's input types, with the names that models may give their prompts."""
 
 type EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
 class CohereEmbedRequest(PooledFields, kw_only=True):
-    """What `/v2/embed` takes."""
+    """The request of `/v2/embed`."""
 
     texts: list[str]
     input_type: str | None = None
-    """What the texts are for: the model's prompt of this name, or of a like one, goes before each."""
+    """The purpose of the texts, which selects the model's prompt to put before each."""
     output_dimension: int | None = None
     embedding_types: list[EmbeddingType] | None = None
-    """By default "float"; there are as many lists in the answer as types."""
+    """By default "float". The answer has a list for each type."""
     truncate: Literal["NONE", "START", "END"] = "END"
-    """The side on which a text that is too long is cut; NONE refuses it."""
+    """The side on which too long texts are cut; NONE refuses them."""
     max_tokens: int | None = None
-    """The most tokens of a text; by default as many as the model takes."""
+    """The maximum number of tokens of a text; by default the model's."""
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        """Check the fields before any work is done. Raises VLLMValidationError."""
         if not self.texts:
             raise VLLMValidationError("texts must not be an empty list.", parameter="texts")
         if len(self.texts) > MAX_INPUTS:
@@ -55,7 +55,7 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
                 raise VLLMValidationError(f"{name} is not of this route: use truncate and max_tokens.", parameter=name)
 
     def fields_named(self, prompt: str) -> AbstractContextManager[None]:
-        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        """Make errors raised inside name the request's own fields; `prompt` is the prompt's field."""
         names = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
         return renamed({"prompt": prompt, "prompt_token_ids": prompt, **names})
 
@@ -64,8 +64,8 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         return PoolingParams(task="embed", dimensions=self.output_dimension, use_activation=self.use_activation)
 
     def prompt(self, prompts: Mapping[str, str]) -> str | None:
-        """Return what goes before each text, of a model's `prompts`. Raises VLLMValidationError for an unknown type;
-        Cohere's own types are known to all models, since its client has to give one. None stands for the default.
+        """Return the one of a model's `prompts` to put before each text; None for the default. Raises
+        VLLMValidationError for an unknown type. All models accept Cohere's types, since its client requires one.
         """
         if self.input_type is None:
             return None
@@ -78,7 +78,7 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         return prompt or ""
 
     def tokenization_kwargs(self) -> dict[str, Any] | None:
-        """Return how a text is cut."""
+        """Return the options for cutting texts."""
         options = super().tokenization_kwargs() or {}
         if self.truncate == "NONE":
             return options or None
@@ -86,7 +86,7 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         return options | cut | {"truncation_side": "left" if self.truncate == "START" else "right"}
 
     def check_length(self, num_tokens: int) -> None:
-        """Refuse a text that is longer than it may be, where none is cut. Raises VLLMValidationError."""
+        """Refuse a text that is too long, if texts are not cut. Raises VLLMValidationError."""
         if self.truncate == "NONE" and self.max_tokens is not None and num_tokens > self.max_tokens:
             message = f"Input of {num_tokens} tokens exceeds max_tokens={self.max_tokens} with truncate=NONE. "
             message += "Set truncate to END or START to allow truncation."
@@ -94,11 +94,11 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
 
 
 class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """The embeddings of all texts, once for each type that was asked for."""
+    """The embeddings of all texts, for each type requested."""
 
     floats: list[list[float]] | UnsetType = msgspec.field(name="float", default=UNSET)
     base64: list[str] | UnsetType = UNSET
-    """Numbers of 4 bytes, the lowest first."""
+    """Little-endian float32 numbers in base64."""
     binary: list[list[int]] | UnsetType = UNSET
     """A bit for each number, set where that is not negative; 8 bits make a byte, minus 128."""
     ubinary: list[list[int]] | UnsetType = UNSET
@@ -111,13 +111,13 @@ class CohereApiVersion(msgspec.Struct, frozen=True):
 
 
 class CohereBilledUnits(msgspec.Struct, frozen=True):
-    """What was counted."""
+    """The billed units."""
 
     input_tokens: int
 
 
 class CohereMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say beside the embeddings."""
+    """The metadata of an answer."""
 
     api_version: CohereApiVersion = CohereApiVersion()
     billed_units: CohereBilledUnits

@@ -1,4 +1,4 @@
-"""Embeddings: OpenAI's request and answer, with vLLM's fields."""
+"""The types of embeddings: OpenAI's request and answer, with vLLM's fields."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jaxllm.server.pooling.pooling_protocol import VectorFields
 
 
 class EmbeddingRequest(VectorFields, kw_only=True):
-    """What `/v1/embeddings` takes."""
+    """The request of `/v1/embeddings`."""
 
     late_chunking_params: LateChunkingParams | None = None
-    """`{"chunk_size": 64}` makes an embedding of each run of so many tokens of a text, which the model reads whole."""
+    """`{"chunk_size": 64}` makes an embedding of every 64 tokens of a text, which the model reads whole."""
 
     def params(self, task: str) -> PoolingParams:
         """Return the engine's params. Raises VLLMValidationError."""

@@ -1,4 +1,4 @@
-"""Pooling: the fields that routes of models that pool share, and `/pooling`, which does each of their tasks."""
+"""The fields that all pooling routes share, and the types of `/pooling`, which serves every task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxllm.server.openai.prompt_fields import Messages, PromptFields, renamed, 
 from jaxllm.server.openai.usage import UsageInfo
 
 MAX_INPUTS = 2048
-"""A request has at most so many inputs, as in OpenAI's API."""
+"""The maximum number of inputs of a request, as in OpenAI's API."""
 _TEXT_ONLY = "models here read text alone"
 POOLED_REFUSED: Mapping[str, str] = {
     "normalize": "use use_activation instead",
@@ -29,27 +29,27 @@ POOLED_REFUSED: Mapping[str, str] = {
     "images": _TEXT_ONLY,
     "data": "there are no plugins for inputs and outputs",
 }
-"""Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
+"""Fields of vLLM, present or past, that are refused: they would change the answer."""
 
 
 class PooledFields(PromptFields, kw_only=True):
-    """What all requests to models that pool take."""
+    """The fields that all pooling requests share."""
 
     use_activation: bool | None = None
-    """Whether outputs are normalized, or made probabilities; by default as the model says."""
+    """Whether outputs are normalized or made probabilities; by default the model's setting."""
 
     def fields_named(self, prompt: str) -> AbstractContextManager[None]:
-        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        """Make errors raised inside name the request's own fields; `prompt` is the prompt's field."""
         return renamed(dict.fromkeys(("prompt", "prompt_token_ids", "text_pair", "messages"), prompt))
 
 
 class InputFields(PooledFields, kw_only=True):
-    """What requests with one input, or with several that each have an output, take."""
+    """The fields of requests with one output per input."""
 
     input: str | list[str | int | dict[str, Any] | list[int | dict[str, Any]]] | None = None
     """A text, its token ids, a conversation, or a list of either."""
     messages: list[dict[str, Any] | Messages] | None = None
-    """A conversation, or several, which the chat template makes a prompt of; instead of `input`."""
+    """One or more conversations to render with the chat template, instead of `input`."""
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -57,11 +57,11 @@ class InputFields(PooledFields, kw_only=True):
 
     @property
     def source(self) -> str:
-        """Return the name of the field that has the inputs."""
+        """Return the name of the field with the inputs."""
         return "input" if self.messages is None else "messages"
 
     def inputs(self) -> list[str | list[int] | ChatCompletionRequest]:
-        """Return the inputs: each a text, token ids, or a conversation. Raises VLLMValidationError for others."""
+        """Return the inputs: each a text, token ids, or a conversation. Raises VLLMValidationError for any other."""
         if (self.input is None) == (self.messages is None):
             raise VLLMValidationError("give either input or messages.", parameter="input")
         values = several_prompts(self.source, self.input if self.messages is None else self.messages, MAX_INPUTS)
@@ -70,7 +70,7 @@ class InputFields(PooledFields, kw_only=True):
         return [self._input(each) for each in values]
 
     def check_template(self, inputs: list[Any]) -> None:
-        """Refuse fields about the rendering of conversations where there is none. Raises VLLMValidationError."""
+        """Refuse fields for rendering conversations if there is none. Raises VLLMValidationError."""
         if any(isinstance(each, ChatCompletionRequest) for each in inputs):
             return
         for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
@@ -92,19 +92,19 @@ class InputFields(PooledFields, kw_only=True):
 
 
 class VectorFields(InputFields, kw_only=True):
-    """What requests for vectors take: how long these are, and how the answer shows them."""
+    """The fields of requests for vectors: their size and encoding."""
 
     dimensions: int | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
-    """The last two make an answer of bytes alone, of which a header tells with the former."""
+    """With the last two the answer is raw bytes; "bytes" adds a header that describes them."""
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
     """The type of the numbers in base64 and bytes."""
     endianness: Literal["native", "little", "big"] = "native"
-    """The order of the bytes of a number there; "native" is the server's."""
+    """The byte order of these numbers; "native" is the server's."""
 
     @property
     def is_in_bytes(self) -> bool:
-        """Say whether the answer is no JSON."""
+        """Return whether the answer is raw bytes."""
         return self.encoding_format in ("bytes", "bytes_only")
 
     def params(self, task: str) -> PoolingParams:
@@ -113,10 +113,10 @@ class VectorFields(InputFields, kw_only=True):
 
 
 class PoolingRequest(VectorFields, kw_only=True):
-    """What `/pooling` takes."""
+    """The request of `/pooling`."""
 
     task: str | None = None
-    """One of those that the model can do; by default its own."""
+    """A task of the model; by default its main one."""
 
 
 class PoolingResponseData(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class PoolingResponseData(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     object: str = "pooling"
     data: list[list[float] | float] | str
-    """A vector, or one for each token; in base64 they follow each other."""
+    """A vector, or one for each token; concatenated in base64."""
 
 
 class PoolingResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The inputs of one HTTP request to a model that pools: each is a request of the engine's, and all end together."""
+"""Run the inputs of a pooling request: each is an engine request, and all end together."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jaxllm.server.pooling.pooling_protocol import InputFields, PooledFields
 from jaxllm.text.prompts import ParsedPrompt, begin_with
 
 MAX_NUMBERS = 2**24
-"""The outputs of one request have at most so many numbers; as JSON they take 20 bytes each, and are held at once."""
+"""The maximum number of numbers in a request's outputs. As JSON each takes 20 bytes, all in memory at once."""
 
 
 class PooledRequests:
-    """This makes prompts of inputs and runs them."""
+    """Makes prompts from inputs and runs them."""
 
     def __init__(self, chat: OpenAIServingChat, settings: PoolingSettings, *, trusts_template: bool) -> None:
         """Render conversations as `chat` does, and run everything on its engine."""
@@ -52,11 +52,11 @@ class PooledRequests:
         sources: Sequence[str],
         before: str | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
-        """Run prompts, which the engine knows by the request's id and a number; return their outputs in order.
+        """Run prompts, under the request's id and a number; return their outputs in order.
 
-        Texts to embed begin with `before`, which is the checkpoint's default prompt where it is None.
-        If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
-        an error about a prompt names the one of `sources` that has it.
+        `before` is put before each text to embed; None stands for the checkpoint's default prompt.
+        If one fails, or the caller is cancelled, all are aborted. Raises exceptions that `error_response` handles;
+        an error about a prompt names its entry in `sources`.
         """
         self.engine_client.admission.check_room(len(prompts))
         options, size = request.tokenization_kwargs(), _Size()
@@ -77,7 +77,7 @@ class PooledRequests:
                         data_parallel_rank=caller.data_parallel_rank,
                     )
                     readers.append(group.create_task(_read(outputs, request, sources[i], size)))
-                    await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
+                    await asyncio.sleep(0)  # let other requests run after each prompt is tokenized
         except BaseExceptionGroup as error:
             raise error.exceptions[0] from None
         return [reader.result() for reader in readers]
@@ -95,13 +95,13 @@ class PooledRequests:
 
 
 class _Size:
-    """This counts the numbers of a request's outputs as they come."""
+    """Counts the numbers of a request's outputs as they come."""
 
     def __init__(self) -> None:
         self._total = 0
 
     def add(self, count: int, source: str) -> None:
-        """Raise VLLMValidationError, naming the field `source`, if there are too many with these."""
+        """Raise VLLMValidationError, naming the field `source`, if there are too many."""
         self._total += count
         if self._total > MAX_NUMBERS:
             message = (

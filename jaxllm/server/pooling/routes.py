@@ -1,4 +1,4 @@
-"""The routes of models that pool: OpenAI's embeddings, and vLLM's, Jina's and Cohere's beside them."""
+"""The pooling routes: OpenAI's embeddings, and those of vLLM, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> PooledServing:
-    """Return what answers the routes; conversations are rendered as `chat` does."""
+    """Return the object that answers the routes; `chat` renders its conversations."""
     return PooledServing.of(chat, chat.args)
 
 
@@ -68,14 +68,14 @@ async def answer_cohere_embedding(pooled: PooledServing, call: Call) -> Reply:
 
 
 async def answer_pooling(pooled: PooledServing, call: Call) -> Reply:
-    """Do one of the model's tasks with inputs."""
+    """Run a pooling task on inputs."""
     serving = supported(pooled.pooling, "Pooling")
     request = await decode_request(call.body, PoolingRequest, POOLED_REFUSED)
     return _reply(await serving.answer(request, call.caller))
 
 
 async def answer_classification(pooled: PooledServing, call: Call) -> Reply:
-    """Say which class each input has."""
+    """Classify inputs."""
     serving = supported(pooled.classification, "Classification")
     request = await decode_request(call.body, ClassificationRequest, POOLED_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))

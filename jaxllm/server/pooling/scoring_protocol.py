@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, and documents in the order of their scores for a query, as Jina and Cohere have them."""
+"""The types of scoring and reranking, in the forms of vLLM, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RERANK_REFUSED: Mapping[str, str] = {
     "rank_fields": "documents have one field, text",
     "max_chunks_per_doc": "documents are not cut in pieces: use max_tokens_per_doc",
 }
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 
 type Text = str | dict[str, Any]
 """A text, or an object that has it under "text"."""
@@ -27,15 +27,15 @@ _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 
 
 class ScoringFields(PooledFields, kw_only=True):
-    """What requests for scores take beside their texts."""
+    """The fields of scoring requests besides their texts."""
 
     max_tokens_per_query: int = 0
     max_tokens_per_doc: int = 0
-    """A text of more tokens is cut to so many; 0 cuts none."""
+    """The maximum number of tokens of a text, which is cut; 0 cuts none."""
     instruction: str | None = None
-    """The variable of this name of the template."""
+    """The template's variable of this name."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template that makes a prompt of a query and a document, where the server has one."""
+    """Variables of the server's template for a query and a document."""
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables."""
@@ -44,7 +44,7 @@ class ScoringFields(PooledFields, kw_only=True):
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
-    """What `/score` takes: one text and another, one and many, or as many and many; by any of these pairs of names."""
+    """The request of `/score`: one text and one, one and many, or many and as many, in any of these pairs of fields."""
 
     text_1: Text | list[Text] | None = None
     text_2: Text | list[Text] | None = None
@@ -55,7 +55,7 @@ class ScoreRequest(ScoringFields, kw_only=True):
     data_2: Text | list[Text] | None = None
 
     def sides(self) -> tuple[str, str]:
-        """Return the names of the two fields that have the texts. Raises VLLMValidationError for any other two."""
+        """Return the names of the two fields with the texts. Raises VLLMValidationError for any other two."""
         names = {name for pair in _SIDES for name in pair}
         present = {name for name in names if getattr(self, name) is not None}
         for pair in _SIDES:
@@ -87,17 +87,17 @@ class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankRequest(ScoringFields, kw_only=True):
-    """What `/rerank` takes."""
+    """The request of `/rerank`."""
 
     query: Text
     documents: Text | list[Text]
     top_n: int | None = None
-    """So many of the best documents are shown; by default, and with 0, all."""
+    """The number of best documents to return; 0 for all."""
     return_documents: bool | None = True
-    """Whether the answer has the documents' texts."""
+    """Whether the answer includes the documents' texts."""
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        """Check the fields before any work is done. Raises VLLMValidationError."""
         check_number("documents", self.documents)
         if self.top_n is not None:
             check_int("top_n", self.top_n, 0, INT32_MAX)
@@ -113,7 +113,7 @@ class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
     """A document with its score."""
 
     index: int
-    """Its place among the documents of the request."""
+    """The document's index in the request."""
     document: RerankDocument | UnsetType = UNSET
     relevance_score: float
 

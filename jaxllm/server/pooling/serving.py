@@ -1,4 +1,4 @@
-"""What answers the routes of models that pool: each is there where the loaded model can do what it is for."""
+"""Collect the serving objects of the pooling routes that the loaded model supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxllm.server.pooling.serving_scoring import ServingScores
 
 
 class PooledServing(NamedTuple):
-    """The parts, each None where the model cannot do it."""
+    """The serving objects by task, None if the model does not support it."""
 
     pooling: ServingPooling | None = None
     embedding: ServingEmbedding | None = None
@@ -24,7 +24,7 @@ class PooledServing(NamedTuple):
 
     @classmethod
     def of(cls, chat: OpenAIServingChat, args: ServerArgs) -> Self:
-        """Make the parts for the model of an engine, which also `chat` would serve."""
+        """Make the serving objects for the model behind `chat`."""
         settings = chat.engine_client.front.ready.pooling
         if settings is None:
             return cls()

@@ -1,4 +1,4 @@
-"""Classification: the class that each input most likely has."""
+"""Serve classification."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxllm.server.pooling.requests import PooledRequests, usage_of
 
 
 class ServingClassification:
-    """This answers requests for classes."""
+    """Answers classification requests."""
 
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
         self._pooled, self._tells_cached = pooled, tells_cached
 
     async def answer(self, request: ClassificationRequest, caller: Caller) -> ClassificationResponse:
-        """Answer a request. Raises what `errors.error_response` has answers for."""
+        """Answer a request. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         params = PoolingParams(task="classify", use_activation=request.use_activation)
         outputs = await self._pooled.run_inputs(request, params, caller)

@@ -1,4 +1,4 @@
-"""Embeddings, in OpenAI's form and in Cohere's."""
+"""Serve embeddings, in OpenAI's form and in Cohere's."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from jaxllm.utils.async_utils import threaded_if_long
 
 
 class ServingEmbedding:
-    """This answers requests for embeddings."""
+    """Answers embedding requests."""
 
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool, task: str = "embed") -> None:
-        """Give each input one embedding, or one for each of its tokens in the task "token_embed"."""
+        """Make one embedding for each input, or one per token in the task "token_embed"."""
         self._pooled, self._tells_cached, self._task = pooled, tells_cached, task
 
     async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse | VectorBytes:
-        """Answer a request in OpenAI's form. Raises what `errors.error_response` has answers for."""
+        """Answer a request in OpenAI's form. Raises exceptions that `error_response` handles."""
         encode = encoder(request)
         outputs = await self.outputs(request, caller)
         vectors = [each.outputs.data for each in outputs]
@@ -51,12 +51,12 @@ class ServingEmbedding:
         return EmbeddingResponse(id=answer_id, model=model, data=data, usage=usage)
 
     async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
-        """Return the outputs of a request's inputs in order. Raises what `errors.error_response` has answers for."""
+        """Return the outputs of a request's inputs in order. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         return await self._pooled.run_inputs(request, request.params(self._task), caller)
 
     async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
-        """Answer a request in Cohere's form. Raises what `errors.error_response` has answers for."""
+        """Answer a request in Cohere's form. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         request.check()
         before = request.prompt(self._pooled.settings.prompts)
@@ -88,7 +88,7 @@ def _by_type(outputs: Sequence[PoolingRequestOutput[Any]], kinds: set[str]) -> C
 
 
 def _bits(vectors: list[np.ndarray]) -> np.ndarray:
-    """Return the signs of the vectors' numbers, 8 to a byte, the first the highest. Raises VLLMValidationError."""
+    """Return the signs of the vectors' numbers, 8 to a byte, most significant bit first. Raises VLLMValidationError."""
     if vectors[0].size % 8:
         message = "Embedding dimension must be a multiple of 8 for binary embedding types, "
         raise VLLMValidationError(f"{message}but got {vectors[0].size}.", parameter="embedding_types")

@@ -1,4 +1,4 @@
-"""Pooling: whatever the model's tasks are, their outputs as they are."""
+"""Serve `/pooling`: the raw outputs of any of the model's tasks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from jaxllm.server.pooling.vectors import VectorBytes, encoder
 from jaxllm.utils.async_utils import threaded_if_long
 
 _REMOVED = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
-"""Tasks of vLLM's past, and what to use instead."""
+"""Tasks removed from vLLM, and their replacements."""
 
 
 class ServingPooling:
-    """This answers requests for a task by its name."""
+    """Answers requests for a task."""
 
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
         self._pooled, self._tells_cached = pooled, tells_cached
 
     async def answer(self, request: PoolingRequest, caller: Caller) -> PoolingResponse | VectorBytes:
-        """Answer a request. Raises what `errors.error_response` has answers for."""
+        """Answer a request. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         task, encode = self._task(request.task), encoder(request)
         outputs = await self._pooled.run_inputs(request, request.params(task), caller)

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, and documents in the order of their scores."""
+"""Serve scores and reranking."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from jaxllm.utils.async_utils import threaded_if_long
 
 
 class ServingScores:
-    """This answers requests for scores."""
+    """Answers scoring requests."""
 
     def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
-        """Score as the model does, whose settings have to say how."""
+        """Score with the model; its settings must have a score type."""
         self._pooled, self._tells_cached = pooled, tells_cached
         front = pooled.engine_client.front
         self._scorer = Scorer(front)
-        # As in vLLM, only a template that the server was given: those of tokenizers are seldom meant for pairs.
+        # As in vLLM, use only the server's template: tokenizers' templates are seldom meant for pairs.
         self._template = front.ready.chat_template if self._scorer.is_cross_encoder else None
 
     async def answer(self, request: ScoreRequest, caller: Caller) -> ScoreResponse:
-        """Answer a request for scores. Raises what `errors.error_response` has answers for."""
+        """Answer a request for scores. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         scores, usage = await self._scores(request, request.sides(), caller)
         return ScoreResponse(
@@ -49,7 +49,7 @@ class ServingScores:
         )
 
     async def answer_rerank(self, request: RerankRequest, caller: Caller) -> RerankResponse:
-        """Answer a request for documents in order. Raises what `errors.error_response` has answers for."""
+        """Answer a request for reranking. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         request.check()
         scores, usage = await self._scores(request, ("query", "documents"), caller)
@@ -73,7 +73,7 @@ class ServingScores:
     async def _scores(
         self, request: ScoringFields, names: tuple[str, str], caller: Caller
     ) -> tuple[list[ScoringRequestOutput], UsageInfo]:
-        """Return the scores of the pairs that two fields have, and the tokens that were run for them."""
+        """Return the scores of the pairs in two fields, and the token usage."""
         self._check_variables(request)
         plan = await self._plan(request, names)
         params = PoolingParams(task=plan.task, use_activation=request.use_activation)
@@ -103,7 +103,7 @@ class ServingScores:
                 raise VLLMValidationError(message, parameter=name)
 
     def _work(self, request: ScoringFields, pairs: list[Any]) -> int:
-        """Return how many characters are tokenized or rendered to plan scores."""
+        """Return the number of characters to tokenize or render."""
         if self._template is None and not request.max_tokens_per_query and not request.max_tokens_per_doc:
             return 0
         return sum(len(_text(each)) for side in pairs for each in (side if isinstance(side, list) else [side]))

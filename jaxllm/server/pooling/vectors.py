@@ -1,4 +1,4 @@
-"""Vectors as answers show them: numbers in JSON, their bytes in base64 there, or nothing but bytes."""
+"""Encode vectors for answers: as JSON numbers, base64, or raw bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encoder(request: VectorFields) -> Callable[[Any], Any]:
-    """Return what makes the value that a request asks for of an array. Raises VLLMValidationError."""
+    """Return the function that encodes an array as the request asks. Raises VLLMValidationError."""
     if request.encoding_format in (None, "float"):
         for name, default in (("embed_dtype", "float32"), ("endianness", "native")):
             if getattr(request, name) != default:
@@ -34,17 +34,17 @@ def encoder(request: VectorFields) -> Callable[[Any], Any]:
 
 
 def numbers(array: Any) -> Any:
-    """Return an array's numbers as JSON, encoded one by one: a whole answer at once would keep others waiting."""
+    """Return an array's numbers as JSON. Arrays are encoded one by one, so that other requests do not wait."""
     return msgspec.Raw(_encode(array.tolist()))
 
 
 def in_base64(array: Any, dtype: str = "float32", endianness: str = "native") -> str:
-    """Return an array's bytes as text."""
+    """Return an array's bytes in base64."""
     return base64.b64encode(packed(array, dtype, endianness)).decode()
 
 
 def packed(array: Any, dtype: str, endianness: str) -> bytes:
-    """Return an array's bytes in one of the types of `embed_dtype`; what is too large for it is its largest, or inf."""
+    """Return an array's bytes in a type of `embed_dtype`. Too large numbers become its largest, or inf."""
     import ml_dtypes
     import numpy as np
 
@@ -55,7 +55,7 @@ def packed(array: Any, dtype: str, endianness: str) -> bytes:
         "fp8_e4m3": ml_dtypes.float8_e4m3fn,
         "fp8_e5m2": ml_dtypes.float8_e5m2,
     }
-    if dtype == "fp8_e4m3":  # it has no infinity
+    if dtype == "fp8_e4m3":  # this type has no infinity
         array = array.clip(-_LARGEST_E4M3, _LARGEST_E4M3)
     with np.errstate(over="ignore"):
         cast = array.astype(kinds[dtype])
@@ -64,11 +64,11 @@ def packed(array: Any, dtype: str, endianness: str) -> bytes:
 
 
 class VectorBytes(NamedTuple):
-    """An answer that is nothing but the numbers of its vectors, one vector after the other."""
+    """An answer of raw bytes: the numbers of its vectors, concatenated."""
 
     body: bytes
     metadata: str | None
-    """What is where, as the header `metadata` has it in JSON; None for encoding_format "bytes_only"."""
+    """The layout in JSON for the header `metadata`; None for encoding_format "bytes_only"."""
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""The answer to one request becomes a response: whole, as a stream of events, or in the background."""
+"""Make a response from the answer to a request: whole, as a stream of events, or in the background."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from jaxllm.server.responses.stream import Event
 
 
 class ResponseAnswer:
-    """This reads a turn's outputs once, by one of `whole`, `frames` and `run`."""
+    """Reads a turn's outputs once, with one of `whole`, `frames` and `run`."""
 
     def __init__(
         self, response: Response, turn: Turn, chat: OpenAIServingChat, keep: Callable[[Response], None]
     ) -> None:
-        """Go on from a response without output, to a turn of `chat`; `keep` gets it once it has ended."""
+        """Fill a response without output from a turn of `chat`; `keep` gets it once it has ended."""
         self._builder, self._turn, self._chat, self._keep = ResponseBuilder(response), turn, chat, keep
         self._num_prompt_tokens, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
         self._finish_reason: str | None = None
 
     def response(self) -> Response:
-        """Return the response as it is now."""
+        """Return the current response."""
         return self._builder.response()
 
     async def whole(self) -> Response:
-        """Return the response of an answer that is not streamed. Raises what has ended the request."""
+        """Return the whole response. Raises what ended the request."""
         self._take(await self._turn.whole())
         await self._end()
         self._keep(self.response())
         return self.response()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the response's events, and comments while there are none; an error is an event too."""
+        """Yield the frames of the response's events, errors included, and comments while there are none."""
         yield _frames(self._builder.begin())
         try:
             async for ping in self._turn.outputs.pings(self._chat.args.sse_ping_interval):
@@ -61,7 +61,7 @@ class ResponseAnswer:
         yield _frames(last)
 
     async def run(self) -> None:
-        """Make the response of an answer that is streamed, in the background. Cancelled, it ends the request."""
+        """Make the response in the background from a streamed answer. Cancelling it ends the request."""
         try:
             async with contextlib.aclosing(self._turn.outputs) as outputs:
                 async for output in outputs:
@@ -105,5 +105,5 @@ def _frames(events: list[Event]) -> bytes:
 
 
 def _told(error: Exception) -> ResponseError:
-    """Return what a client is told of what has ended its response."""
+    """Return the error that a client gets for what ended its response."""
     return ResponseError("server_error", error_response(error).error.message)

@@ -1,4 +1,4 @@
-"""A response is put together of the pieces of its answer, and each step of that is an event."""
+"""Build a response from the pieces of its answer, with an event for each step."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ _COMPLETE = ("stop", "tool_calls", "repetition")
 
 
 def frame(event: Event) -> bytes:
-    """Return the frame of an event, which has its type for a name."""
+    """Return the frame of an event, named by its type."""
     return named_event(str(type(event).__struct_config__.tag), event)
 
 
 class ResponseBuilder:
-    """This makes a response of the pieces of its answer.
+    """Builds a response from the pieces of its answer.
 
-    Feed `add` all of them, and then call `end` or `fail`. The events that it returns are the response's whole story;
-    of an answer that is not streamed they are dropped.
+    Pass all pieces to `add`, then call `end` or `fail`. Together their events tell the whole response; without
+    streaming they are dropped.
     """
 
     def __init__(self, response: Response) -> None:
@@ -64,25 +64,25 @@ class ResponseBuilder:
         self._response, self._output = response, list[OutputItem]()
         self._open: _Open | None = None
         self._space = ""
-        """White space that no message has begun with yet: between other items it is none."""
+        """White space held until a message begins: between other items it is dropped."""
         self._number = 0
 
     def response(self) -> Response:
-        """Return the response as it is now."""
+        """Return the current response."""
         unfinished = [] if self._open is None else [self._open.item("in_progress")]
         return msgspec.structs.replace(self._response, output=[*self._output, *unfinished])
 
     def begin(self) -> list[Event]:
-        """Return the events of a response that was admitted."""
+        """Return the events of an admitted response."""
         self.set_status("in_progress")
         return [self._event(kind, response=self._response) for kind in (ResponseCreated, ResponseInProgress)]
 
     def set_status(self, status: ResponseStatus) -> None:
-        """Note how far the response is."""
+        """Set the response's status."""
         self._response = msgspec.structs.replace(self._response, status=status)
 
     def add(self, pieces: Iterable[Piece]) -> list[Event]:
-        """Add pieces of the answer, and return what has become of it."""
+        """Add pieces of the answer, and return the events."""
         events: list[Event] = []
         for piece in pieces:
             match piece:
@@ -99,10 +99,10 @@ class ResponseBuilder:
         return events
 
     def end(self, finish_reason: str | None, usage: ResponseUsage, now: int) -> list[Event]:
-        """End the response for an engine's reason at a time in seconds, and return what has become of it."""
+        """End the response with an engine's finish reason at a time in seconds, and return the events."""
         status: ResponseStatus = "completed" if finish_reason in _COMPLETE else "incomplete"
         events: list[Event] = []
-        if self._open is None and not self._output:  # clients look for a message
+        if self._open is None and not self._output:  # clients expect a message
             space = self._space
             events += [*self._start(_OpenText), *self._grow(space)]
         events += self._close(status)
@@ -119,7 +119,7 @@ class ResponseBuilder:
         return [*events, self._event(_LAST[status], response=self._response)]
 
     def fail(self, error: ResponseError | None) -> list[Event]:
-        """End the response with an error, or without one as one that was cancelled; return its last event."""
+        """End the response with an error, or as cancelled without one; return the last event."""
         if self._open is not None:
             self._output.append(self._open.item("incomplete"))
             self._open = None
@@ -166,17 +166,17 @@ class ResponseBuilder:
 
 
 type _Fields = tuple[Any, dict[str, Any]]
-"""An event's type, and its fields beside the number."""
+"""An event's type, and its fields besides the sequence number."""
 
 
 class _Open(Protocol):
-    """An item of the output that is being written."""
+    """An output item that is being written."""
 
     index: int
     texts: list[str]
 
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
-        """Return the item as it is now; before it `is_begun` it has no content."""
+        """Return the current item; it has no content before it `is_begun`."""
         ...
 
     def opening(self) -> list[_Fields]:
@@ -205,7 +205,7 @@ class _OpenContent:
         self._place: dict[str, Any] = {"output_index": index, "item_id": self.id}
 
     def opening(self) -> list[_Fields]:
-        """Return that the part begins."""
+        """Return the event that begins the part."""
         return [(PartAdded, {**self._place, "part": self.part(text="")})]
 
     def delta(self, text: str) -> _Fields:
@@ -213,7 +213,7 @@ class _OpenContent:
         return self.delta_kind, {**self._place, "delta": text}
 
     def closing(self) -> list[_Fields]:
-        """Return that the part is whole."""
+        """Return the event that ends the part."""
         text = "".join(self.texts)
         return [
             (self.done_kind, {**self._place, "text": text}),
@@ -227,7 +227,7 @@ class _OpenText(_OpenContent):
     part, delta_kind, done_kind, prefix = OutputText, TextDelta, TextDone, "msg"
 
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
-        """Return the message as it is now."""
+        """Return the current message."""
         content = [OutputText(text="".join(self.texts))] if is_begun else []
         return MessageItem(id=self.id, status=status, content=content)
 
@@ -238,7 +238,7 @@ class _OpenReasoning(_OpenContent):
     part, delta_kind, done_kind, prefix = ReasoningText, ReasoningDelta, ReasoningDone, "rs"
 
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
-        """Return the reasoning as it is now."""
+        """Return the current reasoning."""
         content = [ReasoningText(text="".join(self.texts))] if is_begun else []
         return ReasoningItem(id=self.id, status=status, content=content)
 
@@ -252,7 +252,7 @@ class _OpenCall:
         self._place: dict[str, Any] = {"output_index": index, "item_id": self.id}
 
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
-        """Return the call as it is now."""
+        """Return the current call."""
         del is_begun
         arguments = "".join(self.texts)
         return FunctionCallItem(id=self.id, call_id=self._call_id, name=self._name, arguments=arguments, status=status)
@@ -266,5 +266,5 @@ class _OpenCall:
         return ArgumentsDelta, {**self._place, "delta": text}
 
     def closing(self) -> list[_Fields]:
-        """Return that the arguments are whole."""
+        """Return the event that ends the arguments."""
         return [(ArgumentsDone, {**self._place, "name": self._name, "arguments": "".join(self.texts)})]

@@ -1,4 +1,4 @@
-"""The input of a response, which is items, becomes the messages of a conversation."""
+"""Convert a response's input items to the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _TEXTS = {
     **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
     "refusal": "refusal",
 }
-"""Each type of content part has its text under this key."""
+"""The key of the text in each type of content part."""
 
 
 def read_input(
     value: str | Sequence[dict[str, Any]], find: Callable[[str], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Return a request's input as items; `find` gives those that it refers to by their ids, or None.
+    """Return a request's input as items. `find` returns a referenced item by id, or None.
 
-    Raises VLLMValidationError naming the place of what is no item, or is referred to once more, and RequestFailedError,
+    Raises VLLMValidationError, naming the position, for a bad item or a repeated reference, and RequestFailedError,
     404, for an unknown id.
     """
     if isinstance(value, str):
@@ -40,7 +40,7 @@ def read_input(
 def _resolved(
     item: dict[str, Any], label: str, find: Callable[[str], dict[str, Any] | None], known: set[str]
 ) -> dict[str, Any]:
-    """Return an item, or that which it refers to; `known` are the ids that others have referred to."""
+    """Return an item, or the one that it refers to; `known` has the ids referred to so far."""
     kind = item.get("type")
     if kind != "item_reference" and not (kind is None and "id" in item and "role" not in item):
         return item
@@ -58,10 +58,10 @@ def _resolved(
 def messages_of(
     items: Iterable[Mapping[str, Any]], instructions: str | None = None, earlier: Iterable[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the conversation of `earlier` items and some new ones in chat's form, after the instructions.
+    """Return the chat messages of the instructions, `earlier` items and new ones.
 
-    What the model has thought, said and called in one go is one message. The instructions are one message with those
-    of the system and the developer that come right after them, since many chat templates take no more than one.
+    Adjacent reasoning, text and calls of the model become one message. The instructions are joined with the system
+    and developer messages right after them, since many chat templates accept only one.
     Raises VLLMValidationError naming the item.
     """
     conversation = _Conversation(instructions)
@@ -75,8 +75,8 @@ def messages_of(
 
 
 class _Conversation:
-    """The messages of a conversation, to which items are added. Until it is whole, contents and reasoning are lists of
-    what is to be joined: to join each as it comes would take time with the square of their number.
+    """Collects the messages of a conversation from items. Contents and reasoning stay lists until the end, since
+    joining each as it comes would take quadratic time.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -96,7 +96,7 @@ class _Conversation:
         return self.messages
 
     def add(self, item: Mapping[str, Any], label: str) -> None:
-        """Add an item. Raises VLLMValidationError naming its place."""
+        """Add an item. Raises VLLMValidationError naming its position."""
         match item.get("type", "message"):
             case "message" | None:
                 self._add_message(item, label)
@@ -140,14 +140,14 @@ class _Conversation:
         texts = _texts(item.get("content") or [], f"{label}.content") or _texts(
             item.get("summary") or [], f"{label}.summary"
         )
-        if not texts:  # it is encrypted, and not by this server
+        if not texts:  # it is encrypted by another server
             return
         if self._answer is not None and self._answer.keys() & {"content", "tool_calls"}:
             self._answer = None
         self._answering().setdefault("reasoning", []).extend(texts)
 
     def _answering(self) -> dict[str, Any]:
-        """Return the model's message that is going on, or a new one."""
+        """Return the model's current message, or a new one."""
         if self._answer is None:
             self._answer = {"role": "assistant"}
             self.messages.append(self._answer)
@@ -155,7 +155,7 @@ class _Conversation:
 
 
 def _joined(contents: list[Any], between: str) -> Any:
-    """Return contents as one: texts at their beginning are one text, and parts after them stay parts."""
+    """Return contents joined: leading texts become one text, and parts after them stay parts."""
     texts = list(itertools.takewhile(lambda content: isinstance(content, str), contents))
     text = [between.join(texts)] if texts else []
     if len(texts) == len(contents):

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the response, and the items that it is made of."""
+"""The types of OpenAI's Responses: the response and its items."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
 
     id: str
     call_id: str
-    """The name that the function's result refers to."""
+    """The id that the function's result refers to."""
     name: str
     arguments: str
     """The arguments as JSON text, unless the call is incomplete."""
@@ -64,23 +64,23 @@ type OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of a conversation's tokens beside their number."""
+    """Details of the input's tokens."""
 
     cached_tokens: int
-    """So many were taken from the prefix cache; 0 unless the server was started with --enable-prompt-tokens-details."""
+    """The number taken from the prefix cache; 0 unless the server has --enable-prompt-tokens-details."""
     cache_write_tokens: int = 0
-    """So many others the prefix cache keeps from now on; 0 without that flag."""
+    """The number added to the prefix cache; 0 without that flag."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """What is known of an answer's tokens beside their number."""
+    """Details of the output's tokens."""
 
     reasoning_tokens: int
-    """So many tokens the text of the reasoning has."""
+    """The number of tokens in the reasoning's text."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that a response has taken."""
+    """The token usage of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -90,20 +90,20 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True):
-    """What has ended a response that failed."""
+    """The error of a failed response."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    """What has cut a response short."""
+    """Why a response is incomplete."""
 
     reason: IncompleteReason
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, done or not: its output, and the settings of its request."""
+    """A response: its output, and the settings of its request."""
 
     id: str
     object: Literal["response"] = "response"

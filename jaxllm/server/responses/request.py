@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the request, and what it means as a chat completion."""
+"""The request of OpenAI's Responses, and its conversion to a chat completion."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ RESPONSES_REFUSED: Mapping[str, str] = {
     "enable_response_messages": "a response has its items in output, and its input is not shown",
     "previous_input_messages": "use previous_response_id, or send the conversation as input",
 }
-"""Fields that would change the answer and that have no meaning here."""
+"""Fields that are refused: they would change the answer and are not supported."""
 _LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (
     *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
     *("web_search_call.action.sources", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
     "message.input_image.image_url",
 )
-"""A request may ask for these, of which no response has any."""
+"""Values of `include` that are accepted, though no response has them."""
 MAX_NAME = 1024
-"""Characters of a field that a response only repeats."""
+"""The maximum number of characters of a field that a response only repeats."""
 MAX_INSTRUCTIONS = 2**20
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 _REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -51,19 +51,19 @@ type IncompleteReason = Literal["max_output_tokens", "content_filter"]
 
 
 class ResponsesStreamOptions(msgspec.Struct, frozen=True):
-    """What the events of a stream have beside the answer."""
+    """The options of a stream."""
 
     include_obfuscation: bool | None = None
     """It has no effect: events are never made longer than they are."""
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a response is reasoned for."""
+    """The options of reasoning."""
 
     effort: str | None = None
-    """Chat templates see it by the name `reasoning_effort`, and as `enable_thinking`, which is false for "none"."""
+    """Chat templates get it as `reasoning_effort`, and as `enable_thinking`, which is false for "none"."""
     summary: str | None = None
-    """It has no effect: the reasoning itself is shown, and nothing sums it up."""
+    """It has no effect: the reasoning itself is shown, without a summary."""
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,15 +78,15 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer's text is to be like."""
+    """The options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """It has no effect: no model here knows of it."""
+    """It has no effect: no supported model has it."""
 
 
 class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a prompt is to be cached. It has no effect: prompts are found by what they are."""
+    """The options of prompt caching. They have no effect: prompts are cached by content."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m"] = "30m"
@@ -94,34 +94,34 @@ class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponsesRequest(TokenFields, kw_only=True):
-    """What `/v1/responses` takes: OpenAI's fields, and vLLM's. Of those that are lists, other types of tools than
-    functions are left out, and items of other types than conversations have are refused.
+    """The request of `/v1/responses`: OpenAI's fields and vLLM's. Tools other than functions are ignored; input items
+    that are not part of a conversation are refused.
     """
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    """The first message, of the system. A response that goes on from another one does not take over its own."""
+    """The system message. A response that continues another does not inherit its instructions."""
     previous_response_id: str | None = None
     store: bool | None = None
-    """Whether the response can be asked for, and gone on from, later; it can unless this is false."""
+    """Whether the response is kept, to be retrieved or continued later."""
     background: bool | None = None
-    """Whether the answer is made after the request has returned."""
+    """Whether the request returns before the answer is made."""
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    """It has no effect: it is about tools that the server itself calls, of which it has none."""
+    """It has no effect: it concerns tools that a server calls, and this one calls none."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include_reasoning: bool = True
-    """Whether the response has its reasoning among its items."""
+    """Whether the output includes the reasoning."""
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     truncation: str | None = None
-    """With "auto" the oldest messages are dropped where the conversation does not fit."""
+    """With "auto" the oldest messages are dropped if the conversation does not fit."""
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -134,11 +134,11 @@ class ResponsesRequest(TokenFields, kw_only=True):
 
     @property
     def is_stored(self) -> bool:
-        """Say whether the response is kept."""
+        """Return whether the response is kept."""
         return self.store is not False
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        """Check the fields before any work is done. Raises VLLMValidationError."""
         for name, least in (("max_output_tokens", 1), ("max_tool_calls", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least, INT32_MAX)
@@ -163,7 +163,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
             raise _refusal("background", "responses are not streamed: leave out stream, and retrieve it", True)
 
     def _check_repeated(self) -> None:
-        """Bound what a response repeats of its request."""
+        """Check the sizes of fields that a response repeats."""
         values = {name: getattr(self, name) for name in _REPEATED}
         reasoning = self.reasoning or ReasoningOptions()
         caching = self.prompt_cache_options or PromptCacheOptions()
@@ -184,7 +184,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
                 raise _refusal("metadata", f"must have keys of at most {most}", key)
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
-        """Return the conversation with this request's settings as a chat completion. Raises VLLMValidationError."""
+        """Return the chat request of a conversation with this request's settings. Raises VLLMValidationError."""
         names = (*TokenFields.__struct_fields__, "parallel_tool_calls", "chat_template", "chat_template_kwargs")
         return ChatCompletionRequest(
             **{name: getattr(self, name) for name in names},
@@ -200,7 +200,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
 
 
 def chat_tools(request_tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return the functions of Responses' `tools` in chat's form; tools of other types are left out, and logged.
+    """Return the functions of `tools` in chat's form; tools of other types are left out and logged.
 
     Raises VLLMValidationError for a function without a name.
     """
@@ -223,7 +223,7 @@ def chat_tools(request_tools: list[dict[str, Any]] | None) -> list[dict[str, Any
 
 
 def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return a choice without the tools that are left out."""
+    """Return a tool choice without the tools that are left out."""
     if (
         not isinstance(choice, dict)
         or choice.get("type") != "allowed_tools"
@@ -238,7 +238,7 @@ def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
-    """Return the form of an answer's text as chat completions have it."""
+    """Return the answer's format as a chat completion's `response_format`."""
     if form is None:
         return None
     if form.type not in ("text", "json_object", "json_schema"):

@@ -22,7 +22,7 @@ CREATE, ONE, CANCEL = "/v1/responses", "/v1/responses/{response_id}", "/v1/respo
 
 
 def make_serving(chat: OpenAIServingChat, load: ServerLoad) -> OpenAIServingResponses:
-    """Return what answers the routes; conversations are answered as `chat` does."""
+    """Return the object that answers the routes, by way of `chat`."""
     return OpenAIServingResponses(chat, load.counted)
 
 
@@ -38,14 +38,14 @@ def routes(serving: Callable[[], OpenAIServingResponses]) -> list[Route]:
 
 
 async def answer_response(serving: OpenAIServingResponses, call: Call) -> Reply:
-    """Answer with a response."""
+    """Create a response."""
     request = await decode_request(call.body, ResponsesRequest, RESPONSES_REFUSED)
     answer = await serving.answer(request, call.caller)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
 async def show_response(serving: OpenAIServingResponses, call: Call) -> Reply:
-    """Show a response that is kept, or being made in the background."""
+    """Retrieve a stored response, or one that is running in the background."""
     if parse_qs(call.query).get(b"stream", [b"false"])[-1].lower() not in (b"false", b"0"):
         message = "stream: a response is not streamed once its request has ended: ask for it as a whole."
         raise VLLMValidationError(message, parameter="stream")
@@ -53,10 +53,10 @@ async def show_response(serving: OpenAIServingResponses, call: Call) -> Reply:
 
 
 async def cancel_response(serving: OpenAIServingResponses, call: Call) -> Reply:
-    """End a response that is being made in the background."""
+    """Cancel a response that is running in the background."""
     return Reply(await serving.cancel(call.path["response_id"]))
 
 
 async def delete_response(serving: OpenAIServingResponses, call: Call) -> Reply:
-    """Forget a response."""
+    """Delete a response."""
     return Reply.json(await serving.delete(call.path["response_id"]))

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, translated: a request becomes a chat completion, and its answer a response."""
+"""Serve OpenAI's Responses by way of chat completions."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ _NAMES = {
     "response_format": "text",
     "reasoning_effort": "reasoning",
 }
-"""What chat's fields are called here."""
+"""The names of chat's fields in Responses."""
 
 
 class _Background(NamedTuple):
-    """A response that is being made."""
+    """A running response."""
 
     answer: ResponseAnswer
     task: asyncio.Task[None]
 
 
 class OpenAIServingResponses:
-    """This answers Responses, and owns those that are kept."""
+    """Answers Responses, and owns the stored ones."""
 
     def __init__(self, chat: OpenAIServingChat, counted: Callable[[], AbstractContextManager[None]]) -> None:
-        """Answer by `chat`; a response in the background is made within a context of `counted`."""
+        """Answer by way of `chat`; `counted` counts a background response as load."""
         self.store = ResponseStore()
         self._chat, self._counted = chat, counted
         self._background: dict[str, _Background] = {}
-        """By their ids; the engine bounds how many there are."""
+        """By id; the engine limits their number."""
 
     async def answer(self, request: ResponsesRequest, caller: Caller) -> EventStream | Response:
         """Answer a request; a stream is returned once it is admitted.
 
-        Raises what `errors.error_response` has answers for.
+        Raises exceptions that `error_response` handles.
         """
         check_generates(self._chat.engine_client, "Responses")
         self._chat.models.check(request.model)
@@ -85,16 +85,16 @@ class OpenAIServingResponses:
         return await answer.whole()
 
     def retrieve(self, response_id: str) -> bytes:
-        """Return a response in JSON, done or not. Raises RequestFailedError, 404, for one that is not kept."""
+        """Return a response in JSON. Raises RequestFailedError, 404, for one that is not stored."""
         running = self._background.get(response_id)
         if running is not None:
             return msgspec.json.encode(running.answer.response())
         return self.store.find(response_id, "response_id").body
 
     async def cancel(self, response_id: str) -> bytes:
-        """End a response in the background, and return it; one that has ended stays as it is.
+        """Cancel a background response, and return it; one that has ended is unchanged.
 
-        Raises RequestFailedError, 404, for one that is not kept, and VLLMValidationError for one of the foreground.
+        Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for a foreground one.
         """
         running = self._background.get(response_id)
         if running is not None:
@@ -107,7 +107,7 @@ class OpenAIServingResponses:
         return kept.body
 
     async def delete(self, response_id: str) -> DeletedResponse:
-        """Forget a response, and end it first if need be. Raises RequestFailedError, 404, for one that is not kept."""
+        """Delete a response, and end it first if it runs. Raises RequestFailedError, 404, for an unknown one."""
         if response_id in self._background:
             await self.cancel(response_id)
         self.store.find(response_id, "response_id")
@@ -115,7 +115,7 @@ class OpenAIServingResponses:
         return DeletedResponse(id=response_id)
 
     def _earlier(self, request: ResponsesRequest) -> tuple[bytes, ...]:
-        """Return the conversation that a request goes on from."""
+        """Return the conversation that a request continues."""
         previous = request.previous_response_id
         if previous is None:
             return ()
@@ -125,7 +125,7 @@ class OpenAIServingResponses:
         return self.store.find(previous, "previous_response_id").turns
 
     def _begin(self, answer: ResponseAnswer) -> Response:
-        """Make a response in the background, and return it as it is now."""
+        """Start a response in the background, and return it."""
         response = answer.response()
 
         async def run() -> None:
@@ -139,7 +139,7 @@ class OpenAIServingResponses:
         return response
 
     def _response(self, request: ResponsesRequest, response_id: str) -> Response:
-        """Return a response that has no output yet."""
+        """Return a response without output."""
         defaults = self._chat.engine_client.front.ready.default_sampling_params
         text = request.text or TextOptions()
         repeated = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key")

@@ -1,4 +1,4 @@
-"""The responses that may be asked for later, in bounded memory."""
+"""Store ended responses in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxllm.server.http.errors import RequestFailedError
 MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
 CONVERSATIONS = 8
-"""The longest conversation may take such a part of the bytes."""
+"""The longest conversation may take this fraction of the bytes."""
 _ENTRY_BYTES = 1024
-"""About what an entry takes beside its texts."""
+"""The approximate bytes of an entry besides its texts."""
 
 
 class StoredResponse(NamedTuple):
@@ -28,39 +28,39 @@ class StoredResponse(NamedTuple):
     turns: tuple[bytes, ...]
     """The items of the conversation up to its end in JSON, a list for each response in the chain."""
     item_ids: tuple[str, ...]
-    """The ids of the items of its own output."""
+    """The ids of its output items."""
     background: bool
 
     @property
     def size(self) -> int:
-        """Return how many bytes it takes at most: the turns before its own it may share with others."""
+        """Return an upper bound of its bytes: it may share the earlier turns with others."""
         return len(self.body) + size_of(self.turns) + _ENTRY_BYTES
 
 
 class ResponseStore:
-    """This keeps responses by their ids. Those that were not used for the longest time go first."""
+    """Stores responses by id, and drops the least recently used first."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        """Keep so many responses, and so many bytes of them all."""
+        """Limit the number of responses and their total bytes."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._owners: dict[str, str] = {}
-        """By the id of an item, the id of the response whose output it is of."""
+        """The id of the response by the id of an output item."""
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many responses are kept."""
+        """Return the number of stored responses."""
         return len(self._kept)
 
     def check_room(self, turns: tuple[bytes, ...]) -> None:
-        """Raise VLLMValidationError for a conversation that is too long to be kept."""
+        """Raise VLLMValidationError for a conversation that is too long to store."""
         most = self._max_bytes // CONVERSATIONS
         if size_of(turns) > most:
             message = f"store: the conversation is longer than the {most} bytes that are kept: send store=false."
             raise VLLMValidationError(message, parameter="store", value=True)
 
     def put(self, response_id: str, response: StoredResponse) -> None:
-        """Keep a response, and drop what there is no more room for."""
+        """Store a response, and drop older ones to make room."""
         self.discard(response_id)
         self._kept[response_id] = response
         self._owners |= dict.fromkeys(response.item_ids, response_id)
@@ -69,7 +69,7 @@ class ResponseStore:
             self.discard(next(iter(self._kept)))
 
     def find(self, response_id: str, parameter: str) -> StoredResponse:
-        """Return a response. Raises RequestFailedError, 404, naming the parameter, for one that is not kept."""
+        """Return a response. Raises RequestFailedError, 404, naming the parameter, for an unknown one."""
         kept = self._kept.get(response_id)
         if kept is None:
             raise not_found(response_id, parameter)
@@ -77,7 +77,7 @@ class ResponseStore:
         return kept
 
     def finder(self) -> Callable[[str], dict[str, Any] | None]:
-        """Return what finds items of the outputs of responses that are kept, by their ids; it reads a response once."""
+        """Return a function that finds output items of stored responses by id; it decodes each response once."""
         read: dict[str, dict[Any, dict[str, Any]]] = {}
 
         def find(item_id: str) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ class ResponseStore:
         return find
 
     def discard(self, response_id: str) -> None:
-        """Drop a response if it is kept."""
+        """Drop a response if it is stored."""
         response = self._kept.pop(response_id, None)
         if response is not None:
             self.num_bytes -= response.size
@@ -102,11 +102,11 @@ class ResponseStore:
 
 
 def size_of(turns: tuple[bytes, ...]) -> int:
-    """Return how many bytes a conversation takes."""
+    """Return the bytes of a conversation."""
     return sum(map(len, turns))
 
 
 def not_found(response_id: str, parameter: str) -> RequestFailedError:
-    """Make the error for a response that is not kept, or not any more."""
+    """Return the error for a response that is not stored, or no longer."""
     shown = response_id if len(response_id) <= 100 else f"{response_id[:100]}..."
     return RequestFailedError(HTTPStatus.NOT_FOUND, f"Response with id '{shown}' not found.", param=parameter)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the events of a response that is streamed, by their types."""
+"""The events of a streamed response, by type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxllm.server.responses.objects import OutputItem, Part, Response
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something that has become of a response."""
+    """An event of a response."""
 
     sequence_number: int
     """The events of a response are numbered from 0."""
@@ -25,7 +25,7 @@ class ResponseCreated(_OfResponse, frozen=True, kw_only=True, tag="response.crea
 
 
 class ResponseInProgress(_OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
-    """The answer is being made."""
+    """The response is in progress."""
 
 
 class ResponseCompleted(_OfResponse, frozen=True, kw_only=True, tag="response.completed"):

@@ -1,4 +1,4 @@
-"""Responses' `truncation="auto"`: a conversation that does not fit the model loses its oldest messages."""
+"""Implement `truncation="auto"`: drop the oldest messages of a conversation that does not fit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxllm.server.openai.serving_chat import OpenAIServingChat
 
 
 async def fitted(chat: OpenAIServingChat, request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Return the most of a request's latest messages that leave room for an answer, after the system's.
+    """Return the system's messages and as many of the latest ones as leave room for an answer.
 
-    They begin with one of the user's. If not even the last of these has room, they begin with it. Room is left for
-    the tokens that the request asks for, or an eighth of the context, but for no more than a half.
-    Raises what `errors.error_response` has answers for.
+    They begin with a user message, at the latest the last one, even if it does not fit. The room is the tokens that
+    the request asks for, or an eighth of the context, but at most a half.
+    Raises exceptions that `error_response` handles.
     """
     chat.check(request)
     messages, longest = request.messages, chat.engine_client.model_config.max_model_len
@@ -41,7 +41,7 @@ async def fitted(chat: OpenAIServingChat, request: ChatCompletionRequest) -> lis
 
 
 async def _fits(chat: OpenAIServingChat, request: ChatCompletionRequest, most: int) -> bool:
-    """Say whether a conversation has at most so many tokens."""
+    """Return whether a conversation fits a number of tokens."""
     prompt = await chat.render(request)
     try:
         encoded = await asyncio.to_thread(chat.engine_client.front.inputs.encode, prompt, request.tokenization_kwargs())
