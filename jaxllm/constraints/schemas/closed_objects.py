@@ -95,7 +95,7 @@ class _Part(NamedTuple):
     """A schema inside another one that constrains the same value."""
 
     key: str
-    index: str | int | None
+    position: str | int | None
     """Its key or index in the keyword's value; None if it is that value."""
     schema: Any
     alternative: str
@@ -173,10 +173,10 @@ class _Closer:
     def _put(self, copied: Schema, part: _Part, beside: _Listed | None, *, closes: bool) -> None:
         if part.key == "$ref":
             copied["$ref"] = self._pointer(part.schema, beside, closes=closes)
-        elif part.index is None:
+        elif part.position is None:
             copied[part.key] = self._copied(part.schema, beside, closes=closes)
         else:
-            copied[part.key][part.index] = self._copied(part.schema, beside, closes=closes)
+            copied[part.key][part.position] = self._copied(part.schema, beside, closes=closes)
 
     def _pointer(self, target: Any, beside: _Listed | None, *, closes: bool) -> str:
         """Return a reference to a copy of `target`."""
