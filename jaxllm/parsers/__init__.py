@@ -1,1 +1,1 @@
-"""Parsers take a model's output apart: what it reasons, what it says, and the tools that it calls."""
+"""Parse a model's output into reasoning, text and tool calls."""

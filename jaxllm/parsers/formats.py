@@ -1,4 +1,4 @@
-"""Formats of structural tags, as `constraints/structural_tag.py` reads them, and constraints as formats."""
+"""Build formats of structural tags (`constraints/structural_tag.py`), also from constraints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def regex(pattern: str) -> dict[str, Any]:
-    """Return the format of what a regular expression matches."""
+    """Return the format of a regular expression."""
     return {"type": "regex", "pattern": pattern}
 
 
@@ -27,27 +27,27 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
 
 def any_text(*excluded: str) -> dict[str, Any]:
-    """Return the format of free text in which none of the excluded texts stands."""
+    """Return the format of free text without any of the excluded texts."""
     return {"type": "any_text", **({"excluded_str": [*excluded]} if excluded else {})}
 
 
 def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of one after the other."""
+    """Return the format of a sequence."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def either(*elements: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of what matches any of these."""
+    """Return the format of a choice."""
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
 
 
 def optional(element: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of something that may be left out."""
+    """Return the format of an optional part."""
     return either(element, text(""))
 
 
 def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
-    """Return the format of something between two texts."""
+    """Return the format of content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
@@ -59,9 +59,9 @@ def quoted(name: str) -> str:
 def calls(
     tags: Iterable[dict[str, Any]], trigger: str, *, separator: str, at_least_one: bool, parallel: bool
 ) -> dict[str, Any]:
-    """Return the format of calls, each between texts of its own of which the first begins with `trigger`.
+    """Return the format of calls, each between two texts; the first of these begins with `trigger`.
 
-    With `at_least_one` there are only calls, with `separator` between them; else free text before and between them.
+    With `at_least_one` only calls match, with `separator` between them; else also free text before and between them.
     """
     tag_list = list(tags)
     if at_least_one:
@@ -71,9 +71,9 @@ def calls(
 
 
 def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the format that the same outputs match.
+    """Return the format that matches the same outputs as a constraint.
 
-    None for what the older form of structural tags says, and for what is no constraint: the engine refuses that.
+    None for the older form of structural tags, and for an invalid constraint, which the engine refuses.
     """
     try:
         return _as_format(params)
@@ -101,7 +101,7 @@ def _as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
 
 
 def from_format(form: dict[str, Any], like: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
-    """Return the constraint of a format, with the options for JSON of another one."""
+    """Return the constraint for a format, with another constraint's JSON options."""
     tag = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
     if like is None:
         return StructuredOutputsParams(structural_tag=tag)

@@ -19,7 +19,7 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
     """The JSON schema of its arguments, an object; None takes any arguments."""
     strict: bool | None = None
-    """Whether arguments must match the schema even where the model is free to call or not; they need not by default."""
+    """Whether arguments must match the schema even if calls are optional."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tools(tools: Sequence[Any] | None, parameter: str = "tools") -> list[FunctionTool]:
-    """Return the functions of OpenAI's `tools`. Raises VLLMValidationError for what is none, naming its place."""
+    """Return the functions of OpenAI's `tools`. Raises VLLMValidationError for a bad one, naming its position."""
     return [_read(tool, f"{parameter}[{i}]", parameter) for i, tool in enumerate(tools or ())]
 
 

@@ -1,4 +1,4 @@
-"""The text of an output as it comes, read by generators that yield wherever they need more of it to decide."""
+"""Read the text of an output as it comes, by generators that yield when they need more text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence, Set
 from typing import NamedTuple
 
 type Reading[T] = Generator[None, None, T]
-"""A generator that yields when it needs more text, and returns what it has read."""
+"""A generator that yields when it needs more text, and returns its result."""
 
 _SPACE = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -20,26 +20,26 @@ _SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
 _MAX_SCALAR = 400
 _MAX_DEPTH = 100
 _KEPT = 4096
-"""Text that was read is dropped once there is so much of it."""
+"""Read text is dropped once it reaches this many characters."""
 
 
 class _Marks(NamedTuple):
-    """Marks to look for, which are compiled once: there may be one for each of a thousand tools."""
+    """Marks to search for, compiled once: there may be one for each of a thousand tools."""
 
     pattern: re.Pattern[str]
     beginnings: Set[str]
     longest: int
-    """The length of the longest beginning."""
+    """The length of the longest proper prefix of a mark."""
 
 
 class Incoming:
-    """What has come of a text, and how far it was read. What its methods return depends on no cut in the text."""
+    """The text received so far, and the position read up to. Results do not depend on how the text was split."""
 
     def __init__(self) -> None:
         self.is_ended = False
         self._text, self._place = "", 0
         self._dropped = 0
-        """So much was dropped of the text's beginning."""
+        """The number of characters dropped from the beginning."""
         self._num_trials = 0
         self._compiled: dict[tuple[str, ...], _Marks] = {}
 
@@ -47,43 +47,43 @@ class Incoming:
         """Append text."""
         if self._place > _KEPT and self._num_trials == 0:
             self._text, self._dropped, self._place = self._text[self._place :], self._dropped + self._place, 0
-        # A string with one reference grows in place: else a long call would be copied for each of its pieces.
+        # A string with one reference grows in place; otherwise a long call would be copied for each piece.
         grown, self._text = self._text, ""
         grown += text
         self._text = grown
 
     def trial(self) -> int:
-        """Begin to read what may turn out to be something else; `settle` ends that."""
+        """Begin a trial, which may have to be undone; `settle` ends it."""
         self._num_trials += 1
         return self._place + self._dropped
 
     def settle(self, start: int) -> str:
-        """End a trial and return the text that was read in it."""
+        """End a trial and return its text."""
         self._num_trials -= 1
         return self._text[start - self._dropped : self._place]
 
     def rewind(self, start: int) -> None:
-        """End a trial, and leave the text that was read in it to be read again."""
+        """End a trial and unread its text."""
         self._num_trials -= 1
         self._place = start - self._dropped
 
     def unread(self, mark: str) -> None:
-        """Leave the mark that was read last to be read again."""
+        """Unread the last mark."""
         self._place -= len(mark)
 
     def rest(self) -> str:
-        """Read all that has come, and return it."""
+        """Read and return all text received."""
         text, self._place = self._text[self._place :], len(self._text)
         return text
 
     def has(self, count: int) -> Reading[bool]:
-        """Wait for so many characters; False if the text ends before."""
+        """Wait for this many characters; False if the text ends before."""
         while len(self._text) - self._place < count and not self.is_ended:
             yield
         return len(self._text) - self._place >= count
 
     def next_is(self, mark: str) -> Reading[bool]:
-        """Return whether the mark comes next."""
+        """Return whether the mark is next."""
         while True:
             here = self._text[self._place : self._place + len(mark)]
             if len(here) == len(mark) or self.is_ended or not mark.startswith(here):
@@ -91,21 +91,21 @@ class Incoming:
             yield
 
     def take(self, mark: str) -> Reading[bool]:
-        """Read a mark if it comes next, and return whether it did."""
+        """Read a mark if it is next, and return whether it was."""
         if (yield from self.next_is(mark)):
             self._place += len(mark)
             return True
         return False
 
     def take_any(self, marks: Sequence[str]) -> Reading[str | None]:
-        """Read the first of the marks that comes next and return it, or None."""
+        """Read and return the first of the marks that is next, or None."""
         for mark in marks:
             if (yield from self.take(mark)):
                 return mark
         return None
 
     def take_spaced(self, mark: str) -> Reading[bool]:
-        """Read white space and a mark if they come next, else nothing; return whether they did."""
+        """Read white space and a mark if they are next, else nothing; return whether they were."""
         start = self.trial()
         yield from self.skip_space()
         is_there = yield from self.take(mark)
@@ -129,7 +129,7 @@ class Incoming:
         return text
 
     def take_while(self, pattern: re.Pattern[str], most: int) -> Reading[str]:
-        """Read characters that the pattern, of one character repeated, matches, `most` at most, and return them."""
+        """Read and return at most `most` characters that match the pattern, which is a repeated character class."""
         text = ""
         while len(text) < most and (yield from self.has(1)):
             part = self._matched(pattern, self._place + most - len(text))
@@ -139,7 +139,7 @@ class Incoming:
         return text
 
     def _matched(self, pattern: re.Pattern[str], end: int) -> str:
-        """Read what a pattern matches next, up to a place, and return it. No match, which holds the text, stays."""
+        """Read and return a pattern's match up to a position. The match object, which holds the text, is not kept."""
         match = pattern.match(self._text, self._place, end)
         if match is None:
             return ""
@@ -149,15 +149,15 @@ class Incoming:
     def until(
         self, marks: tuple[str, ...], show: Callable[[str], None], *, leaves_part: bool = False
     ) -> Reading[str | None]:
-        """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
-        it, piece by piece. What may be a part of a mark, where the text ends, is shown unless `leaves_part` unread.
+        """Read up to and including the first of the marks; None if the text ends before. `show` gets the text before
+        it, piece by piece. A partial mark at the end of the text is shown, or left unread with `leaves_part`.
         """
         if marks not in self._compiled:
             self._compiled[marks] = _compiled(marks)
         pattern, beginnings, longest = self._compiled[marks]
         while True:
             match = pattern.search(self._text, self._place)
-            # A shorter mark may be the beginning of a longer one that has not come whole.
+            # A shorter mark may begin a longer one that is still incomplete.
             if match and not self.is_ended and match.end() == len(self._text) and match[0] in beginnings:
                 match, end = None, match.start()
             else:
@@ -177,7 +177,7 @@ class Incoming:
     def json_value(self, show: Callable[[str], None]) -> Reading[bool]:
         """Read a JSON value; `show` gets its text piece by piece, with control characters in strings escaped.
 
-        False where the text is none; then what was shown was right so far.
+        False if the text is not JSON; what was shown is then a valid beginning.
         """
         closers: list[str] = []
         while True:
@@ -208,7 +208,7 @@ class Incoming:
                 return True
 
     def _after_value(self, closers: list[str], show: Callable[[str], None]) -> Reading[bool]:
-        """Read what closes after a value, up to a comma and the key after that if there is one."""
+        """Read closing brackets after a value, up to a comma and the next key if there is one."""
         while closers:
             show((yield from self.skip_space()))
             if (yield from self.take(",")):
@@ -257,7 +257,7 @@ class Incoming:
         return False
 
     def _scalar(self, show: Callable[[str], None]) -> Reading[bool]:
-        """Read a number or a word, which is shown whole."""
+        """Read a number or a word, shown as a whole."""
         start = self.trial()
         scalar = yield from self.take_while(_SCALAR_CHARACTERS, _MAX_SCALAR)
         self.settle(start)

@@ -1,4 +1,4 @@
-"""Calls that are written as JSON objects of a name and arguments."""
+"""Read calls written as JSON objects with a name and arguments."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 _ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("id", "type")
-"""What a call may say besides before its name, which has no meaning."""
+"""Keys that may come before a call's name and are ignored."""
 
 
 class JsonCall:
-    """This reads one call that is an object, and shows it through a parser: its arguments as they come."""
+    """Reads one call from an object and shows it through a parser, its arguments as they come."""
 
     def __init__(self, parser: ToolParser, *, takes: Callable[[str], bool] = bool, default: str | None = None) -> None:
-        """Read a call for `parser`, of a function whose name `takes` takes.
+        """Read a call for `parser`, to a function with a name that `takes` accepts.
 
-        An object without arguments is no call, unless there are `default` ones for one that says nothing else.
+        An object without arguments is not a call, unless it has nothing else and there are `default` arguments.
         """
         self._parser, self._takes, self._default = parser, takes, default
         self._incoming: Incoming = parser.incoming
         self.has_begun = False
         """Whether the call has been shown."""
         self.has_arguments = False
-        """Whether its arguments have been read to their end."""
+        """Whether its arguments were read completely."""
         self._name: str | None = None
         self._early: str | None = None
         """The arguments, if they came before the name."""
         self._has_others = False
-        """Whether there is a member that has no meaning here."""
+        """Whether there is an unknown member."""
 
     def read(self) -> Reading[bool]:
-        """Read the object; False where it is no call, or ends being one."""
+        """Read the object; False if it is not a call, or is malformed later."""
         incoming = self._incoming
         if not (yield from incoming.take("{")):
             return False
@@ -100,7 +100,7 @@ class JsonCall:
         return True
 
     def _other(self, key: str) -> Reading[bool]:
-        """Read the value of a member that has no meaning here. Most keys make sure that what has no name is no call."""
+        """Read the value of an unknown member. Before a name, most keys mean that the object is not a call."""
         if key not in _OTHERS:
             if self._name is None:
                 return False
@@ -116,7 +116,7 @@ class JsonCall:
         self._parser.show_arguments(arguments)
 
     def _string(self) -> Reading[str | None]:
-        """Read a string, None if there is none."""
+        """Read a string; None if there is none."""
         pieces = list[str]()
         if not (yield from self._incoming.json_string(pieces.append)):
             return None
@@ -125,7 +125,7 @@ class JsonCall:
 
 
 def _arguments_of(value: str) -> str:
-    """Return the arguments that a JSON value stands for."""
+    """Return the arguments in a JSON value."""
     if value == "null":
         return "{}"
     text = json.loads(value) if value.startswith('"') else ""
@@ -145,9 +145,9 @@ def read_call(
     default: str | None = None,
     ends: Sequence[str],
 ) -> Reading[bool]:
-    """Read a call that comes next, white space aside, conclude the attempt, and return whether a call was shown.
+    """Read the next call after white space, conclude the attempt, and return whether a call was shown.
 
-    Where a call that has been shown has malformed arguments, they go on up to one of `ends`.
+    Malformed arguments of a shown call extend up to one of `ends`.
     """
     call = JsonCall(parser, takes=takes, default=default)
     yield from parser.incoming.skip_space()

@@ -1,4 +1,4 @@
-"""Values as JSON text that can be sent."""
+"""Encode values as valid JSON text, and decode JSON objects."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def as_json(value: Any) -> str:
-    """Return JSON text. Raises ValueError for numbers that JSON lacks, and TypeError for what is no JSON at all."""
+    """Return JSON text. Raises ValueError for NaN and infinity, and TypeError for other types."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_sendable(text) else json.dumps(value, allow_nan=False)
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return the object that JSON text is; None for what is none, as when an output was cut short."""
+    """Return the object in JSON text; None if it is not one, as when an output was cut short."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -22,15 +22,15 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def read_arguments(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """Return the arguments of a call that has to have an object; None if it has none.
+    """Return a call's arguments, which must be an object; None if they are not.
 
-    Where the model wrote nothing there are no arguments, unless the output `is_cut` there.
+    Empty text means no arguments, unless the output `is_cut`.
     """
     return {} if not text and not is_cut else read_object(text)
 
 
 def is_sendable(text: str) -> bool:
-    """Return whether a text has no lone halves of characters, which UTF-8 cannot write."""
+    """Return whether a text has no lone surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

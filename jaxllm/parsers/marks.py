@@ -1,4 +1,4 @@
-"""Marks in a text that comes in pieces: one may have begun where the text ends."""
+"""Find a mark that may have begun at the end of a text, which comes in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An output is taken apart into reasoning, calls and text."""
+"""Parse an output into reasoning, calls and text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxllm.parsers.tool_parser import ToolParser
 
 
 class OutputParser:
-    """This takes one output apart, as `pieces.StreamParser` says.
+    """Parses one output, as a `pieces.StreamParser`.
 
-    Calls are looked for after the reasoning, and from the first mark in it that opens a call: models leave the end of
-    their reasoning out. What turns out to be no call is reasoning still, and a call ends the reasoning.
+    Calls are read after the reasoning, and within it from the first mark that opens a call, since models may omit the
+    end of their reasoning. A call ends the reasoning; text that is not a call remains reasoning.
     """
 
     def __init__(self, reasoning: ReasoningMarks | None, tools: ToolParser | None, prompt: str = "") -> None:
@@ -38,10 +38,10 @@ class OutputParser:
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what is left once the output has ended.
+        """Return the remaining pieces once the output has ended.
 
-        An output that `is_cut`, at its most tokens, may have ended within a call that a mark has begun, before it is
-        known as one, or within a mark: that is no text.
+        An output that `is_cut` by its token limit may end within a mark, or within a call not yet recognized; neither
+        becomes text.
         """
         if is_cut and self._tools is not None:
             pieces = self._tools.finish(is_cut=True)
@@ -61,7 +61,7 @@ class OutputParser:
         return pieces
 
     def _read(self) -> Reading[None]:
-        """Give the reasoning to what splits it off, and what may hold calls to the tool parser."""
+        """Pass text to the reasoning parser, and text that may contain calls to the tool parser."""
         incoming, marks, tools = self._incoming, self._marks, self._tools
         if marks is not None and tools is not None:
             has_begun = self._has_begun
@@ -79,7 +79,7 @@ class OutputParser:
             self._take([Text(text)] if tools is None else tools.feed(text))
 
     def _take(self, pieces: list[Piece]) -> None:
-        """Take what the tool parser has read: there may be reasoning in its text."""
+        """Take the tool parser's pieces; their text may contain reasoning."""
         for piece in pieces:
             self._in_call = not isinstance(piece, Text | Reasoning)
             if isinstance(piece, Text):
@@ -87,7 +87,7 @@ class OutputParser:
                 continue
             if isinstance(piece, CallStart) and self._marks is not None and self._splitter is not None:
                 marks = self._marks
-                if self._splitter.is_open:  # an end that comes later is none of the text's
+                if self._splitter.is_open:  # a later end mark is not part of the text
                     marks = marks._replace(in_text=(*marks.in_text, marks.end))
                 self._pieces += self._splitter.finish()
                 self._splitter = MarkedReasoning(marks, has_begun=False)
@@ -98,9 +98,9 @@ class OutputParser:
 
 
 def _without_marks(pieces: Sequence[Piece], marks: Sequence[str], *, in_call: bool) -> list[Piece]:
-    """Return the last pieces of an output that was cut, without text from a mark on, or from the part of one.
+    """Return the last pieces of a cut output, without text from a mark or partial mark on.
 
-    What comes right after a call's pieces is no text either: it may be the call's end, or another call.
+    Text right after a call's pieces is dropped too: it may be the call's end, or another call.
     """
     kept, pieces = list[Piece](), merge(pieces)
     for i, piece in enumerate(pieces):

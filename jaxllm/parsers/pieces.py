@@ -1,4 +1,4 @@
-"""The pieces of an output that is taken apart, in the order in which the model wrote them."""
+"""The pieces of a parsed output, in the model's order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Reasoning:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins. What follows of its arguments comes before any other call."""
+    """The beginning of a tool call. All of its arguments come before the next call."""
 
     index: int
     """The number of the call in its output, from 0."""
     name: str
     id: str
-    """The name that the tool's result will refer to."""
+    """The id that the tool's result will refer to."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ type Piece = Text | Reasoning | CallStart | CallArguments
 
 
 class StreamParser(Protocol):
-    """This takes one output apart as it comes.
+    """Parses one output as it comes.
 
-    The pieces depend on the text alone, not on where it was cut: a whole output is read as a stream of one text.
+    The pieces depend only on the text, not on how it was split; a whole output is a stream of one text.
     """
 
     def feed(self, text: str) -> list[Piece]:
@@ -55,7 +55,7 @@ class StreamParser(Protocol):
         ...
 
     def finish(self) -> list[Piece]:
-        """Return what is left once the output has ended."""
+        """Return the remaining pieces once the output has ended."""
         ...
 
 
@@ -70,7 +70,7 @@ class ToolCall:
 
 @dataclasses.dataclass(slots=True)
 class ParsedOutput:
-    """A whole output, taken apart."""
+    """A whole parsed output."""
 
     text: str = ""
     reasoning: str = ""
@@ -78,7 +78,7 @@ class ParsedOutput:
 
 
 def gather(pieces: Iterable[Piece]) -> ParsedOutput:
-    """Return the whole output of its pieces."""
+    """Return the whole output from its pieces."""
     parsed = ParsedOutput()
     for piece in pieces:
         match piece:

@@ -1,4 +1,4 @@
-"""Reasoning parsers: models mark the part of an output in which they reason, most of them with a text at each end."""
+"""Parse reasoning, which models mark with a text at each end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ class ReasoningMarks(NamedTuple):
     start: str
     end: str
     is_implied: bool = False
-    """Whether an output is reasoning from its beginning, as vLLM's parser of the name reads it, unless its prompt has
-    ended the reasoning."""
+    """Whether an output begins with reasoning, as in vLLM's parser, unless its prompt has ended the reasoning."""
     in_text: tuple[str, ...] = ()
-    """The marks that are none of the text's after the reasoning: a start begins reasoning again, an end is left out."""
+    """Marks recognized after the reasoning: a start begins reasoning again, an end is left out."""
 
     def has_begun(self, prompt: str) -> bool | None:
-        """Return whether the output after a prompt begins within reasoning; None if its last turn does not say.
+        """Return whether the output after a prompt begins within reasoning; None if its last turn does not tell.
 
         A turn that the output continues may hold reasoning that is still open, or ended before the prompt's end.
         """
@@ -38,35 +37,35 @@ _TURNS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     *("<｜User｜>", "<｜Assistant｜>", "[INST]", "[/INST]", "<|start_header_id|>", "<|eot_id|>"),
 )
-"""What stands between the turns of a conversation."""
+"""The marks between the turns of a conversation."""
 MARKS = {
     "qwen3": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("</think>",)),
     "deepseek_r1": ReasoningMarks("<think>", "</think>", is_implied=True),
     "glm45": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("<think>", "</think>")),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]", in_text=("[THINK]", "[/THINK]")),
 }
-"""The marks by the names of parsers."""
+"""The marks by parser name."""
 HARMONY = "openai_gptoss"
 """The parser of gpt-oss, whose reasoning and calls are channels: it is in tools/openai.py, and reads both."""
 REASONING_PARSERS = (*MARKS, HARMONY)
 
 
 class MarkedReasoning:
-    """This splits text into reasoning between two marks, and the rest, as `pieces.StreamParser` says.
+    """Splits text into reasoning between two marks and the rest, as a `pieces.StreamParser`.
 
-    Reasoning is at the beginning, and in the text if its marks are `in_text`. The start of what has begun already is
-    left out. White space around the reasoning is nobody's: neither the reasoning's nor the text's.
+    Reasoning is at the beginning, and in the text if its marks are `in_text`. A repeated start is left out. White
+    space around the reasoning is dropped.
     """
 
     def __init__(self, marks: ReasoningMarks, *, has_begun: bool | None) -> None:
-        """Read text that begins within reasoning or without; None if a mark at its beginning says so."""
+        """Read text that begins within reasoning or not; None if a mark at its beginning decides."""
         self._marks, self._has_begun = marks, has_begun
         self.is_open = False
-        """Whether what was read last is reasoning."""
+        """Whether the parser is within reasoning."""
         self._incoming = Incoming()
         self._pieces: list[Piece] = []
         self._space: list[str] | None = None
-        """White space at the end of the reasoning so far; None before that."""
+        """White space at the end of the reasoning so far; None before any text."""
         self._reading = self._read()
 
     def feed(self, text: str) -> list[Piece]:
@@ -75,7 +74,7 @@ class MarkedReasoning:
         return self._advance()
 
     def finish(self) -> list[Piece]:
-        """Return what is left once the output has ended."""
+        """Return the remaining pieces once the output has ended."""
         self._incoming.is_ended = True
         return self._advance()
 
@@ -99,7 +98,7 @@ class MarkedReasoning:
             self.is_open = self.is_open or mark == start
 
     def _show_reasoning(self, text: str) -> None:
-        """Show reasoning, but for the white space around it."""
+        """Show reasoning without the white space around it."""
         text = text.lstrip() if self._space is None else text
         shown = text.rstrip()
         if shown:

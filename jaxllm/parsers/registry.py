@@ -1,4 +1,4 @@
-"""The parsers by the names that vLLM gives them, and which of them a chat template tells of."""
+"""Look up parsers by vLLM's names, or by the marks in a chat template."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OWN = {
     "glm47": ("glm45", "Glm45Parser"),
     "openai": ("openai", "OpenAIParser"),
 }
-"""Module and class of each of this package's tool parsers."""
+"""The module and class of each built-in tool parser."""
 
 
 class ToolParserManager:
-    """This knows the tool parsers, those of plugins too."""
+    """Looks up tool parsers, including those of plugins."""
 
     tool_parsers: ClassVar[dict[str, type[ToolParser]]] = {}
     """The tool parsers that plugins have registered."""
@@ -44,7 +44,7 @@ class ToolParserManager:
 
     @classmethod
     def get_tool_parser(cls, name: str) -> type[ToolParser]:
-        """Return the tool parser of a name. Raises VLLMValidationError, with all names, if there is none."""
+        """Return a tool parser by name. Raises VLLMValidationError, with all names, for an unknown one."""
         if name in cls.tool_parsers:
             return cls.tool_parsers[name]
         if name not in _OWN:
@@ -59,7 +59,7 @@ class ToolParserManager:
     ) -> Callable[[type[ToolParser]], type[ToolParser]]:
         """Register a class under one name or several: as a decorator, or `module` at once.
 
-        Unless `force`, a name that is taken is an error.
+        A name in use is an error unless `force`.
         """
 
         def register(kind: type[ToolParser]) -> type[ToolParser]:
@@ -93,7 +93,7 @@ class ToolParserManager:
 
 
 def find_tool_parser(template: str) -> str | None:
-    """Return the name of the tool parser that a chat template tells of by its marks, or None."""
+    """Return the name of the tool parser for the marks in a chat template, or None."""
     tells = (
         ("<|channel|>", "openai"),
         ("<｜tool▁sep｜>", "deepseek_v3" if "```json" in template else "deepseek_v31"),
@@ -110,7 +110,7 @@ def find_tool_parser(template: str) -> str | None:
 
 
 def find_reasoning_parser(template: str) -> str | None:
-    """Return the name of the reasoning parser that a chat template tells of by its marks, or None."""
+    """Return the name of the reasoning parser for the marks in a chat template, or None."""
     if "<|channel|>" in template:
         return HARMONY
     if "[THINK]" in template:

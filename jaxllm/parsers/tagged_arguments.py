@@ -1,4 +1,4 @@
-"""Arguments that models write one by one between tags: strings as they are, other values as JSON."""
+"""Read arguments written one by one between tags: strings verbatim, other values as JSON."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.value_types import TYPES, allowed_types, resolved
 
 _PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
-"""What the schema of arguments may say for a grammar to take them one by one."""
+"""The keywords that a schema of arguments may have, for a grammar of separate arguments."""
 _TOLD = {"type", "title", "description", "default", "examples"}
-"""What the schema of a string may say besides, unless it lists the strings."""
+"""The other keywords that a string's schema may have, unless it lists the strings."""
 
 
 class TaggedArguments:
-    """The arguments of one call, which a parser shows as JSON: strings as they come, others once they are whole."""
+    """The arguments of one call, shown as JSON by a parser: strings as they come, others once whole."""
 
     def __init__(self, parser: ToolParser, name: str, *, on_lines: bool = False) -> None:
-        """Read values as the schema of the tool of this name types them; `on_lines` they have lines of their own."""
+        """Read values with the types of this tool's schema; `on_lines` values have their own lines."""
         tool = parser.tools.get(name)
         self._parser, self._on_lines = parser, on_lines
         self._schema = {} if tool is None else tool.schema
@@ -40,8 +40,8 @@ class TaggedArguments:
     ) -> Reading[str | None]:
         """Read and show a value up to its `end`, and return the mark that ended it; None if the output ended before.
 
-        Models leave the end out, so one of the `others` that may follow a value ends it too, and is left to be read. It
-        is part of the value where `end` is the next mark after it, unless it is the mark of a `following` argument.
+        Models may omit the end, so one of the `others` that may follow a value ends it too, and stays unread. It is
+        part of the value if `end` is the next mark after it, unless it is the mark of a `following` argument.
         """
         value, marks = self._begin(key), (end, *others)
         mark = yield from incoming.until(marks, value.add, leaves_part=True)
@@ -59,14 +59,14 @@ class TaggedArguments:
         return mark
 
     def close(self, stray: Iterable[str], *, is_cut: bool) -> None:
-        """Show the end of the arguments, unless the output `is_cut` before it, and a line of text that was in none."""
+        """Show the end of the arguments, unless the output `is_cut` before it, and a line of text between arguments."""
         if not is_cut:
             self._parser.show_arguments("{}" if self._before == "{" else "}")
         if text := " ".join("".join(stray).split()):
             self._parser.show_text(f"{text}\n")
 
     def _begin(self, key: str) -> _Value:
-        """Show the key of an argument. It is a string if the tool's schema does not say."""
+        """Show the key of an argument, which is a string unless the tool's schema tells otherwise."""
         types = allowed_types(self._properties.get(key), self._schema) or {"string"}
         self._parser.show_arguments(f"{self._before}{as_json(key)}: ")
         self._before = ", "
@@ -80,12 +80,12 @@ class _Value:
         self._show, self._types, self._starts_line = show, types, on_line
         self._is_text = types == {"string"}
         self._parts = list[str]()
-        """What is not shown yet: for a string the end of the last line at most."""
+        """The text not shown yet: for a string at most the end of the last line."""
         if self._is_text:
             show('"')
 
     def add(self, text: str) -> None:
-        """Go on with the value."""
+        """Add text to the value."""
         if text and self._starts_line:
             text, self._starts_line = text.removeprefix("\n"), False
         if not self._is_text:
@@ -96,7 +96,7 @@ class _Value:
             self._show(as_json(text.removesuffix("\n"))[1:-1])
 
     def end(self, *, is_cut: bool, on_line: bool) -> None:
-        """Show what is left, without the end of the line if the value is `on_line`."""
+        """Show the rest, without the end of the line if the value is `on_line`."""
         text = "".join(self._parts)
         text = text.removesuffix("\n") if on_line else text
         if self._is_text:
@@ -108,7 +108,7 @@ class _Value:
 
 
 def _typed(text: str, types: Set[str]) -> Any:
-    """Return the value that a text stands for: of one of the types, else what it is as JSON, else the text itself."""
+    """Return the value of a text: of one of the types, else its JSON value, else the text itself."""
     if types == {"string"}:
         return text
     lowered = text.strip().lower()
@@ -118,7 +118,7 @@ def _typed(text: str, types: Set[str]) -> Any:
         return lowered == "true"
     try:
         value = json.loads(text)
-        as_json(value)  # no number that JSON lacks
+        as_json(value)  # neither NaN nor infinity
     except (ValueError, RecursionError):
         return text if "string" in types else _number(text, types)
     is_text = "string" in types and (isinstance(value, str) or TYPES[type(value)] not in types)
@@ -126,7 +126,7 @@ def _typed(text: str, types: Set[str]) -> Any:
 
 
 def _number(text: str, types: Set[str]) -> int | float | str:
-    """Return the number that a text is as models write it, though JSON has none such: `007`, `+3`, `.5`."""
+    """Return the number in a text, also in forms that JSON lacks: `007`, `+3`, `.5`."""
     for name, read in (("integer", int), ("number", float)):
         with contextlib.suppress(ValueError, OverflowError):
             if name in types and math.isfinite(number := read(text)):
@@ -139,8 +139,8 @@ def argument_formats(
 ) -> dict[str, Any]:
     """Return the format of a tool's arguments in the order of its schema, each after `begin(key)` and before `end`.
 
-    Strings are as they are unless `is_json`. Raises VLLMValidationError for a schema that this form of arguments cannot
-    keep to, and for keys beside those that `keys` matches, which could not be read.
+    Strings are verbatim unless `is_json`. Raises VLLMValidationError for a schema that this form cannot express, and
+    for keys that do not match `keys`, which could not be read.
     """
     schema = tool.schema
     if unknown := schema.keys() - _PLAIN:
@@ -172,7 +172,7 @@ def _value_format(tool: FunctionTool, key: str, schema: Any) -> dict[str, Any]:
 
 
 def _listed(schema: Any, root: dict[str, Any]) -> list[Any] | None:
-    """Return the values that a schema lists, by itself or in each branch of `anyOf`; None if it does not."""
+    """Return the values that a schema lists, directly or in each branch of `anyOf`; None if it does not."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema or "enum" in schema:
@@ -186,7 +186,7 @@ def _listed(schema: Any, root: dict[str, Any]) -> list[Any] | None:
 
 
 def _is_any_text(schema: Any, root: dict[str, Any]) -> bool:
-    """Return whether the schema of a string, or of null, says no more than that."""
+    """Return whether a schema of a string or null has no other keywords."""
     if not isinstance(schema, dict) or schema.keys() - _TOLD - {"$defs", "definitions", "anyOf"}:
         return False
     return all(_is_any_text(resolved(branch, root), root) for branch in schema.get("anyOf", ()))

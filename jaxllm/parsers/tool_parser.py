@@ -1,4 +1,4 @@
-"""What every tool parser is: a reader of calls, and the grammar of what it reads."""
+"""The base class of tool parsers, which read calls and define their grammar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Te
 
 
 class Attempt(NamedTuple):
-    """Where a parser began to read what may turn out to be no call."""
+    """The state at the beginning of an attempt to read a call."""
 
     start: int
     num_calls: int
@@ -20,50 +20,50 @@ class Attempt(NamedTuple):
 
 
 class ToolParser(abc.ABC):
-    """This takes the text of one answer apart into text and calls, as `pieces.StreamParser` says.
+    """Parses one answer into text and calls, as a `pieces.StreamParser`.
 
-    A call begins once its name and the first of its arguments are certain, and the arguments follow as they come. What
-    turns out to be no call is text. A call that has begun and turns out to be malformed keeps the arguments that the
-    model wrote, unless the parser `holds_calls`. So nothing but the marks of well-formed calls is dropped, arguments
-    are never made up, and nothing raises.
+    A call begins once its name and first argument are certain, and its arguments follow as they come. Text that is not
+    a call remains text. A call that turns out to be malformed keeps the arguments that the model wrote, unless the
+    parser `holds_calls`. So only the marks of well-formed calls are dropped, arguments are never invented, and nothing
+    raises.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
-    """The marks of calls, first the one that calls begin with, which ends reasoning that has no end of its own.
+    """The marks of calls. The first one begins calls and ends unclosed reasoning.
 
-    Those that are special tokens of the tokenizer must not be left out of the text.
+    Marks that are special tokens must be kept in the text.
     """
     drops_text_after_calls: ClassVar[bool] = False
-    """Whether text after a call is dropped where calls are held, as vLLM does in the answers of some models."""
+    """Whether text after a held call is dropped, as in vLLM for some models."""
     holds_calls: bool = False
-    """Whether a call is shown only once it is whole, as where the answer is not streamed. A malformed call is text."""
+    """Whether a call is shown only once it is whole, as without streaming. A malformed call is then text."""
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
-        """Read calls of these tools. Calls of others are read too, unless nothing but its name tells a call."""
+        """Read calls of these tools, and of others unless a call is only recognized by its name."""
         self.tools = {tool.name: tool for tool in tools}
         self.incoming = Incoming()
         self.is_cut = False
-        """Whether the output, once it has ended, was cut at its most tokens."""
+        """Whether the ended output was cut by its token limit."""
         self._pieces: list[Piece] = []
         self._num_certain: int | None = None
         """The number of pieces before a call that is held."""
         self._num_calls = 0
         self._space: list[str] | None = []
-        """White space at the beginning, or after a call, which is shown if text follows; None within text."""
+        """White space at the beginning or after a call, shown if text follows; None within text."""
         self._reading = self._read_all()
 
     @abc.abstractmethod
     def read(self) -> Reading[None]:
-        """Read `incoming`, and show what it holds as it becomes certain. What is left unread at the end is text."""
+        """Read `incoming`, and show pieces as they become certain. Text left unread at the end is text."""
 
     @classmethod
     @abc.abstractmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return a format of structural tags (`constraints/structural_tag.py`) that outputs with calls match.
 
-        Each call is of one of the tools, with arguments that match its schema. With `at_least_one` there is no text
-        beside the calls, else text may stand before them or in their place. Unless `parallel` there is one call at
-        most. Whatever matches is read by this parser without loss, but for strings between tags that hold these tags.
+        Each call is to one of the tools, with arguments that match its schema. With `at_least_one` there are only
+        calls, else text may come before or instead of them. Unless `parallel` there is at most one call. This parser
+        reads all matching outputs without loss, except strings between tags that contain these tags.
         """
 
     def feed(self, text: str) -> list[Piece]:
@@ -72,7 +72,7 @@ class ToolParser(abc.ABC):
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what is left once the output has ended; a part of a call is one if it `is_cut`, at its most tokens."""
+        """Return the remaining pieces once the output has ended. A partial call counts if it `is_cut` by its limit."""
         self.incoming.is_ended, self.is_cut = True, is_cut
         return self._advance()
 
@@ -94,30 +94,30 @@ class ToolParser(abc.ABC):
         self._pieces.append(Reasoning(text))
 
     def start_call(self, name: str, call_id: str | None = None) -> None:
-        """Begin the next call, with an id of its own unless the model has given it one."""
+        """Begin the next call, with a new id unless the model wrote one."""
         self._pieces.append(CallStart(self._num_calls, name, call_id or new_call_id()))
         self._num_calls += 1
         self._space = []
 
     def show_arguments(self, text: str) -> None:
-        """Go on with the arguments of the last call."""
+        """Add to the arguments of the last call."""
         self._pieces.append(CallArguments(self._num_calls - 1, text))
 
     @property
     def keeps_parts(self) -> bool:
-        """Return whether a call that has begun stays one, though it is none to its end."""
+        """Return whether a call that has begun stays a call, though it is malformed later."""
         return not self.holds_calls or self.is_cut
 
     def attempt(self, mark: str = "") -> Attempt:
-        """Begin to read what may turn out to be no call, after its `mark` was read; `conclude` or `give_up` ends it."""
+        """Begin an attempt to read a call, after its `mark` was read; `conclude` or `give_up` ends it."""
         if self.holds_calls:
             self._num_certain = len(self._pieces)
         return Attempt(self.incoming.trial() - len(mark), self._num_calls, self._space)
 
     def conclude(self, attempt: Attempt, *, is_call: bool) -> bool:
-        """End an attempt, and return whether a call was shown; else what was read is text, with its mark.
+        """End an attempt, and return whether a call was shown; otherwise its text and mark become text.
 
-        A call that is none to its end stays one if the parser `keeps_parts`.
+        A call that is malformed later stays a call if the parser `keeps_parts`.
         """
         text = self.incoming.settle(attempt.start)
         if is_call or (self._num_calls > attempt.num_calls and self.keeps_parts):
@@ -128,7 +128,7 @@ class ToolParser(abc.ABC):
         return False
 
     def give_up(self, attempt: Attempt) -> None:
-        """End an attempt in which no call was shown, and leave its text and its mark unread."""
+        """End an attempt that showed no call, and unread its text and mark."""
         self._forget(attempt)
         self.incoming.rewind(attempt.start)
 
@@ -140,9 +140,9 @@ class ToolParser(abc.ABC):
         self._num_calls, self._space = attempt.num_calls, attempt.space
 
     def malformed_arguments(self, ends: Sequence[str], tail: str = "") -> Reading[bool]:
-        """Go on with arguments that are malformed up to one of `ends`, and return whether there is one.
+        """Add malformed arguments up to one of `ends`, and return whether there is one.
 
-        White space and the `tail` before the end are not theirs, nor is a part of an end that the output ends with.
+        They exclude white space and the `tail` before the end, and a partial end at the end of the output.
         """
         kept = list[str]()
 
@@ -165,7 +165,7 @@ class ToolParser(abc.ABC):
         if self._num_certain is not None:
             end, self._num_certain = self._num_certain, 0
         pieces = self._pieces[:end]
-        del self._pieces[:end]  # a copy of what is held, for each text, would take a time that grows with its square
+        del self._pieces[:end]  # copying the held text for each piece would take quadratic time
         return pieces
 
     def _read_all(self) -> Reading[None]:

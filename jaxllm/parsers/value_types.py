@@ -1,4 +1,4 @@
-"""Which of JSON's types of values the schema of an argument allows."""
+"""Find the JSON types that an argument's schema allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
-"""JSON's types by those of Python's values."""
+"""JSON's types by Python's types."""
 _ALL = frozenset(TYPES.values())
 _ALIASES = {
     **dict.fromkeys(("str", "text"), "string"),
@@ -26,21 +26,21 @@ _ALIASES = {
     "list": "array",
     "arr": "array",
 }
-"""Names of types that JSON schemas lack, but tools are written with."""
+"""Type names that tools use but JSON schema lacks."""
 _ANNOTATIONS = {"title", "description", "default", "examples"}
-"""What limits no value: a schema says it for itself, whatever the schema it refers to says."""
+"""Keywords that limit no value. A schema's own ones override those of the schema that it refers to."""
 _MOST_SCHEMAS = 200
-"""Schemas may refer to themselves, and one may lead to many: what comes after so many says nothing."""
+"""The maximum number of schemas to visit: schemas may refer to themselves, and one may lead to many."""
 
 
 def allowed_types(schema: Any, root: Any) -> frozenset[str]:
-    """Return the types of values that a schema allows; none if it does not say. References lead into `root`."""
+    """Return the types of values that a schema allows; none if unspecified. References resolve in `root`."""
     types = _Types(root).of(schema)
     return frozenset() if types == _ALL else types
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """Return what a schema says once its `$ref`, or an `allOf` of one schema, is put in its place."""
+    """Return a schema with its `$ref`, or an `allOf` of one schema, resolved."""
     for _ in range(_MOST_SCHEMAS):
         if not isinstance(schema, Mapping):
             return schema
@@ -60,7 +60,7 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 class _Types:
-    """This finds the types of values that a schema allows."""
+    """Finds the types of values that a schema allows."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -81,11 +81,11 @@ class _Types:
                 types &= frozenset[str]().union(*map(self.of, schema[name]))
         if isinstance(schema.get("allOf"), list):
             types = types.intersection(*map(self.of, schema["allOf"]))
-        return types or _ALL  # a schema that allows nothing is a mistake, and decides nothing
+        return types or _ALL  # a schema that allows nothing is a mistake and is ignored
 
 
 def _named(kinds: Any) -> frozenset[str]:
-    """Return the types that the word `type` of a schema names."""
+    """Return the types in a schema's keyword `type`."""
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     names = (name.strip().lower() for name in kinds if isinstance(name, str))
     return _with_integers(_ALIASES.get(name, name) for name in names) & _ALL or _ALL
@@ -97,7 +97,7 @@ def _with_integers(types: Iterable[str]) -> frozenset[str]:
 
 
 def _target(reference: Any, root: Any) -> Any:
-    """Return the part of `root` that a reference leads to, or None."""
+    """Return the part of `root` that a reference points to, or None."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node = root

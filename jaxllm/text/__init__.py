@@ -1,1 +1,1 @@
-"""Text becomes token ids and back here: tokenizers, chat templates, detokenizing, log-probabilities with text."""
+"""Convert text to token ids and back: tokenizers, chat templates, detokenization, log-probabilities with text."""

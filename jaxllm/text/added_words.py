@@ -1,4 +1,4 @@
-"""Added tokens are text, also where a byte-level decoder reads their letters as bytes: E7 E3 6F for `ção`."""
+"""Decode added tokens to their own text; a byte-level decoder would read the letters of `ção` as bytes E7 E3 6F."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _MARK = "\U0010ffff"
-"""The decoder takes a token with this code point as text: it spells no byte, and no text has it."""
+"""A code point that makes the decoder take a token as text: it stands for no byte, and no text contains it."""
 
 
 def decoding_backend(backend: Backend) -> Backend:
-    """Return a tokenizer that decodes as `backend` does, but added tokens to their own text. It cannot encode."""
+    """Return a tokenizer that decodes like `backend`, but added tokens to their own text. It cannot encode."""
     words = _mistakable(backend)
     if not words:
         return backend
@@ -21,7 +21,7 @@ def decoding_backend(backend: Backend) -> Backend:
     model, vocab = data["model"], data["model"]["vocab"]
     if not _has_byte_level(data["decoder"]) or not isinstance(vocab, dict):
         return backend
-    # What merges make was learned from bytes; adding it again changes nothing.
+    # Tokens made by merges stand for bytes; adding them again changes nothing.
     words -= {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in model.get("merges", ())}
     for token in data["added_tokens"]:
         if token["content"] in words:
@@ -34,7 +34,7 @@ def decoding_backend(backend: Backend) -> Backend:
 
 
 def _mistakable(backend: Backend) -> set[str]:
-    """Return the added tokens that could be spelled bytes. One letter alone is a byte of the alphabet itself."""
+    """Return the added tokens that could be read as bytes. A single letter is a byte of the alphabet."""
     from tokenizers import pre_tokenizers
 
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""Conversations become prompts: OpenAI's message form, checked and brought to what chat templates expect."""
+"""Render conversations to prompts: check OpenAI's messages and convert them for chat templates."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Each type of content part has its text under this key."""
+"""The key of the text in each type of content part."""
 SYSTEM_ROLES = ("system", "developer")
 _RESERVED = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
     | {"tokenizer_kwargs"}
 )
-"""These names would change what rendering returns, or bring a template past the one argument for it."""
+"""Names refused as template variables: they would change what rendering returns, or replace the template."""
 BRIEF_SECONDS = 0.02
-"""A render that others wait for may take so long."""
+"""The time limit for a render on the event loop."""
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*(\n+|\Z)", re.MULTILINE)
-"""Claude Code begins the system's text with this line. It differs in each request, so it would hide every prefix."""
+"""The line that begins Claude Code's system text. It differs in each request, which would defeat prefix caching."""
 _MAX_ERROR = 1000
-"""Templates may raise errors with texts of any length."""
+"""The maximum length of a template's own error message."""
 
 
 class ChatRenderer:
-    """This renders conversations with the tokenizer's chat template, or one given in its place."""
+    """Renders conversations with the tokenizer's chat template or another."""
 
     def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
         self._tokenizer = tokenizer
@@ -66,7 +66,7 @@ class ChatRenderer:
     ) -> ParsedPrompt:
         """Return the prompt's text, special tokens included; errors name the message as in "messages[2]".
 
-        With `is_brief` it takes BRIEF_SECONDS at most, and raises TemplateLimitError if they are not enough.
+        With `is_brief` it takes at most BRIEF_SECONDS, else raises TemplateLimitError.
         """
         check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
         check_bool("add_generation_prompt", add_generation_prompt)
@@ -104,7 +104,7 @@ class ChatRenderer:
         return ParsedPrompt(text, is_templated=True)
 
     def _source(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
-        """Return the template's text: the one given, or named, or the default, or the tokenizer's own."""
+        """Return the template's text: the argument, the one that it names, the default, or the tokenizer's."""
         template = chat_template if chat_template is not None else self._default
         if template is not None and "{" in template:
             return template
@@ -129,7 +129,7 @@ class ChatRenderer:
 
 @contextmanager
 def _refusals(label: str, conversation: Any, *, raises_limit: bool) -> Iterator[None]:
-    """Turn what goes wrong in a template into the caller's error."""
+    """Convert a template's exceptions to errors for the caller."""
     try:
         yield
     except VLLMValidationError:
@@ -145,7 +145,7 @@ def _refusals(label: str, conversation: Any, *, raises_limit: bool) -> Iterator[
 
 
 def check_tools(tools: Any) -> None:
-    """Refuse tools that are not a list of dicts."""
+    """Raise an error for tools that are not a list of dicts."""
     if tools is None or (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
         return
     message = f"tools must be a list of dicts, got {shown(tools)} ({type(tools).__name__})."
@@ -163,8 +163,8 @@ def is_single_conversation(messages: Any) -> bool:
 def parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
     """Return copies of the messages with content in the "string" or the "openai" (list of parts) form, or as "given".
 
-    Results of tools are strings where the template reads them. What templates read of a message goes by the names
-    that they know, and what has no value is left out.
+    Tool results are strings for templates. Fields get the names that templates read, and fields without a value are
+    left out.
     """
     if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
         message = f"{label}: a conversation is a list of at least one message, got {shown(conversation)}."
@@ -180,9 +180,9 @@ def parse_conversation(conversation: Any, label: str, content_format: str) -> li
 
 
 def _parse_message(message: Any, label: str, content_format: str, broken: list[str]) -> dict[str, Any] | None:
-    """Return a message's copy; None if there was nothing in it but Claude Code's billing header.
+    """Return a message's copy; None if it only had Claude Code's billing header.
 
-    The places of calls without arguments that can be read are added to `broken`.
+    The positions of calls with unreadable arguments are added to `broken`.
     """
     if not isinstance(message, Mapping):
         raise VLLMValidationError(
@@ -214,7 +214,7 @@ def _parse_message(message: Any, label: str, content_format: str, broken: list[s
 
 
 def without_billing(texts: Iterable[str]) -> list[str]:
-    """Return the system's texts without Claude Code's billing header, and without those that have nothing else."""
+    """Return the system's texts without Claude Code's billing header, and without texts that only had it."""
     parts = []
     for text in texts:
         rest = _BILLING.sub("", text)
@@ -224,7 +224,7 @@ def without_billing(texts: Iterable[str]) -> list[str]:
 
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with what developers wrote in the system's message, which comes first."""
+    """Return the messages with developer messages joined into the system message, which comes first."""
     if all(message["role"] != "developer" for message in messages):
         return messages
     said = [message for message in messages if message["role"] in SYSTEM_ROLES]
@@ -270,7 +270,7 @@ def _part_text(part: Any, label: str) -> str:
 
 
 def _parse_tool_calls(calls: Any, label: str, broken: list[str]) -> list[Any]:
-    """Return the calls with their arguments as dicts, as templates expect; OpenAI's are JSON text."""
+    """Return the calls with their arguments as dicts for templates; OpenAI's are JSON text."""
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         raise VLLMValidationError(f"{label}: must be a list, got {shown(calls)}.", parameter="messages", value=calls)
     parsed: list[Any] = []
@@ -287,9 +287,9 @@ def _parse_tool_calls(calls: Any, label: str, broken: list[str]) -> list[Any]:
 
 
 def _parse_arguments(arguments: Any) -> Mapping[str, Any] | None:
-    """Return a call's arguments; None for what is not an object.
+    """Return a call's arguments; None if they are not an object.
 
-    A call that max_tokens has cut short is such a one. It lies in the history, where nobody can mend it, so it must
+    A call cut short by max_tokens has such arguments. It is in the history, where nobody can correct it, so it must
     not end the conversation.
     """
     if isinstance(arguments, str):

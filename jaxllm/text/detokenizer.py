@@ -1,4 +1,4 @@
-"""Tokens become text as they come: never half a character, and cut where the first stop string completes."""
+"""Convert tokens to text as they come: whole characters only, up to the first complete stop string."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _MAX_HELD = 64
-"""So many tokens are held before some are let out: a model's broken bytes must not make each step dearer."""
+"""The maximum number of tokens held for a character, so that a model's broken bytes do not slow down each step."""
 
 
 class TextStream:
-    """A stream decodes a growing token sequence; what it has put out is never taken back.
+    """Decodes a growing token sequence. Its output is never revised.
 
-    Of neighbouring `unspaced` tokens, each but the first shows as its string there, not as the decoder writes it.
+    Of adjacent `unspaced` tokens, each but the first shows as its string in the dict, not as the decoder writes it.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class TextStream:
         return text
 
     def flush(self) -> str:
-        """Return what is still held, broken characters as U+FFFD."""
+        """Return the held text, with broken characters as U+FFFD."""
         return self._put_out(self._held, self._after_context(self._held)) if self._held else ""
 
     def _restart(self, context: list[int]) -> None:
-        """Go on after `context`: whole characters that are out already, or nothing."""
+        """Continue after `context`, the tokens of whole characters that are already output, or none."""
         self._context = context
         self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
 
@@ -75,7 +75,7 @@ class TextStream:
         return text
 
     def _let_out(self) -> str:
-        """Put out the held tokens up to where a cut breaks the fewest characters: each one broken adds some."""
+        """Output held tokens up to the cut that breaks the fewest characters."""
         cuts = range(len(self._held) - 8, len(self._held))
         cut = min(cuts, key=lambda i: (len(self._decode(self._held[:i])) + len(self._decode(self._held[i:])), -i))
         text, rest = self._after_context(self._held[:cut]), self._held[cut:]
@@ -84,12 +84,12 @@ class TextStream:
         return text + "".join(map(self._push, rest))
 
     def _after_context(self, token_ids: list[int]) -> str:
-        """Decode tokens as they read after the text before them; some decoders treat a first token differently."""
+        """Decode tokens in their context; some decoders treat a first token differently."""
         before, both = self._decode(self._context), self._decode(self._context + token_ids)
         return both[len(before) :] if both.startswith(before) else self._decode(token_ids)
 
     def _clean_suffix(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the prompt's shortest end of 4 to 24 tokens that cuts no character, else nothing."""
+        """Return the shortest suffix of 4 to 24 prompt tokens that cuts no character, else nothing."""
         for length in range(min(4, len(token_ids)), min(24, len(token_ids)) + 1):
             suffix = list(token_ids[len(token_ids) - length :])
             if HALF not in self._decode(suffix):
@@ -101,7 +101,7 @@ class TextStream:
 
 
 class Detokenizer(Protocol):
-    """A detokenizer holds one sequence's tokens and text."""
+    """A sequence's tokens and text."""
 
     token_ids: list[int]
 
@@ -115,12 +115,12 @@ class Detokenizer(Protocol):
         ...
 
     def visible_length(self, *, finished: bool) -> int:
-        """Return how many characters of `text` may be shown."""
+        """Return the number of characters of `text` that may be shown."""
         ...
 
 
 class TokenCollector:
-    """This collects tokens and makes no text, for detokenize=False."""
+    """Collects tokens without text, for detokenize=False."""
 
     text = ""
 
@@ -140,7 +140,7 @@ class TokenCollector:
 
 
 class IncrementalDetokenizer:
-    """This makes text from tokens and looks for stop strings in it."""
+    """Makes text from tokens and finds stop strings in it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.token_ids: list[int] = []
@@ -164,11 +164,11 @@ class IncrementalDetokenizer:
             text = self._stream.push(token_id) if i < num_texts else ""
             if text and (stop := self._append(text)):
                 return stop
-        # A character that the end cut in two is left out, as in vLLM: nothing more of it will come.
+        # A character that the end cuts is left out, as in vLLM: the rest will not come.
         return self._append(self._stream.flush().rstrip(HALF)) if finished else None
 
     def visible_length(self, *, finished: bool) -> int:
-        """Return how many characters may be shown: a stop string may still complete in the last ones."""
+        """Return the number of characters that may be shown: the last ones may begin a stop string."""
         return len(self.text) if finished else max(0, len(self.text) - self._hold_back)
 
     def _append(self, text: str) -> str | None:
@@ -184,9 +184,9 @@ class IncrementalDetokenizer:
 
 
 def first_stop(text: str, num_new: int, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Return where the stop string starts that completes first within the last `num_new` characters, and which.
+    """Return the start and the text of the stop string that completes first in the last `num_new` characters.
 
-    The one that completes first counts, not the one that starts first: so the split into tokens does not matter.
+    The first to complete counts, not the first to start, so that the split into tokens does not matter.
     """
     best: tuple[int, int, str] | None = None
     for stop in stops:
@@ -199,7 +199,7 @@ def first_stop(text: str, num_new: int, stops: Sequence[str]) -> tuple[int, str]
 def make_detokenizer(
     tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], params: SamplingParams
 ) -> Detokenizer:
-    """Make what the request asks for; without a tokenizer there is no text."""
+    """Make the detokenizer for a request; without a tokenizer there is no text."""
     if tokenizer is None or not params.detokenize:
         return TokenCollector()
     return IncrementalDetokenizer(tokenizer, prompt_token_ids, params)

@@ -1,4 +1,4 @@
-"""Turn the log-probabilities of steps into what users see: `Logprob`s by token id at each position, with texts."""
+"""Convert the log-probabilities of steps to `Logprob`s by token id at each position, with texts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class TokenTexts:
-    """Gives the tokens of neighbouring positions as text, where each position's own token comes first."""
+    """Decodes the tokens of successive positions, where the position's own token comes first."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Give None for every token if there is no tokenizer."""
+        """Decode to None without a tokenizer."""
         self._tokenizer = tokenizer
         self._before: deque[int] = deque(maxlen=LONGEST_CHARACTER)
 
     def at(self, token_ids: Sequence[int]) -> Sequence[str | None]:
-        """Return the texts of the next position's tokens, each as it reads after the positions before."""
+        """Return the texts of the next position's tokens in the context of the positions before."""
         if self._tokenizer is None:
             return [None] * len(token_ids)
         strings = self._tokenizer.token_strings(token_ids, self._before)
@@ -35,7 +35,7 @@ class TokenTexts:
 
 
 class LogprobsCollector:
-    """Collects one sequence's log-probabilities, or in the logits modes its logits."""
+    """Collects a sequence's log-probabilities, or its logits in the logits modes."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         """Show tokens as text if there is a tokenizer."""
@@ -74,11 +74,11 @@ class PromptCollector:
         self._is_given = False
 
     def add(self, scored: ScoredTokens) -> None:
-        """Store what a step has scored."""
+        """Store a step's scores."""
         self._scored[scored.start : scored.start + len(scored.positions)] = scored.positions
 
     def show(self, output: RequestOutput, *, delta: bool) -> None:
-        """Put what is known into an output; with deltas put it into one output alone, once all of it is known."""
+        """Add the log-probabilities to an output; with deltas only once, when all are known."""
         is_complete = None not in self._scored[self._first :]
         if self._is_given or (delta and not is_complete and not output.finished):
             output.prompt_logprobs = self._empty() if self._wants_top else None
@@ -92,7 +92,7 @@ class PromptCollector:
         return FlatLogprobs() if self._is_flat else []
 
     def _logprobs(self) -> PromptLogprobs | None:
-        """Return one entry per prompt token, None where nothing is known, as at the first; None if not asked for."""
+        """Return one entry per prompt token, None where unknown, as at the first; None if not requested."""
         if not self._wants_top:
             return None
         positions, texts = self._empty(), TokenTexts(self._tokenizer)
@@ -106,7 +106,7 @@ class PromptCollector:
         return positions
 
     def _asked(self) -> np.ndarray | None:
-        """Return the values at prompt_logprob_token_ids, [rows, ids] float32, -inf where unknown; None if not asked."""
+        """Return the values at prompt_logprob_token_ids, [rows, ids] float32, -inf where unknown; None if unset."""
         if not self._num_asked:
             return None
         import numpy as np
@@ -120,7 +120,7 @@ class PromptCollector:
 
 
 def _append(positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, texts: TokenTexts) -> None:
-    """Add one position. Its own token comes first; if it is among the others too, its rank is its place there."""
+    """Add one position. Its own token comes first; if the others include it, its rank is its index there."""
     token_ids, values = position.token_ids, position.logprobs
     ranks, strings = (position.rank, *range(1, len(token_ids))), texts.at(token_ids)
     if isinstance(positions, FlatLogprobs):

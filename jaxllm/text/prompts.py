@@ -1,4 +1,4 @@
-"""The forms that a prompt may have are told apart here; what is not supported is refused by name."""
+"""Parse the forms that a prompt may have, and refuse unsupported ones by name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_id
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt is text to tokenize, or token ids with the text that they stand for where it is known."""
+    """A prompt: text to tokenize, or token ids with their text if known."""
 
     text: str | None
     token_ids: Sequence[Any] | None = None
     salt: str | None = None
     is_templated: bool = False
-    """The text has its special tokens already."""
+    """Whether the text already has its special tokens."""
     pair: str | None = None
-    """The second text of a pair, of which `text` is the first."""
+    """The second text of a pair; `text` is the first."""
     type_ids: Sequence[Any] | None = None
-    """For each token id, 0 if it is of the first text of a pair and 1 if it is of the second."""
+    """For each token id, 0 in the first text of a pair and 1 in the second."""
 
 
 def is_single_prompt(prompts: Any) -> bool:
@@ -38,7 +38,7 @@ def is_single_prompt(prompts: Any) -> bool:
 
 
 def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
-    """Tell the forms of a prompt apart."""
+    """Parse a prompt in any form."""
     if isinstance(prompt, ParsedPrompt):
         _check_salt(prompt.salt, label)
         return prompt
@@ -55,7 +55,7 @@ def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
 
 
 def begin_with(before: str, prompt: Any) -> Any:
-    """Return a prompt whose text begins with another; what is no text stays as it is."""
+    """Return a prompt with another text in front; a prompt without text is unchanged."""
     if isinstance(prompt, str):
         return before + prompt
     if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and prompt.get("prompt_token_ids") is None:

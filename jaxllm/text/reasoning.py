@@ -1,4 +1,4 @@
-"""Certain tokens begin and end a model's reasoning."""
+"""Find where a model's reasoning begins and ends, by its marker tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ThinkingTokens:
 def thinking_tokens(markers: tuple[str, str] | None, tokenizer: Tokenizer | None) -> ThinkingTokens | None:
     """Return the tokens of the two markers; without markers, those of <think> and </think> if each is one token.
 
-    None if the model is not known to reason. Raises VLLMValidationError for markers that make no tokens.
+    None without such tokens. Raises VLLMValidationError for markers that make no tokens.
     """
     if markers is None:
         ids = {} if tokenizer is None else {text: token_id for token_id, text in tokenizer.added_tokens.items()}

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from jinja2 import nodes
 
 _PASSES = 8
-"""A value that goes through more assignments, against their order in the template, is lost from sight."""
+"""The maximum number of assignments to follow a value through against their order in the template."""
 
 
 def loops_over_content(template: nodes.Template) -> bool:
     """Return whether a template has a loop over the parts of a message's content.
 
-    The messages are followed through assignments, namespaces, loops and the arguments of macros. A loop over something
-    called "content" counts too, unless it is in a macro, where the name is a parameter's.
+    Messages are followed through assignments, namespaces, loops and arguments of macros. A loop over a variable named
+    "content" counts too, except in a macro, where it is a parameter.
     """
     flow = _Flow(template)
     in_macros = {id(loop) for macro in template.find_all(nodes.Macro) for loop in macro.find_all(nodes.For)}
@@ -27,7 +27,7 @@ def loops_over_content(template: nodes.Template) -> bool:
 
 
 class _Flow:
-    """The names of a template, with what their values may be: the "messages", a "message", or its "content"."""
+    """The variables of a template, with the kinds that their values may have: "messages", "message" or "content"."""
 
     def __init__(self, template: nodes.Template) -> None:
         self._kinds: defaultdict[str, set[str]] = defaultdict(set, {"messages": {"messages"}})
@@ -38,7 +38,7 @@ class _Flow:
                 break
 
     def kinds_of(self, value: nodes.Node | None) -> set[str]:
-        """Return what the value of an expression may be."""
+        """Return the kinds that an expression's value may have."""
         match value:
             case nodes.Name():
                 return self._kinds.get(value.name, set())
@@ -55,7 +55,7 @@ class _Flow:
         return set()
 
     def _assign(self, name: str, value: nodes.Node, is_item: bool) -> bool:
-        """Give a name the kinds of a value, or of its items, and return whether it did not have them all."""
+        """Add the kinds of a value, or of its items, to a name, and return whether any is new."""
         kinds = self.kinds_of(value)
         if is_item:
             kinds = {"message"} if "messages" in kinds else set()
@@ -66,7 +66,7 @@ class _Flow:
 
 
 def _assignments(template: nodes.Template) -> Iterator[tuple[str, nodes.Node, bool]]:
-    """Yield each name with a value that it may have, and whether it has the value's items in turn."""
+    """Yield each name with a value that it may have, and whether it takes the value's items in turn."""
     for loop in template.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
             yield loop.target.name, loop.iter, True

@@ -1,7 +1,7 @@
-"""A sandbox for templates ends those that take too long or too much memory, from within their own thread.
+"""A Jinja sandbox that ends templates which take too much time or memory, from within their thread.
 
-Compiled templates count what they do: each block that is entered, and the size of each value that is made. What a
-single operation would make is estimated before, so that no step between two counts is long.
+Compiled templates count their work: each block entered, and the size of each value made. The result of a single
+operation is estimated first, so that no step between two counts is long.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from jinja2.utils import Namespace, _PassArg
 
 MAX_SECONDS = 10.0
 MAX_TEXT = 2**24
-"""Characters of the rendered text, and of any one value; an item of a list or dict counts as ITEM of them."""
+"""The maximum characters of the rendered text and of any value. An item of a list or dict counts as ITEM characters."""
 MAX_MADE = 2**28
-"""Characters of all values that a render makes, kept or not: so many at most are in memory at once."""
+"""The maximum characters of all values that a render makes, kept or not, which bounds its memory."""
 MAX_SOURCE = 2**17
-"""Characters of a template: the longest of models have some ten thousand."""
+"""The maximum characters of a template; models' longest have some ten thousand."""
 MAX_BITS = 2**16
 MAX_COMPARED = 2**31
-"""Some methods compare each character of one text with each of another."""
+"""The maximum number of character comparisons of methods with quadratic time."""
 ITEM = 32
 _FEW = 2**16
 _MAX_INPUT = {"striptags": _FEW, "sum": _FEW, "title": 2**20, "urlize": 2**12, "wordcount": 2**20, "wordwrap": 2**12}
-"""These filters take much memory, or time that grows with the square of their input."""
+"""The maximum input of filters that take much memory or quadratic time."""
 _LISTING = {"batch", "groupby", "join", "list", "map", "max", "min", "slice", "sort", "unique"}
 _LISTING |= {"reject", "rejectattr", "select", "selectattr"}
-"""To these filters a text is a list of its characters."""
+"""Filters that treat a text as a list of characters."""
 _COMPARING = {"in", "==", "!=", "<", "<=", ">", ">=", "eq", "ne", "lt", "le", "gt", "ge", "equalto"}
 _COMPARING |= {"lessthan", "greaterthan"}
 _SEARCHES = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 _REFUSED = {"encode", "expandtabs", "format_map", "maketrans", "striptags", "to_bytes", "translate", "unescape"}
-"""No template needs these methods of texts and numbers, and what they make can be of any size."""
+"""Methods that are refused: no template needs them, and their results can have any size."""
 _DICT_NAMES = frozenset(dir(dict))
 _TEXT_NAMES = frozenset(name for name in dir(str) if not name.startswith("_")) - _REFUSED - {"format"}
 _LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
@@ -49,19 +49,19 @@ _NUMBERS = re.compile(r"\d{1,9}")
 
 
 class TemplateLimitError(TemplateError):
-    """A template takes more time or memory than it may."""
+    """A template takes too much time or memory."""
 
 
 def check_size(size: int) -> None:
-    """Raise TemplateLimitError for a value of more characters than a value may have."""
+    """Raise TemplateLimitError for a value of too many characters."""
     if size > MAX_TEXT:
         raise TemplateLimitError(f"it makes more than {MAX_TEXT} characters of text")
 
 
 def value_size(value: Any, per_level: int = 0) -> int:
-    """Return about how many characters a value has when it is written out, with `per_level` before each item.
+    """Return the approximate number of characters of a value written out, with `per_level` before each item.
 
-    Raises TemplateLimitError if they are too many, as in lists that hold the same list several times.
+    Raises TemplateLimitError if there are too many, as in lists that hold the same list several times.
     """
     size, depth, level = 0, 1, [value]
     while level:
@@ -87,7 +87,7 @@ def value_size(value: Any, per_level: int = 0) -> int:
 
 
 class Meter:
-    """This counts what one render does, and ends it when that is too much."""
+    """Counts the work of a render, and ends it when it is too much."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, perf_counter() + seconds
@@ -116,20 +116,20 @@ class Meter:
         return value
 
     def cut(self, value: Any) -> Any:
-        """Count a part that the template has cut out of a value, and return it."""
+        """Count a slice of a value, and return it."""
         self.tick(len(value) if isinstance(value, str) else ITEM * len(value))
         return value
 
 
 class LimitedContext(Context):
-    """The names that a template sees, and the meter of this render of it."""
+    """The variables of a template, and the meter of this render."""
 
     def __init__(self, environment: LimitedEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self.meter = Meter(environment.seconds)
 
     def derived(self, locals: dict[str, Any] | None = None) -> LimitedContext:  # noqa: A002 (jinja2's name)
-        """Return a context for a block with variables of its own, on the same meter."""
+        """Return a context for a block with its own variables and the same meter."""
         context = super().derived(locals)
         assert isinstance(context, LimitedContext)
         context.meter = self.meter
@@ -137,10 +137,10 @@ class LimitedContext(Context):
 
 
 class LimitedCodeGenerator(CodeGenerator):
-    """This compiles templates to code that counts."""
+    """Compiles templates to code that counts its work."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
-        """Write a block of statements: the bodies of loops, conditions and macros are some."""
+        """Write a block of statements, such as the body of a loop, condition or macro."""
         statements = list(nodes)
         self.writeline(f"context.meter.tick({_fix_outputs(statements)})")
         super().blockvisit(statements, frame)
@@ -166,7 +166,7 @@ class LimitedCodeGenerator(CodeGenerator):
         self._write_made(node, frame, self._write_sum)
 
     def _write_sum(self, node: nodes.Add, frame: Frame) -> None:
-        """Write a sum, of whose parts those with a literal are counted with the whole."""
+        """Write a sum. Parts with a literal are counted with the whole."""
         self.write("(")
         for side, sign in ((node.left, " + "), (node.right, ")")):
             if isinstance(side, nodes.Add) and nodes.Const in (type(side.left), type(side.right)):
@@ -198,7 +198,7 @@ def _are_fixed(items: Iterable[nodes.Node]) -> bool:
 
 
 def _fix_outputs(statements: Iterable[nodes.Node]) -> int:
-    """Make literals that are put out text of the template, and return how many characters of that there are."""
+    """Convert literal outputs to template text, and return the number of characters of text."""
     size = 0
     for statement in statements:
         if isinstance(statement, nodes.Output):
@@ -213,15 +213,15 @@ def _fix_outputs(statements: Iterable[nodes.Node]) -> int:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, whose templates count what they do."""
+    """Jinja's sandbox with templates that count their work."""
 
     code_generator_class = LimitedCodeGenerator
     context_class = LimitedContext
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self, seconds: float, **options: Any) -> None:
-        """Let each render take at most so many seconds; the options are jinja2's."""
-        # Nothing is computed when a template is compiled, where nothing would be counted.
+        """Limit each render to `seconds`; the options are jinja2's."""
+        # Do not compute constants when compiling, where nothing is counted.
         super().__init__(optimized=False, finalize=_finalize, **options)
         self.seconds = seconds
         self.filters = {name: limited(name, function) for name, function in self.filters.items()}
@@ -229,7 +229,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute, or an item, as the sandbox does, but sooner where that is known to be safe."""
+        """Return an attribute or an item, like the sandbox, but faster for types known to be safe."""
         kind = type(obj)
         if kind is dict and attribute in obj and attribute not in _DICT_NAMES:
             return obj[attribute]
@@ -244,7 +244,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may see an attribute."""
+        """Return whether a template may read an attribute."""
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in _REFUSED)
 
     def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -274,7 +274,7 @@ def _finalize(context: LimitedContext, value: Any) -> Any:
 
 
 def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter, or a test, that checks its input and counts its output."""
+    """Return a filter or test that checks its input and counts its output."""
     passed = _PassArg.from_obj(function)
 
     @pass_context
@@ -294,7 +294,7 @@ def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Refuse a method of `text` that would make too much, and return the arguments to call it with."""
+    """Refuse a method call of `text` with too large a result, and return the arguments to call it with."""
     if name == "join" and args:
         args = (list(args[0]), *args[1:])
         _check_join(args[0], text)
@@ -310,7 +310,7 @@ def _check_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a filter that would make too much of `value`."""
+    """Refuse a filter that would make too large a result from `value`."""
     values = (*args, *kwargs.values())
     if name in _MAX_INPUT and value_size((value, values)) > _MAX_INPUT[name]:
         raise TemplateLimitError(f"it gives more than {_MAX_INPUT[name]} characters to the filter {name!r}")
@@ -334,7 +334,7 @@ def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _check_numbers(name: str, values: Iterable[Any]) -> None:
-    """Refuse widths and counts that no text needs."""
+    """Refuse excessive widths and counts."""
     if any(isinstance(each, int) and each > _FEW for each in values):
         raise TemplateLimitError(f"it gives {name!r} a number above {_FEW}")
 
@@ -361,7 +361,7 @@ def _check_search(text: str, values: Iterable[Any]) -> None:
 
 
 def _formatted_size(text: str, values: Any, field: str = "%") -> int:
-    """Return an upper bound of a formatted text's length; widths that are values themselves are refused."""
+    """Return an upper bound of a formatted text's length. Raises for widths that are arguments themselves."""
     bare = text.replace(field * 2, "")
     if re.search(r"%[^a-zA-Z%]*\*" if field == "%" else r"\{[^{}]*\{", bare):
         raise TemplateLimitError("it formats to a width that is not written in the format")

@@ -1,4 +1,4 @@
-"""Chat templates are Jinja programs from strangers: they run here in a sandbox, to the text that transformers makes."""
+"""Render chat templates in a sandbox, since they are untrusted Jinja programs, with the same result as transformers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from jaxllm.text.template_limits import (
 
 MAX_TEMPLATES = 32
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""A message's reasoning goes by these names; the first that is there counts."""
+"""The names of a message's reasoning; the first one present counts."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""It marks where the final message ends, so that what the template writes after it can be cut off."""
+"""Marks the end of the final message, so that the text after it can be cut off."""
 _PROBE = "jaxllm-probe-7f3a"
 
 
 class ChatTemplate:
-    """A compiled template renders any number of conversations, in any thread."""
+    """A compiled template, which renders any number of conversations in any thread."""
 
     def __init__(self, source: str, environment: LimitedEnvironment) -> None:
-        """Compile the template. Raises jinja2's TemplateError for what is no template, or too long a one."""
+        """Compile the template. Raises jinja2's TemplateError for an invalid or too long template."""
         if len(source) > MAX_SOURCE:
             raise TemplateLimitError(f"the template is longer than {MAX_SOURCE} characters")
         self._source, self._environment = source, environment
@@ -56,9 +56,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the conversation's text; the template sees the `variables` by name.
+        """Return the conversation's text; the template gets the `variables` by name.
 
-        A template is a program, and may raise any Exception; TemplateLimitError if it takes too long or too much.
+        A template may raise any Exception; TemplateLimitError if it takes too much time or memory.
         """
         if not all(isinstance(document, Mapping) for document in documents or []):
             raise TypeError("documents must be a list of dicts with 'title' and 'text'")
@@ -77,7 +77,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _render_open(self, variables: dict[str, Any]) -> str:
-        """Render with the final message left open: nothing comes after its content."""
+        """Render with the final message left open: nothing follows its content."""
         final = variables["messages"][-1]
         content = final.get("content")
         if content is None or "content" not in self._source:
@@ -93,7 +93,7 @@ class ChatTemplate:
         if text.strip() not in rendered or _TAG.strip() not in rendered:
             raise ValueError("continue_final_message is set, but the template does not show the whole final message")
         end = rendered.rindex(_TAG.strip())
-        # A template that trims the content has taken the tag's space too.
+        # A template that trims the content has removed the tag's space too.
         return rendered[:end] if rendered.startswith(_TAG, end) else rendered[:end].rstrip()
 
     @cached_property
@@ -112,21 +112,21 @@ class ChatTemplate:
 
     @cached_property
     def names_developer(self) -> bool:
-        """Whether the template has a place for messages of the role "developer"."""
+        """Whether the template handles the role "developer"."""
         return '"developer"' in self._source or "'developer'" in self._source
 
 
 class ChatTemplates:
-    """This compiles each template once and keeps those used last; any thread may ask."""
+    """A thread-safe cache of compiled templates, least recently used first out."""
 
     def __init__(self, seconds: float = MAX_SECONDS) -> None:
-        """Let each render take at most so many seconds."""
+        """Limit each render to `seconds`."""
         self._environment = _make_environment(seconds)
         self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._lock = Lock()
 
     def get(self, source: str) -> ChatTemplate:
-        """Return the template compiled. Raises jinja2's TemplateError, or whatever compiling raises."""
+        """Return a compiled template. Raises jinja2's TemplateError, or what compiling raises."""
         with self._lock:
             template = self._compiled.get(source)
         if template is None:
@@ -140,16 +140,16 @@ class ChatTemplates:
 
 
 def plain(value: Any) -> Any:
-    """Return a copy of plain data; what is not data a template sees as its type's name, as "<Image>"."""
+    """Return a copy with plain data only; other objects become their type's name, as "<Image>"."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # others may have methods of their own
+        return str.__str__(value)  # subclasses may have their own methods
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if isinstance(value, (dict, Mapping)):  # a dict is told sooner
+    if isinstance(value, (dict, Mapping)):  # a dict is checked faster
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [plain(item) for item in value]
@@ -176,12 +176,12 @@ def _with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Generation(Extension):
-    """The statement {% generation %} marks what the assistant said, which only training asks for."""
+    """The statement {% generation %}, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's declaration)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Take the marked text as it is."""
+        """Parse the marked text as plain template content."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_shown"), [], [], body).set_lineno(line)
@@ -191,7 +191,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """Templates make dicts with this, and see nothing else of the class."""
+    """Makes dicts for templates, without access to the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -201,9 +201,9 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Templates keep variables in this: values by names that do not begin with an underscore, no namespaces."""
+    """Jinja's `namespace` for templates: no names with a leading underscore, and no namespaces as values."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `self` may be a variable too
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that a variable may be named `self`
         self, *rest = args
         Namespace.__init__(self)
         for name, value in dict(*rest, **kwargs).items():
@@ -229,7 +229,7 @@ def _strftime_now(format: str) -> str:  # noqa: A002 (templates may name it)
 def _tojson(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Write JSON as it is: Jinja's own filter escapes what HTML must not have."""
+    """Write plain JSON: Jinja's own filter escapes characters for HTML."""
     check_size(value_size(indent))
     value_size(
         x, per_level=(indent if isinstance(indent, int) else len(indent or "")) + sum(map(len, separators or ""))
@@ -238,7 +238,7 @@ def _tojson(
 
 
 def _make_environment(seconds: float) -> LimitedEnvironment:
-    """Make a sandbox with what templates may use."""
+    """Make a sandbox with the functions that templates may use."""
     environment = LimitedEnvironment(
         seconds, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

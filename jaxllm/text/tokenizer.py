@@ -1,4 +1,4 @@
-"""A Hugging Face fast tokenizer gets what the engine needs around it: batches, single tokens' text, truncation."""
+"""Wrap a Hugging Face fast tokenizer for the engine: batches, truncation, and the text of single tokens."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from jaxllm.params.checks import INT64_MAX, check_bool, check_choice, check_int,
 from jaxllm.text.added_words import decoding_backend
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
-if TYPE_CHECKING:  # both cost import time
+if TYPE_CHECKING:  # both take long to import
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase
 
     from jaxllm.loading.checkpoint import Checkpoint
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""The character that a part of a character decodes to."""
+"""The character that incomplete characters decode to."""
 LONGEST_CHARACTER = 4
-"""A character has so many bytes in UTF-8 at most, and each may be a token."""
+"""The maximum number of bytes of a character in UTF-8; each may be a token."""
 MAX_REACH = 2**20
-"""A text that is to be cut is tokenized up to this many characters, or as many as its tokens can have."""
+"""A text to be cut is tokenized up to this many characters, or as many as its tokens can have."""
 _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens", "truncation_side")
 
 
 class Tokenizer:
-    """A tokenizer turns text into token ids and back."""
+    """Converts text to token ids and back."""
 
     def __init__(self, parts: TokenizerParts, load_hf: Callable[[], PreTrainedTokenizerBase]) -> None:
-        """Make a tokenizer of its parts; `load_hf` makes transformers' own, for users that ask for it."""
+        """Make a tokenizer from its parts; `load_hf` loads transformers' tokenizer, for users that ask for it."""
         self.parts, self.eos_token_id = parts, parts.eos_token_id
         self._load_hf = load_hf
         self._strings: dict[int, str] = {}
@@ -41,7 +41,7 @@ class Tokenizer:
 
     @classmethod
     def of(cls, hf: PreTrainedTokenizerBase) -> Self:
-        """Make one of transformers' tokenizer. Raises VLLMValidationError for one that is not fast."""
+        """Make one from transformers' tokenizer. Raises VLLMValidationError for a slow one."""
         return cls(TokenizerParts.of(hf), lambda: hf)
 
     @cached_property
@@ -57,12 +57,12 @@ class Tokenizer:
 
     @cached_property
     def decoder(self) -> Backend:
-        """Return the tokenizers library's tokenizer that turns ids into text: `backend` wherever that does it right."""
+        """Return the tokenizers library's tokenizer for decoding: `backend`, unless it decodes added tokens wrongly."""
         return decoding_backend(self.backend)
 
     @cached_property
     def _pairs_backend(self) -> Backend:
-        """Return one of its own for pairs: how it truncates is its state, and others encode meanwhile."""
+        """Return a separate tokenizer for pairs: truncation is its state, while other threads encode."""
         from tokenizers import Tokenizer as Backend
 
         backend = Backend.from_str(self.backend.to_str())
@@ -87,17 +87,17 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the length of the longest entry of the vocabulary in characters.
+        """Return the length in characters of the longest vocabulary entry.
 
-        No token stands for more, but for white space and unknown words, which may be of any length.
+        No token stands for more, except white space and unknown words of any length.
         """
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
     def reach(self, text: str, keep: int, side: str | None = None) -> str:
-        """Return the part of a text that `keep` tokens can reach, when it is cut on a side; None: the tokenizer's own.
+        """Return the part of a text that `keep` tokens can cover when cut on a side; None is the tokenizer's side.
 
-        It has room for one more token: the last one of a text that is cut may be another. Where white space, or a long
-        word that is unknown, makes fewer tokens than letters would, it is as long as it has to be, up to MAX_REACH.
+        It has room for one more token, since cutting may change the last one. If white space or a long unknown word
+        makes fewer tokens, the part is longer, up to MAX_REACH.
         """
         is_left, most = (side or self.parts.truncation_side) == "left", (keep + 1) * self.longest_token
         while most < len(text):
@@ -110,7 +110,7 @@ class Tokenizer:
     def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None, side: str | None = None
     ) -> list[list[int]]:
-        """Turn texts into token ids, each cut to `keep` of them, special tokens included, on a side; None: its own."""
+        """Return the token ids of texts, each cut to `keep` with special tokens; a side of None is the tokenizer's."""
         if not texts:
             return []
         num_added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
@@ -133,10 +133,10 @@ class Tokenizer:
         keep: int | None = None,
         side: str | None = None,
     ) -> list[tuple[list[int], list[int]]]:
-        """Turn pairs of texts into token ids and type ids; of one longer than `keep` the longer text is cut.
+        """Return the token ids and type ids of pairs of texts; a pair over `keep` has its longer text cut.
 
-        It is cut on a side, "left" or "right", which is by default the tokenizer's own. Where `keep` has no room for
-        the special tokens nothing is cut.
+        The side, "left" or "right", defaults to the tokenizer's. Nothing is cut if `keep` has no room for the special
+        tokens.
         """
         with self._pairs_lock:
             backend = self._pairs_backend
@@ -148,20 +148,20 @@ class Tokenizer:
         return [(encoding.ids, encoding.type_ids) for encoding in batch]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Turn token ids into text."""
+        """Return the text of token ids."""
         return self.decoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_string(self, token_id: int) -> str:
-        """Return the text of one token by itself; half a character shows as U+FFFD."""
+        """Return the text of a single token; an incomplete character shows as U+FFFD."""
         string = self._strings.get(token_id)
         if string is None:
             string = self._strings[token_id] = self._leading_spaces(token_id, self._decode([token_id]))
         return string
 
     def token_strings(self, token_ids: Sequence[int], context: Sequence[int]) -> list[str]:
-        """Return what each token reads where it follows `context`, as vLLM shows the tokens of log-probabilities.
+        """Return the text of each token after `context`, as vLLM shows the tokens of log-probabilities.
 
-        A token that ends inside a character reads as ""; the one that completes the character reads as all of it.
+        A token that ends inside a character is ""; the one that completes the character has all of it.
         """
         strings = map(self.token_string, token_ids)
         return [
@@ -170,7 +170,7 @@ class Tokenizer:
         ]
 
     def _completed(self, token_id: int, context: Sequence[int]) -> str:
-        """Return the character that a token completes, with what the tokens of `context` hold of it, else ""."""
+        """Return the character that a token completes together with the tokens of `context`, else ""."""
         if not context or not self.token_string(context[-1]).endswith(HALF):
             return ""
         for length in range(1, min(len(context), LONGEST_CHARACTER) + 1):
@@ -184,7 +184,7 @@ class Tokenizer:
         return ""
 
     def _leading_spaces(self, token_id: int, string: str) -> str:
-        """Return a token's text with the spaces that decoding leaves out at the beginning of a text."""
+        """Return a token's text with the leading spaces that decoding drops at the beginning of a text."""
         piece = self._word_mark and self.backend.id_to_token(token_id)
         if not piece or not self._word_mark:
             return string
@@ -206,17 +206,17 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
-    """These options say how prompts become token ids: `tokenization_kwargs`, checked and brought to one form."""
+    """The options for tokenizing prompts: `tokenization_kwargs`, checked and normalized."""
 
     add_special_tokens: bool | None = None
-    """None adds them to texts that do not have them from a chat template."""
+    """None adds them unless a chat template has written them."""
     keep: int | None = None
-    """A prompt keeps at most so many tokens; None cuts nothing off."""
+    """The maximum number of tokens to keep; None cuts nothing."""
     side: str | None = None
-    """The side on which what is too long is cut off, "left" or "right"; None is the tokenizer's own."""
+    """The side to cut, "left" or "right"; None is the tokenizer's."""
 
     def cut(self, token_ids: list[int], tokenizer: Tokenizer | None) -> list[int]:
-        """Return the token ids of a prompt that are kept."""
+        """Return the token ids to keep of a prompt."""
         if self.keep is None or len(token_ids) <= self.keep:
             return token_ids
         side = self.side or ("right" if tokenizer is None else tokenizer.parts.truncation_side)
@@ -224,13 +224,13 @@ class EncodeOptions:
 
 
 def cut_ids(token_ids: list[int], keep: int, side: str) -> list[int]:
-    """Return at most `keep` of the token ids, with those on the side named, "left" or "right", cut off."""
+    """Return at most `keep` of the token ids, cut on `side`, "left" or "right"."""
     return token_ids[max(0, len(token_ids) - keep) :] if side == "left" else token_ids[:keep]
 
 
 def encode_options(kwargs: Mapping[str, Any] | None, max_model_len: int, *, outputs: int = 1) -> EncodeOptions:
-    """Check tokenization_kwargs, for prompts with so many outputs at least. Raises VLLMValidationError for those that
-    have no meaning here.
+    """Check tokenization_kwargs, for prompts with at least this many outputs. Raises VLLMValidationError for
+    unsupported ones.
     """
     name = "tokenization_kwargs"
     options = check_options(name, kwargs)
@@ -246,7 +246,7 @@ def encode_options(kwargs: Mapping[str, Any] | None, max_model_len: int, *, outp
 
 
 def _num_kept(options: Mapping[str, Any], max_model_len: int, outputs: int) -> int | None:
-    """Return how many tokens of a prompt are kept; -1, and truncation to no length, leave room for the outputs."""
+    """Return the number of prompt tokens to keep; -1, and truncation without a length, leave room for the outputs."""
     truncation, longest = options.get("truncation"), options.get("max_length")
     if not isinstance(truncation, bool):
         check_choice("truncation", truncation, (None, "longest_first", "do_not_truncate"))
@@ -278,9 +278,9 @@ def load_tokenizer(
     hf_token: str | bool | None = None,
     download_dir: str | None = None,
 ) -> Tokenizer:
-    """Load the checkpoint's own tokenizer, or the one that `name` says: a folder, a .gguf file or a hub id.
+    """Load the checkpoint's tokenizer, or `name`: a folder, a .gguf file or a hub id.
 
-    What transformers makes is kept under `cache_dir`, where its files allow it. Raises VLLMValidationError.
+    The result is cached under `cache_dir`, if its files can be identified. Raises VLLMValidationError.
     """
     if name is None:
         return _keep(cache_dir, checkpoint.tokenizer_digest(), checkpoint.tokenizer)
@@ -302,13 +302,13 @@ def load_named_tokenizer(
     if name.endswith(".gguf"):
         other = open_checkpoint(name)
         return _keep(cache_dir, other.tokenizer_digest(), other.tokenizer)
-    # Which files of the hub it is made from is transformers' to say.
+    # Only transformers knows which files of the hub it loads.
     digest = tokenizer_digest(Path(name)) if Path(name).is_dir() else None
     return _keep(cache_dir, digest, partial(_load_other, name, revision, hf_token, download_dir))
 
 
 def _keep(cache_dir: str, digest: str | None, load_hf: Callable[[], PreTrainedTokenizerBase]) -> Tokenizer:
-    """Return the tokenizer of a digest from disk if it is there, else make it and keep it."""
+    """Return the tokenizer of a digest from the disk cache, else make and store it."""
     if digest is None:
         return Tokenizer.of(load_hf())
     from jaxllm.text.tokenizer_cache import TokenizerCache

@@ -1,6 +1,6 @@
-"""Tokenizers are kept on disk as transformers made them: to import it and make one takes longer than a step's program.
+"""Cache tokenizers on disk as transformers made them, since importing it and making one takes seconds.
 
-Many kinds are changed when they are loaded (another normalizer, more whole tokens), so what is kept is the result.
+Transformers changes many tokenizers on loading (another normalizer, more tokens), so the result is cached.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from jaxllm.utils.files import read_own, write_whole
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
-"""The libraries that make tokenizers, as far as they are there."""
+"""The libraries that make tokenizers, if installed."""
 
 
 class TokenizerCache:
-    """This keeps tokenizers by a digest of what they are made from. A file that cannot be used counts as none."""
+    """Caches tokenizers by a digest of their source. An unusable file counts as missing."""
 
     def __init__(self, cache_dir: str) -> None:
         self._folder = Path(cache_dir, "tokenizers")
 
     def load(self, digest: str) -> TokenizerParts | None:
-        """Return a tokenizer's parts, None if they are not there."""
+        """Return a tokenizer's parts; None if missing."""
         path = self._path(digest)
         try:
             return msgspec.msgpack.decode(read_own(path), type=TokenizerParts)
@@ -40,7 +40,7 @@ class TokenizerCache:
             return None
 
     def save(self, digest: str, parts: TokenizerParts) -> None:
-        """Keep a tokenizer's parts; a folder that cannot be written is a warning."""
+        """Store a tokenizer's parts; log a warning if the folder is not writable."""
         try:
             write_whole(self._path(digest), msgspec.msgpack.encode(parts))
         except OSError as error:

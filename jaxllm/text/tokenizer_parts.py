@@ -1,4 +1,4 @@
-"""A tokenizer is plain data here: what one process sends to another, and what is kept on disk."""
+"""A tokenizer as plain data, to send between processes and to keep on disk."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class TokenizerParts(msgspec.Struct, frozen=True):
-    """These parts make a whole tokenizer, chat templates included, without transformers."""
+    """The parts of a tokenizer, chat templates included, which need no transformers."""
 
     tokenizer_json: bytes
-    """The tokenizers library's own form, as in tokenizer.json: tens of megabytes, so it is parsed when it is needed."""
+    """The tokenizers library's form, as in tokenizer.json: tens of megabytes, parsed when needed."""
     eos_token_id: int | None = None
     chat_template: str | dict[str, str] | None = None
-    """One template, or several by their names."""
+    """One template, or several by name."""
     special_tokens: dict[str, str] = {}
-    """Chat templates see these texts by their names, as "bos_token"."""
+    """The special tokens' texts for chat templates by name, as "bos_token"."""
     truncation_side: Literal["left", "right"] = "right"
     split_special_tokens: bool = False
-    """Special tokens within a text are read as any other text."""
+    """Whether special tokens within a text are read as plain text."""
 
     @classmethod
     def of(cls, hf: PreTrainedTokenizerBase) -> TokenizerParts:
-        """Take a transformers tokenizer apart. Raises VLLMValidationError for one that is not fast."""
+        """Take a transformers tokenizer apart. Raises VLLMValidationError for a slow one."""
         backend = getattr(hf, "backend_tokenizer", None)
         if backend is None:
             raise VLLMValidationError(

@@ -1,4 +1,4 @@
-"""Chat templates that know no tools: the tools, calls and results of a conversation are told in plain messages."""
+"""Describe tools, calls and results in plain messages, for chat templates without tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PARSER = "hermes"
-"""The tool parser that reads what models are told here to write."""
+"""The tool parser for the calls that these messages ask for."""
 _PROMPT = """\
 You can call functions. These are their signatures, as JSON, between <tools> and </tools>:
 <tools>
@@ -21,19 +21,19 @@ To call one, answer with a JSON object of its name and its arguments between <to
 
 
 def knows_tools(template: str) -> bool:
-    """Return whether a chat template shows tools by itself."""
+    """Return whether a chat template shows tools."""
     return "tools" in template
 
 
 def has_calls(messages: Any) -> bool:
-    """Return whether there are calls or results of tools among the messages, which need not be checked yet."""
+    """Return whether the messages, which may be unchecked, contain tool calls or results."""
     listed = messages if isinstance(messages, Sequence) else ()
     return any(isinstance(each, Mapping) and (each.get("tool_calls") or each.get("role") == "tool") for each in listed)
 
 
 def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the tools told in the system's, which is made if there is none, with calls as the text
-    that made them, and with results as the user's. Contents that have to change are strings then.
+    """Return the messages with the tools described in the system message (added if missing), calls as their text, and
+    results as user messages. Changed contents are strings.
     """
     told: list[dict[str, Any]] = []
     for are_results, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
@@ -52,7 +52,7 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message that is no tool's result, with its calls as text."""
+    """Return a message other than a tool's result, with its calls as text."""
     plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
     if message.get("tool_calls"):
         calls = [_call(call["function"]) for call in message["tool_calls"]]

@@ -18,7 +18,7 @@ _MAX_NAME = 256
 
 
 class DeepSeekV3Parser(ToolParser):
-    """This reads `function<｜tool▁sep｜>NAME` with the arguments in a block of code, and the form of V3.1."""
+    """Reads `function<｜tool▁sep｜>NAME` with the arguments in a block of code, and the form of V3.1."""
 
     marks = (START, END, CALL, SEPARATOR, CALL_END)
     drops_text_after_calls = True
@@ -40,7 +40,7 @@ class DeepSeekV3Parser(ToolParser):
                 is_whole = yield from self._call(attempt)
 
     def _call(self, attempt: Attempt) -> Reading[bool]:
-        """Read a call and conclude the attempt; return whether it is one to its end."""
+        """Read a call and conclude the attempt; return whether it is well formed."""
         incoming = self.incoming
         name = yield from incoming.take_while(_NAME, _MAX_NAME)
         is_call = name != "" and (yield from incoming.take(SEPARATOR))
@@ -62,7 +62,7 @@ class DeepSeekV3Parser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
         calls = formats.calls(
             [
                 formats.tag(cls._head(tool.name), formats.json_schema(tool.schema), cls._tail() + CALL_END)
@@ -88,7 +88,7 @@ class DeepSeekV3Parser(ToolParser):
 
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
-    """This reads `NAME<｜tool▁sep｜>` with the arguments as they are, and the form of V3."""
+    """Reads `NAME<｜tool▁sep｜>` with plain arguments, and the form of V3."""
 
     @classmethod
     def _head(cls, name: str) -> str:

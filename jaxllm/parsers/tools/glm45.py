@@ -69,7 +69,7 @@ class Glm45Parser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
         tags = [
             formats.tag(
                 f"{START}{tool.name}\n",

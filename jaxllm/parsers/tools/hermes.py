@@ -15,7 +15,7 @@ START, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """This reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
     marks = (START, END)
 
@@ -27,7 +27,7 @@ class HermesParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
         tags = [
             formats.tag(
                 f'{START}\n{{"name": {formats.quoted(tool.name)}, "arguments": ',

@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: JSON objects in the answer, with a semicolon between them, maybe after a tag."""
+"""Llama 3.1 to 3.3: JSON objects in the answer, separated by semicolons, optionally after a tag."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TEXT_BEGINS = r"\s*[^\s{<]"
 
 
 class Llama3JsonParser(ToolParser):
-    """This reads `{"name": ..., "parameters": {...}}` anywhere in an answer, also in a list or a block of code.
+    """Reads `{"name": ..., "parameters": {...}}` anywhere in an answer, also in a list or a block of code.
 
-    Only after the tag may a call have any name. Elsewhere nothing but its name tells a call from JSON that was asked
-    for: it has to be a tool of the request.
+    A call may have any name only after the tag. Elsewhere it must name a tool of the request, since nothing else tells
+    a call from JSON that the user asked for.
     """
 
     marks = (TAG,)
@@ -51,7 +51,7 @@ class Llama3JsonParser(ToolParser):
                 self.show_text(mark)
 
     def _calls(self, attempt: Attempt, takes: Callable[[str], bool]) -> Reading[bool]:
-        """Read calls, maybe with a semicolon or a comma between them, and return whether there are any."""
+        """Read calls with an optional semicolon or comma between them, and return whether there are any."""
         incoming, num_calls = self.incoming, 0
         while (yield from self._call(attempt, takes)):
             num_calls += 1
@@ -61,7 +61,7 @@ class Llama3JsonParser(ToolParser):
         return num_calls > 0
 
     def _call(self, attempt: Attempt, takes: Callable[[str], bool]) -> Reading[bool]:
-        """Read a call and conclude the attempt, or leave its text unread; say which."""
+        """Read a call and conclude the attempt, or unread its text; return whether it was a call."""
         call = JsonCall(self, takes=takes)
         yield from self.incoming.skip_space()
         is_whole = yield from call.read()
@@ -74,7 +74,7 @@ class Llama3JsonParser(ToolParser):
         return self.conclude(attempt, is_call=True)
 
     def _json_as_text(self) -> Reading[None]:
-        """Show a JSON value as it is written, or what begins as one: what looks like a call in it is none."""
+        """Show a JSON value verbatim, complete or not; anything like a call within it is not a call."""
         start = self.incoming.trial()
 
         def show(_: str) -> None:
@@ -87,7 +87,7 @@ class Llama3JsonParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
         tags = [
             formats.tag(f'{{"name": {formats.quoted(tool.name)}, "parameters": ', formats.json_schema(tool.schema), "}")
             for tool in tools

@@ -17,11 +17,11 @@ START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
 _LIST = "[{"
-"""What a list begins with that does not come right after the mark."""
+"""The beginnings of a list that does not directly follow the mark."""
 
 
 class MistralParser(ToolParser):
-    """This reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`.
+    """Reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`.
 
     A mark that is doubled counts once, the list may be a single object, and `[ARGS]` may be left out or be another
     `[TOOL_CALLS]`. A tool's name may stand alone, or before the mark.
@@ -53,7 +53,7 @@ class MistralParser(ToolParser):
             has_failed = not is_call
 
     def _marked(self, attempt: Attempt) -> Reading[bool]:
-        """Read what follows the mark, and conclude the attempt; return whether there is a call."""
+        """Read the text after the mark, and conclude the attempt; return whether there is a call."""
         incoming = self.incoming
         while (yield from incoming.take_spaced(START)):
             pass
@@ -65,7 +65,7 @@ class MistralParser(ToolParser):
         return (yield from self._named(attempt))
 
     def _before_mark(self, attempt: Attempt, name: str) -> Reading[bool]:
-        """Read a call whose name stands before the mark, or leave the mark unread; return whether there is a call."""
+        """Read a call with its name before the mark, or unread the mark; return whether there is a call."""
         incoming = self.incoming
         yield from incoming.skip_space()
         start = incoming.trial()
@@ -84,7 +84,7 @@ class MistralParser(ToolParser):
         return self.conclude(attempt, is_call=True)
 
     def _listed(self, attempt: Attempt) -> Reading[bool]:
-        """Read the calls of a list, up to what closes it; return whether it begins with one."""
+        """Read the calls of a list up to its closing bracket; return whether it begins with a call."""
         incoming, is_call = self.incoming, False
         while (yield from self._object(attempt)):
             is_call, attempt = True, self.attempt()
@@ -99,7 +99,7 @@ class MistralParser(ToolParser):
         return (yield from read_call(self, attempt, default="{}", ends=(START,)))
 
     def _named(self, attempt: Attempt) -> Reading[bool]:
-        """Read a call whose name stands before its arguments, and conclude the attempt."""
+        """Read a call with its name before its arguments, and conclude the attempt."""
         incoming = self.incoming
         name = yield from incoming.take_while(_NAME, _MAX_NAME)
         call_id = None
@@ -128,6 +128,6 @@ class MistralParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says: the newer one."""
+        """Return the newer format of outputs with calls, as `ToolParser.grammar` defines."""
         tags = [formats.tag(f"{START}{tool.name}{ARGUMENTS}", formats.json_schema(tool.schema), "") for tool in tools]
         return formats.calls(tags, START, separator="", at_least_one=at_least_one, parallel=parallel)

@@ -1,4 +1,4 @@
-"""gpt-oss' harmony: an output is messages in channels, some of them to functions."""
+"""gpt-oss' harmony format: an output is messages in channels, some of them addressed to functions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _PREFIX = "functions."
 _NO_FUNCTIONS = {"assistant", "python", "browser", "container"}
-"""What messages may be to, or the part of it before a dot, that no function of the request answers."""
+"""Recipients, or the part before a dot, that are not functions of the request."""
 _HEAD = re.compile(r"[^<{}\"]+")
 _MAX_HEAD = 1000
 
 
 class OpenAIParser(ToolParser):
-    """This reads messages: one to a function is a call of it, and what else is in the channel "analysis" is reasoning.
+    """Reads messages: one to a function is a call, and others in the channel "analysis" are reasoning.
 
-    Any other message is text, or nobody's if it is to the assistant or to a tool that is built in.
+    Other messages are text, or dropped if addressed to the assistant or a built-in tool.
     """
 
     marks = (START, CHANNEL, MESSAGE, *ENDS)
@@ -36,10 +36,10 @@ class OpenAIParser(ToolParser):
         """Read calls of any function."""
         super().__init__(tools)
         self._has_shown: set[Callable[[str], None]] = set()
-        """What has shown a message's content."""
+        """The methods that have shown a message's content."""
 
     def read(self) -> Reading[None]:
-        """Read one message after the other. The prompt ends within the head of the first, after the role."""
+        """Read messages one by one. The prompt ends within the head of the first, after the role."""
         incoming, show = self.incoming, self.show_text
         if (yield from incoming.next_is(_TO)):
             show = yield from self._message("")
@@ -49,11 +49,11 @@ class OpenAIParser(ToolParser):
             incoming.rest()
 
     def _message(self, mark: str) -> Reading[Callable[[str], None]]:
-        """Read a head that begins with a mark; return what shows the rest of its content."""
+        """Read a head that begins with a mark; return the method that shows the rest of its content."""
         head, is_head = yield from self._head(mark)
         if not is_head:
             if self.is_cut and not mark and not (yield from self.incoming.has(1)):
-                return _drop  # it is the first head, whose mark is in the prompt
+                return _drop  # the first head, with its mark in the prompt
             show = self._on_a_line(self.show_text)
             show(head)
             return show
@@ -76,7 +76,7 @@ class OpenAIParser(ToolParser):
         return is_known or recipient.partition(".")[0] not in _NO_FUNCTIONS
 
     def _on_a_line(self, show: Callable[[str], None]) -> Callable[[str], None]:
-        """Return what shows the content of a message, on a new line after other messages that were shown like it."""
+        """Return the method that shows a message's content, on a new line after others shown by it."""
 
         def show_content(text: str) -> None:
             nonlocal before
@@ -88,7 +88,7 @@ class OpenAIParser(ToolParser):
         return show_content
 
     def _head(self, mark: str) -> Reading[tuple[str, bool]]:
-        """Read what a message says of itself before its content; return the text, and whether it is that."""
+        """Read a message's head before its content; return the text, and whether it is a head."""
         incoming = self.incoming
         start = incoming.trial()
         length = 0
@@ -105,7 +105,7 @@ class OpenAIParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says: at most one, as the model makes."""
+        """Return the format of outputs with at most one call, as the model makes, as `ToolParser.grammar` defines."""
         del parallel
         answers = [
             formats.sequence(
@@ -125,12 +125,12 @@ def _drop(text: str) -> None:
 
 
 def final_message(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of the message that is the answer, with content of a format."""
+    """Return the format of the answer's message, with its content's format."""
     return formats.sequence(formats.text(f"{CHANNEL}final{MESSAGE}"), content)
 
 
 def after_analysis(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of a message before which the model may have reasoned."""
+    """Return the format of a message with optional reasoning before it."""
     thoughts = formats.sequence(
         formats.tag(f"{CHANNEL}analysis{MESSAGE}", formats.any_text(), ENDS[0]),
         formats.text(f"{START}assistant"),

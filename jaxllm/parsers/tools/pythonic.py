@@ -1,4 +1,4 @@
-"""Llama 4, Llama 3.2 and others: a list of Python calls with keyword arguments, which is the whole answer."""
+"""Llama 4, Llama 3.2 and others: the whole answer is a list of Python calls with keyword arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _QUOTED = {
     **{quote * 3: re.compile(rf"[^\\{quote}]+") for quote in "'\""},
     **{quote: re.compile(rf"[^\\{quote}\n]+") for quote in "'\""},
 }
-"""What a string holds that begins and ends with these quotes, but for escapes and for quotes that do not end it."""
+"""The contents of a string with these quotes, without escapes and inner quotes."""
 _MAX_LITERAL = 2**20
 _CUT_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?\Z")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -35,7 +35,7 @@ _OTHER_TEXT = r"\s*([^\s\[<][\s\S]*)?"
 
 
 class PythonicParser(ToolParser):
-    """This reads `[name(key=value, ...), ...]` at the beginning of an answer, where the names are the request's tools.
+    """Reads `[name(key=value, ...), ...]` at the beginning of an answer, with names of the request's tools.
 
     Values are literals; nothing is evaluated.
     """
@@ -46,10 +46,10 @@ class PythonicParser(ToolParser):
         """Read calls of these tools."""
         super().__init__(tools)
         self._is_lost = False
-        """Whether something is no call, so that it is not known where it ends: no call is read after it."""
+        """Whether an entry is not a call, so that its end is unknown and no call is read after it."""
 
     def read(self) -> Reading[None]:
-        """Read a list of calls, if there is one. After a malformed call it goes on with the next one in the list."""
+        """Read a list of calls, if there is one. After a malformed call, continue with the next one in the list."""
         incoming, attempt = self.incoming, self.attempt()
         yield from incoming.skip_space()
         yield from incoming.take(START)
@@ -80,9 +80,9 @@ class PythonicParser(ToolParser):
         return None
 
     def _arguments(self, name: str) -> Reading[bool]:
-        """Read the arguments up to the bracket that closes them; False where they are malformed or cut short.
+        """Read the arguments up to their closing bracket; False if they are malformed or cut short.
 
-        The call begins with the first of them.
+        The call begins with the first argument.
         """
         incoming, before = self.incoming, "{"
         while not (yield from incoming.take_spaced(")")):
@@ -114,13 +114,13 @@ class PythonicParser(ToolParser):
         return True
 
     def _rest_of_call(self) -> Reading[None]:
-        """Read what is left of a call that is none, up to the bracket that closes its arguments."""
+        """Read the rest of a malformed call, up to the closing bracket of its arguments."""
         closers = [")"]
         while closers and not self._is_lost:
             self._is_lost = not (yield from self._part(closers))
 
     def _literal(self) -> Reading[str]:
-        """Read what may be a literal, up to the comma or the bracket after it, and with what cannot stand in one."""
+        """Read a possible literal up to the comma or bracket after it, including invalid characters."""
         incoming, closers = self.incoming, list[str]()
         start = incoming.trial()
         size = 0
@@ -135,7 +135,7 @@ class PythonicParser(ToolParser):
         return incoming.settle(start).strip()
 
     def _part(self, closers: list[str]) -> Reading[bool]:
-        """Read a string, a bracket, or what stands between those; False where none of them can come."""
+        """Read a string, a bracket, or text between those; False if none is possible."""
         incoming = self.incoming
         if (yield from incoming.take_while(_OTHER, _MAX_LITERAL)):
             return True
@@ -161,7 +161,7 @@ class PythonicParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says: values are written as in JSON."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines, with values as in JSON."""
         tags = [
             formats.tag(f"{tool.name}(", argument_formats(tool, _NAME, lambda key: f"{key}=", ", ", is_json=True), ")")
             for tool in tools
@@ -172,7 +172,7 @@ class PythonicParser(ToolParser):
 
 
 def _as_json(literal: str) -> str | None:
-    """Return a literal of Python or JSON as JSON; None if it is none, or has no equal there."""
+    """Return a literal of Python or JSON as JSON; None if it is not one, or has no JSON equivalent."""
     if len(literal) > _MAX_LITERAL:
         return None
     try:
@@ -181,14 +181,14 @@ def _as_json(literal: str) -> str | None:
         pass
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # escapes that Python does not know stay as they are
+            warnings.simplefilter("ignore")  # escapes unknown to Python are unchanged
             return as_json(_value(ast.parse(literal, mode="eval").body))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a literal, in which JSON's names are known too. Raises ValueError for what is none."""
+    """Return the value of a literal, in which JSON's names are allowed. Raises ValueError if it is not one."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str()):
             return node.value
@@ -210,9 +210,9 @@ def _value(node: ast.expr) -> Any:
 
 
 def _cut_short(key: str, literal: str | None) -> str:
-    """Return an argument that was cut short as JSON that is cut short; without a literal within its key.
+    """Return an argument that was cut short as JSON that is cut short; without a literal if the key is incomplete.
 
-    What is no literal so far stays as it is written.
+    An incomplete literal is unchanged.
     """
     if literal is None:
         return as_json(key)[:-1]

@@ -1,4 +1,4 @@
-"""Qwen 3 Coder and Qwen 3.5: functions and parameters in tags like XML's, with values as they are."""
+"""Qwen 3 Coder and Qwen 3.5: functions and parameters in tags like XML's, with plain values."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _OWN = (PARAMETER, PARAMETER_END, FUNCTION_END, END, FUNCTION, START)
 _AFTER_VALUE = (PARAMETER, FUNCTION_END, END)
-"""The marks that may follow a value without its end. A call cannot begin in a call: there its marks are text."""
+"""The marks that may follow a value whose end is missing. Within a call the marks of a call are text."""
 _NAME = re.compile(r"[^<>\n]+")
 _WRITTEN_NAME = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
 
 
 class Qwen3XmlParser(ToolParser):
-    """This reads `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+    """Reads `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
     marks = (START, END, FUNCTION)
 
     def read(self) -> Reading[None]:
-        """Read text and calls in turns; some models leave the outermost tag out."""
+        """Read text and calls in turns; some models omit the outermost tag."""
         incoming = self.incoming
         while mark := (yield from incoming.until((START, FUNCTION), self.show_text)):
             start = incoming.trial()
@@ -44,7 +44,7 @@ class Qwen3XmlParser(ToolParser):
             yield from self._arguments(name)
 
     def _ends_name(self) -> Reading[bool]:
-        """Read the end of a function's name; models leave it out before the next mark."""
+        """Read the end of a function's name, which models may omit before the next mark."""
         if (yield from self.incoming.take(">")):
             return True
         yield from self.incoming.skip_space()
@@ -54,7 +54,7 @@ class Qwen3XmlParser(ToolParser):
         return False
 
     def _arguments(self, name: str) -> Reading[None]:
-        """Read the parameters up to the call's end. Text that is in none of them follows the call."""
+        """Read the parameters up to the call's end. Other text in between follows the call."""
         incoming, arguments, stray = self.incoming, TaggedArguments(self, name, on_lines=True), list[str]()
         while (mark := (yield from incoming.until(_OWN, stray.append))) in (PARAMETER, PARAMETER_END):
             key = (yield from incoming.take_while(_NAME, _MAX_NAME)) if mark == PARAMETER else ""
@@ -74,7 +74,7 @@ class Qwen3XmlParser(ToolParser):
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
-        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
         tags = [
             formats.tag(
                 f"{START}\n{FUNCTION}{tool.name}>\n",
