@@ -1,7 +1,7 @@
-"""Requests that have to be refused by name (R13), as fields of a completion: by whatever way they come, in one way.
+"""Requests that must be refused by name (R13), as fields of a completion, in the same way over HTTP and gRPC.
 
-Numbers are the first outside a field's bounds and those outside 32 and 64 bits; lists and texts are empty, or have one
-more than they may.
+Numbers are the first outside a field's bounds and those outside 32 and 64 bits; lists and texts are empty or one
+item too long.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 INT64 = range(-(2**63), 2**63)
 NO_NUMBERS = (math.nan, math.inf, -math.inf)
 VOCAB_SIZE = 256
-"""That of the tokenizer that tests of the server share."""
+"""The vocabulary size of the tokenizer that the server's tests share."""
 
 
 class Bad(NamedTuple):
-    """A request to be refused: its fields beside a good prompt, and the parameter that the refusal names."""
+    """A request to be refused: its fields besides a good prompt, and the parameter that the error names."""
 
     fields: dict[str, Any]
     parameter: str
     has_json: bool = True
-    """Whether JSON can say it."""
+    """Whether JSON can express it."""
     has_message: bool = True
-    """Whether a message of gRPC can say it."""
+    """Whether a gRPC message can express it."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ INTEGERS = {
     "truncate_prompt_tokens": (-1, 2**31 - 1),
     "priority": (-(2**31), 2**31 - 1),
 }
-"""The fields with the lowest and the highest value that each may have."""
+"""The lowest and highest value of each field."""
 FLOATS = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -56,7 +56,7 @@ FLOATS = {
     "repetition_penalty": (1e-3, 1e3),
 }
 ID_LISTS = {"stop_token_ids": 4_096, "allowed_token_ids": 300_000, "logprob_token_ids": 128}
-"""The fields with the most ids that each may have."""
+"""The maximum number of ids of each field."""
 OTHERS = [
     Bad({"prompt": ""}, "prompt"),
     Bad({"prompt": [VOCAB_SIZE]}, "prompt"),

@@ -1,4 +1,4 @@
-"""The engines and servers that tests of the server share."""
+"""The engines and servers that the server's tests share."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def mock(tokenizer: str) -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def mock_server(mock: AsyncLLM) -> Iterator[Served]:
-    """Return a server in front of that engine."""
+    """Return a server for that engine."""
     with served(mock) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def offline(tokenizer: str) -> Iterator[LLM]:
-    """Return the tiny model in the caller's thread; its values are the served one's to the bit."""
+    """Return the tiny model in the caller's thread; its values are bit-identical to the served one's."""
     with LLM.from_engine_args(tiny_args(tokenizer, chat_template=TEMPLATE, batch_invariant=True)) as llm:
         yield llm
 
@@ -51,7 +51,7 @@ def tiny(tokenizer: str) -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny: AsyncLLM) -> Iterator[Served]:
-    """Return a server in front of that engine."""
+    """Return a server for that engine."""
     with served(tiny) as server:
         yield server
 
@@ -64,7 +64,7 @@ def embedder(mock: AsyncLLM) -> PooledEngine:
 
 @pytest.fixture(scope="session")
 def embedding_server(embedder: PooledEngine) -> Iterator[Served]:
-    """Return a server in front of that engine."""
+    """Return a server for that engine."""
     with served(embedder) as server:  # type: ignore[arg-type]
         yield server
 

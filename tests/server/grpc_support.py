@@ -1,4 +1,4 @@
-"""Tests open gRPC beside a server, and call it, here."""
+"""Helpers that open gRPC beside a server and call it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def client_of(
 
 
 def message_of(fields: Mapping[str, Any]) -> GenerateRequest:
-    """Return the message of a body's fields. Raises ValueError or TypeError for what no such message can say."""
+    """Return the message for a body's fields. Raises ValueError or TypeError for values that it cannot express."""
     given = {name: value for name, value in fields.items() if name != "prompt"}
     if "prompt" in fields:
         prompt = fields["prompt"]

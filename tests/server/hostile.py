@@ -1,4 +1,4 @@
-"""Requests that are made to hurt: thousands from one seed, for each route and each of its fields."""
+"""Hostile requests: thousands from one seed, for each route and field."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Hostile(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """Return what is sent."""
+        """Return the bytes to send."""
         lines = [
             f"{self.method} {self.target} HTTP/1.1",
             "host: localhost",
@@ -100,7 +100,7 @@ class Hostile(NamedTuple):
 
 
 def requests(seed: int, count: int) -> Iterator[Hostile]:
-    """Yield so many requests, always the same ones for a seed."""
+    """Yield a number of requests, the same ones for a seed."""
     rng = random.Random(seed)
     kinds: list[Callable[[random.Random], Hostile]] = [*[_field] * 3, _grammar, _message, _items, _mutated, _strange]
     for _ in range(count):
@@ -108,7 +108,7 @@ def requests(seed: int, count: int) -> Iterator[Hostile]:
 
 
 def pooled_requests(seed: int, count: int) -> Iterator[Hostile]:
-    """Yield so many requests to routes of models that pool, whose fields have values that they may not have."""
+    """Yield a number of requests to pooling routes, with invalid values of fields."""
     rng = random.Random(seed)
     for _ in range(count):
         path, bounds, base = rng.choice(POOLED)
@@ -125,7 +125,7 @@ def _body(fields: dict[str, str]) -> bytes:
 
 
 def _field(rng: random.Random) -> Hostile:
-    """Give a field a value that it may not have, or hardly."""
+    """Set a field to a value that is invalid or barely valid."""
     path, bounds, base = rng.choice(
         [
             ("/v1/chat/completions", CHAT, CHAT_BODY),
@@ -177,7 +177,7 @@ def _mutated(rng: random.Random) -> Hostile:
 
 
 def _strange(rng: random.Random) -> Hostile:
-    """Ask for what is not there, or in a way that is none."""
+    """Ask for a missing path, or with a bad method or header."""
     path = rng.choice(["/", "//v1/models", "/v1/models/%00", "/v1/models/" + "x" * 3000, "/metrics", "/docs", "/.."])
     header = rng.choice(["content-type: text/plain", "x-request-id: a b", "authorization: Bearer x", "expect: x"])
     return Hostile(rng.choice(["GET", "POST", "PUT", "DELETE", "OPTIONS"]), path, b"{}", (header,))

@@ -1,4 +1,4 @@
-"""An engine with a front end and no core, whose outputs are made of the prompts' ids, for tests of routes that pool."""
+"""An engine without a core, which makes outputs from the prompts' ids, for tests of pooling routes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LATE = msgspec.structs.replace(EMBED, tasks=("token_embed",), score_type="late-i
 
 
 class PooledEngine:
-    """What a server asks of an `AsyncLLM` with a model that pools."""
+    """The parts of an `AsyncLLM` with a pooling model that a server uses."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PooledEngine:
         self.front.ready = msgspec.structs.replace(llm.front.ready, **ready)
         self.admission = admission or Admission(None, None)
         self.prompts: list[Any] = []
-        """The prompts of all requests, as they came."""
+        """The prompts of all requests in order."""
         self.params: list[PoolingParams] = []
         self.running: list[str] = []
         self.aborted: list[str] = []

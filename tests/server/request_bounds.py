@@ -1,4 +1,4 @@
-"""The bounds of each field that the routes' requests have, as texts of JSON: what is taken and what is refused."""
+"""The bounds of each field of the routes' requests, as JSON texts: accepted and refused values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 LONG = '"' + "a" * 10_000_000 + '"'
 """A text of 10 MB."""
 ANYWHERE = ("-1", "2147483648", "9223372036854775808", "1e999", "NaN", '""', "[]", LONG)
-"""Each field is tried with these."""
+"""Values to try with each field."""
 
 
 class Bound(NamedTuple):
-    """What one field takes."""
+    """The bounds of one field."""
 
     most: str
-    """The largest value that is taken, or one that is, where none is larger."""
+    """The largest accepted value, or any accepted value if there is no largest."""
     beyond: tuple[str, ...] = ()
-    """The next values, which are refused."""
+    """The next values, which must be refused."""
     takes: tuple[str, ...] = ()
-    """Those of ANYWHERE that are taken."""
+    """The values of ANYWHERE that are accepted."""
     beside: Mapping[str, str] = MappingProxyType({})
     """Further fields that the largest value needs."""
 

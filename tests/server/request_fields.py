@@ -1,4 +1,4 @@
-"""What each field of each request does: an effect that can be seen, a refusal by name, or nothing, for a reason."""
+"""The effect of each field of each request: a visible one, a refusal by name, or none, with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.server.tool_support import TOOL, WEATHER
 
 
 class Effect(NamedTuple):
-    """With this value, what the engine is asked or what it answers changes."""
+    """A value that changes the engine's request or the answer."""
 
     value: Any
     beside: Mapping[str, Any] = {}
@@ -35,14 +35,14 @@ class Effect(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """This value is refused, and the error names the field."""
+    """A value that is refused with an error that names the field."""
 
     value: Any
     beside: Mapping[str, Any] = {}
 
 
 class Nothing(NamedTuple):
-    """This value changes nothing, for a reason."""
+    """A value that changes nothing, with the reason."""
 
     value: Any
     why: str
@@ -445,4 +445,4 @@ ROUTES: dict[str, Requests] = {
         OllamaEmbeddingRequest, {"model": "tiny", "prompt": "ab"}, EMBED | {"prompt": Effect("cd")}
     ),
 }
-"""By their paths, the requests that servers decode, but for those of adapters, which `test_adapters.py` has."""
+"""The requests that servers decode, by path, except those of adapters (`test_adapters.py`)."""

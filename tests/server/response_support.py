@@ -1,4 +1,4 @@
-"""Tests of responses read their events, and compare them, here."""
+"""Helpers that read and compare responses' events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def events_of(answer: Answer) -> list[Any]:
 
 
 def without_ids(value: Any) -> Any:
-    """Return what two responses to one request have in common."""
+    """Return the parts of a response that do not vary between equal requests."""
     if isinstance(value, list):
         return [without_ids(each) for each in value]
     if not isinstance(value, dict):

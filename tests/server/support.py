@@ -1,4 +1,4 @@
-"""Tests start servers and ask them here."""
+"""Helpers that start servers and send requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server has answered."""
+    """A server's answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,14 +46,14 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """Return the events of a stream, the last of which must be [DONE]; comments are left out."""
+        """Return the events of a stream without comments; it must end with [DONE]."""
         lines = [line[6:] for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
     @property
     def named_events(self) -> list[Any]:
-        """Return the events of a stream whose frames are named by the events' types; comments are left out."""
+        """Return the events of a stream without comments; frames must be named by the events' types."""
         events = []
         for each in self.body.decode().split("\n\n")[:-1]:
             if not each.startswith(":"):
@@ -80,7 +80,7 @@ class Served:
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, seconds: float = 30
     ) -> Answer:
-        """Make one request, whose body is bytes, or what is to be JSON; return the whole answer."""
+        """Send a request with a body of bytes, or a value to send as JSON; return the whole answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         sent = {} if body is None else {"content-type": "application/json"}
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -100,7 +100,7 @@ class Served:
 
 
 def command_line(*words: str, model: str = "m") -> argparse.Namespace:
-    """Return what `jaxllm serve MODEL *words` parses."""
+    """Return the parsed command line `jaxllm serve MODEL *words`."""
     parser = FlexibleArgumentParser()
     AsyncEngineArgs.add_cli_args(parser)
     ServerArgs.add_cli_args(parser)
@@ -109,7 +109,7 @@ def command_line(*words: str, model: str = "m") -> argparse.Namespace:
 
 @contextlib.contextmanager
 def mock_served(tokenizer: str, *words: str, tokens_per_second: float | None = 1000) -> Iterator[Served]:
-    """Serve an engine of its own, whose core has no model, with the flags `words`."""
+    """Serve a new engine without a model, with the flags `words`."""
     args = tiny_args(tokenizer, chat_template=TEMPLATE)
     with mock_llm(args, tokens_per_second=tokens_per_second) as llm, served(llm, *words) as server:
         yield server

@@ -1,4 +1,4 @@
-"""R12: what the routes answer, good or bad, is as the OpenAPI document says, down to the last property."""
+"""R12: the routes' answers and errors match the OpenAPI document in every property."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ POOLED: list[tuple[str, Any]] = [
     *((path, {"query": "a", "documents": ["b", "c"], "top_n": 1}) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     ("/rerank", {"query": "a", "documents": "b", "return_documents": False, "max_tokens_per_doc": 3}),
 ]
-"""Those for a model that makes embeddings."""
+"""The requests for a model that makes embeddings."""
 CLASSES: list[tuple[str, Any]] = [
     ("/classify", {"input": ["a", [5]]}),
     ("/pooling", {"input": "a"}),
     ("/score", {"queries": ["a", "b"], "items": ["c", "d"]}),
 ]
-"""Those for a model that has one class."""
+"""The requests for a model with one class."""
 BAD: list[tuple[str, str, Any]] = [
     *(("post", path, body) for path, body in (*POOLED, *CLASSES)),
     *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),

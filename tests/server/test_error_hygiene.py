@@ -1,4 +1,4 @@
-"""R24: no answer that is an error tells of the machine, and strangers cannot make the metrics grow."""
+"""R24: no error reveals anything about the machine, and clients cannot make the metrics grow."""
 
 from __future__ import annotations
 

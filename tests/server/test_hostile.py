@@ -1,4 +1,4 @@
-"""R4 and R14: requests made to hurt end none but themselves, in front of a real, tiny model."""
+"""R4 and R14: hostile requests end only themselves, with a real, tiny model."""
 
 from __future__ import annotations
 

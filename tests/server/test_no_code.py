@@ -1,4 +1,4 @@
-"""R18: nothing that a request or a model's folder brings is run, and no check goes away under `python -O`."""
+"""R18: no code from a request or a model's folder is run, and no check disappears under `python -O`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLS = {
     "runpy": {"run_path", "run_module"},
     "ctypes": {"CDLL"},
 }
-"""By module: what runs code, or makes objects of data."""
+"""Functions that run code or make objects from data, by module."""
 RUNS_PROGRAMS = {"jaxllm/as_vllm.py"}
 """What runs the program that its command line names, as Python itself would."""
 LOADS_ARRAYS = {"numpy", "np", "jnp"}
@@ -60,13 +60,13 @@ def test_r18_nothing_in_the_product_runs_data() -> None:
 
 
 def _loads_nothing(call: ast.Call) -> bool:
-    """Say whether a call is `ctypes.CDLL(None)`: the C library that the process has anyway."""
+    """Return whether a call is `ctypes.CDLL(None)`, the process's own C library."""
     return ast.unparse(call) == "ctypes.CDLL(None)"
 
 
 @pytest.mark.parametrize("part", ["server", "text", "engine", "loading"])
 def test_r18_modules_are_imported_by_name_where_a_flag_names_them(part: str) -> None:
-    """Of all that handles requests and folders, only --middleware does so; exporters of traces have two names."""
+    """Only --middleware and trace exporters import modules by name in code that handles requests and folders."""
     found = {
         source.where
         for source in product()

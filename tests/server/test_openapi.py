@@ -1,4 +1,4 @@
-"""The OpenAPI document describes every route, and what the routes answer is as it says."""
+"""The OpenAPI document describes every route, and answers match it."""
 
 from __future__ import annotations
 

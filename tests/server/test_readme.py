@@ -1,4 +1,4 @@
-"""README's requests to a server, from the command line and of openai's client, are answered as they stand there."""
+"""The README's requests to a server, by command line and openai's client, work as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server starts and ends (R1, R7, R25): processes of their own, with a tiny model."""
+"""Start and end servers in separate processes with a tiny model (R1, R7, R25)."""
 
 from __future__ import annotations
 

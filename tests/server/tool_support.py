@@ -1,4 +1,4 @@
-"""A server whose model calls tools and reasons: its core answers each prompt with a text that is given for it."""
+"""A server with a model that calls tools and reasons: its core answers each prompt with a prepared text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""It tells of the parser hermes, and of no reasoning."""
+"""A chat template that implies the parser hermes and no reasoning."""
 THINKING_TEMPLATE = TEMPLATE.replace("<assistant>{% endif %}", "<assistant>{{ '<think>' if thinks }}{% endif %}")
-"""It tells of <think> as well."""
+"""A chat template that also implies <think>."""
 WEATHER: Mapping[str, Any] = {
     "name": "get_weather",
     "description": "Say how the weather is.",
@@ -41,7 +41,7 @@ REPLIES = {
     "malformed?": CALL.replace("2}", "2,}"),
     "21 degrees": "It is warm.",
 }
-"""What the model answers to prompts that contain these; the last part that a prompt contains counts."""
+"""The model's answers by text in the prompt; the last text that a prompt contains counts."""
 
 
 @contextlib.contextmanager

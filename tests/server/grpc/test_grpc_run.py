@@ -68,7 +68,7 @@ def test_r7_while_a_server_drains_what_runs_goes_on_and_nothing_is_taken(tokeniz
 
 
 def is_trusted(address: str, credentials: grpc.ChannelCredentials) -> bool:
-    """Say whether a client and a server find each other's certificates good."""
+    """Return whether a client and a server find each other's certificates good."""
     with client_of(address, credentials) as client:
         try:
             return health_of(client) == HealthCheckResponse.SERVING

@@ -153,7 +153,7 @@ def names_of(kind: Any, before: str = "") -> set[str]:
 
 
 def nested(name: str, value: Any, beside: Any) -> dict[str, Any]:
-    """Return a field by its name, of which the part before a dot has the others; a value that has them is whole."""
+    """Return a field by its name; parts of a dotted name are nested, unless the value already is."""
     outer, *inner = name.split(".")
     given = value
     for part in reversed(inner):

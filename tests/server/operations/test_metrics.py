@@ -140,7 +140,7 @@ def promtool(page: bytes) -> tuple[int, list[str]]:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's prometheus, is not installed")
 def test_promtool_finds_nothing_but_vllms_own_names(mock: AsyncLLM, mock_server: Served) -> None:
-    """Of vLLM's names it says that they have a colon, and a histogram that ends in _total; of others nothing."""
+    """It only reports that vLLM's names have a colon, and that one histogram ends in _total."""
     complete(mock_server, 2)
     with served(mock, "--metrics-prefix", "jaxllm_") as server:
         assert promtool(server.get("/metrics").body) == (0, [])
