@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
@@ -34,7 +35,7 @@ KEEPALIVE_MS, ANSWER_MS = 60_000, 60_000
 @contextlib.asynccontextmanager
 async def opened(
     serving: OpenAIServingCompletion,
-    state: ServerState,
+    state: ServerState | Any,
     metrics: HttpMetrics,
     listener: socket.socket,
     last_seconds: float,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client.registry import CollectorRegistry
 from starlette.routing import Route
 
@@ -15,7 +17,7 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version"})
 """These routes need no key."""
 
 
-def routes(state: ServerState, registry: CollectorRegistry) -> list[Route]:
+def routes(state: ServerState | Any, registry: CollectorRegistry) -> list[Route]:
     """Return the routes. `state` must have its engine before the first request."""
     return [
         Route("/health", Endpoint(check_health, lambda: state, takes_json=False), methods=["GET"]),
