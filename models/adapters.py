@@ -116,10 +116,10 @@ def _beside(array: ArraySpec, shape: AdapterShape, dtype: Any) -> Adapters:
     down = ArraySpec((*sizes, num_columns, inputs), dtype, (*axes, None, array.axes[-count]), {})
     outputs, names = array.shape[lead:-count], array.axes[lead:-count]
     up = ArraySpec((*sizes, num_columns, *outputs), dtype, (*axes, None, *names), {})
-    return Adapters(down, up, parts_of(array))
+    return Adapters(down, up, _parts_of(array))
 
 
-def parts_of(array: ArraySpec) -> tuple[int, ...]:
+def _parts_of(array: ArraySpec) -> tuple[int, ...]:
     """Return the number of outputs of each of an array's parameters, in a shard of the array."""
     return tuple(
         prod(param.shape[param.num_lead : -param.num_inputs]) // (param.segment.num_shards if param.segment else 1)

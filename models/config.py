@@ -9,7 +9,7 @@ from .state_specs import StateSpec
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "relu2")
 HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings that give no frequencies."""
-        if self.rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope_type is {self.rope_type!r}, which is not supported, only {', '.join(ROPE_TYPES)}")
+        if self.rope_type not in _ROPE_TYPES:
+            raise ValueError(f"rope_type is {self.rope_type!r}, which is not supported, only {', '.join(_ROPE_TYPES)}")
         if self.theta <= 1:
             raise ValueError(f"rope_theta is {self.theta}, expected more than 1")
         if self.rotated > 1:

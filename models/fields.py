@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MAX_INT = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
 def read_int(
-    values: Mapping[str, Any], name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INT
+    values: Mapping[str, Any], name: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX_INT
 ) -> int:
     """Return an integer in [minimum, maximum]; `default` stands in for a field that is missing or null."""
     value = _required(values, name, default)
@@ -70,7 +70,9 @@ def read_ints(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     numbers = values.get(name)
     if numbers is None:
         return ()
-    if not isinstance(numbers, list | tuple) or not all(type(each) is int and 0 <= each <= MAX_INT for each in numbers):
+    if not isinstance(numbers, list | tuple) or not all(
+        type(each) is int and 0 <= each <= _MAX_INT for each in numbers
+    ):
         raise ValueError(f"{name} is {numbers!r}, expected a list of integers")
     return tuple(numbers)
 

@@ -137,7 +137,7 @@ def run_layers(
         body, of_kind = bodies[kind], weights[kind]
         match loop:
             case LayerLoop.SCAN:
-                return body.run(cut_layer(of_kind, index), stream, index)
+                return body.run(_cut_layer(of_kind, index), stream, index)
             case LayerLoop.IN_PLACE:
                 return body.run(
                     jax.tree.map(lambda x: Stacked(x, index), of_kind, is_leaf=_is_quantized), stream, index
@@ -173,7 +173,7 @@ def pick(numbers: Sequence[int], index: Array | int) -> Array | int:
     return jnp.asarray(numbers, jnp.int32)[index]
 
 
-def cut_layer(weights: Any, index: Array | int) -> Any:
+def _cut_layer(weights: Any, index: Array | int) -> Any:
     """Return one layer's weights of a stack; experts and quantized matrices, which kernels read in place, as `Stacked`.
 
     Plain XLA fuses the cut into a matmul; a kernel would get a copy of weights that are cut first.

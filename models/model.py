@@ -25,10 +25,10 @@ from .rope import query_scale, rope_table
 from .specs import ModelSpecs
 from .weights import Ops, bind
 
-Params = Mapping[str, Any]
+_Params = Mapping[str, Any]
 
 
-class Forward(NamedTuple):
+class _Forward(NamedTuple):
     """The result of `Model.forward`."""
 
     hidden_td: Array
@@ -65,14 +65,14 @@ class Model:
 
     def forward(
         self,
-        params: Params,
+        params: _Params,
         kv_pools: tuple[Any, ...],
         tokens: TokenBatch,
         batches: Sequence[Any],
         *,
         attention: Sequence[Callable[..., tuple[Array, Any]]],
         features_td: Array | None = None,
-    ) -> Forward:
+    ) -> _Forward:
         """Run the step's tokens through all layers.
 
         A draft head takes `features_td`, the result of `read_features`, or in the rows of guesses its own hidden
@@ -108,10 +108,10 @@ class Model:
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
         (x_td, cached), taps = run_layers(self.specs.loop, plan, layers, bodies, stream, tapped)
         hidden_td = frame.end(x_td)
-        return Forward(hidden_td, cached.pools, hidden_td if taps is None else jnp.concatenate(taps, axis=-1))
+        return _Forward(hidden_td, cached.pools, hidden_td if taps is None else jnp.concatenate(taps, axis=-1))
 
     @jax.named_scope("features")
-    def read_features(self, params: Params, features_tf: Array, num_rows: Array | int) -> Array:
+    def read_features(self, params: _Params, features_tf: Array, num_rows: Array | int) -> Array:
         """Return a draft head's projection of the other model's features of tokens, [t, d]."""
         return self._frame_of(params, num_rows).read_features(features_tf)
 
@@ -122,7 +122,7 @@ class Model:
         group, places = plan.cache_layers(kind) if spec.has_mixer else (0, ())
         num_layers = plan.depth(list(plan.groups)[group])
 
-        def layer(weights: Params) -> Any:
+        def layer(weights: _Params) -> Any:
             return nnx.merge(
                 self.specs.kinds[kind].definition, bind(dict(weights), step.num_tokens, self.ops, step.adapter_rows)
             )
@@ -155,14 +155,14 @@ class Model:
             return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
         @jax.named_scope("finish")
-        def finish(weights: Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
+        def finish(weights: _Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
             arrays = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], index)]]
             return layer(weights).finish(x_td, attended_tnh, *arrays)
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
 
     @jax.named_scope("logits")
-    def logits(self, params: Params, hidden_sd: Array, num_rows: Array | int) -> Array:
+    def logits(self, params: _Params, hidden_sd: Array, num_rows: Array | int) -> Array:
         """Return float32 logits [s, v] of hidden states from `forward`, the final soft cap applied.
 
         Rows from `num_rows` on are padding.
@@ -171,7 +171,7 @@ class Model:
         return soft_cap(logits_sv if divisor == 1.0 else logits_sv / divisor, self.config.final_soft_cap)
 
     @jax.named_scope("pool")
-    def pool(self, params: Params, hidden_td: Array, batch: AttentionBatch) -> Array:
+    def pool(self, params: _Params, hidden_td: Array, batch: AttentionBatch) -> Array:
         """Return the float32 outputs [s, o] of the sequences of a step, from the hidden states of `forward`.
 
         A chunk without the token that represents its sequence (`Pooling.kind`) gives a row of no use. The mean is over
@@ -181,14 +181,14 @@ class Model:
         return self._head(params, len(batch.query_ends_s))(pooled_states(hidden_td, batch, self.config.pooling.kind))
 
     @jax.named_scope("pool")
-    def pool_tokens(self, params: Params, hidden_td: Array) -> Array:
+    def pool_tokens(self, params: _Params, hidden_td: Array) -> Array:
         """Return the float32 outputs [t, o] of all tokens of a step."""
         return self._head(params, len(hidden_td))(hidden_td)
 
-    def _head(self, params: Params, num_rows: int) -> PoolingHead:
+    def _head(self, params: _Params, num_rows: int) -> PoolingHead:
         return nnx.merge(self.specs.head.definition, bind(params.get("head", {}), num_rows, self.ops))
 
-    def _frame_of(self, params: Params, num_rows: Array | int) -> Any:
+    def _frame_of(self, params: _Params, num_rows: Array | int) -> Any:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name not in ("layers", "head", "adapters")}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))

@@ -27,7 +27,7 @@ SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "channels", "shards")
 EXPERT_AXIS, MODEL_AXIS = "expert", "model"
 MESH_AXES = (EXPERT_AXIS, MODEL_AXIS)
 """The axes of a mesh of devices; everything except experts is spread over both."""
-APART = "#"
+_APART = "#"
 """The character before the number in the name of an array that `held_apart` splits off."""
 PART_AXIS = "part"
 """The name in layouts of a quantized part's axis along the inputs."""
@@ -160,17 +160,17 @@ def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
     """Return the spec itself, or if it is quantized the specs of its parts."""
     if spec.format is None or spec.part is not None:
         return spec
-    return Quantized({part: part_of(spec, part) for part in spec.format.parts}, spec.format, spec.is_packed)
+    return Quantized({part: _part_of(spec, part) for part in spec.format.parts}, spec.format, spec.is_packed)
 
 
-class Outputs(NamedTuple):
+class _Outputs(NamedTuple):
     """The output axis of an HF matrix, as in the layout, and the part of it that is a parameter."""
 
     axes: str
     hf_index: HFIndex
 
 
-def outputs_of(spec: ParamSpec) -> Outputs | None:
+def outputs_of(spec: ParamSpec) -> _Outputs | None:
     """Return the outputs of an HF matrix, transposed or not; None if a parameter does not have all of the inputs."""
     theirs, ours = spec.layout.split("->")
     axes, inputs = split_axes(theirs), ours.split()[-spec.num_inputs :]
@@ -179,11 +179,11 @@ def outputs_of(spec: ParamSpec) -> Outputs | None:
         return None
     for side, other in ((0, 1), (1, 0)):
         if axes[other].strip("()").split() == inputs and index[other] == slice(None):
-            return Outputs(axes[side], (index[side],) if spec.hf_index else ())
+            return _Outputs(axes[side], (index[side],) if spec.hf_index else ())
     return None
 
 
-def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
+def _part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     """Return the spec of one part of a quantized array, [*out, width]."""
     form, count = spec.format, spec.num_inputs
     assert form is not None
@@ -192,7 +192,7 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
         return _order_of(spec, width)
     changes: dict[str, Any]
     if isinstance(spec, ArraySpec):
-        changes = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
+        changes = {"params": {path: _part_of(param, part) for path, param in spec.params.items()}}
     else:
         outputs, changes = outputs_of(spec), {}
         if outputs is not None:  # otherwise its numbers are rounded, and no part is read
@@ -287,7 +287,7 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
             for path in run:
                 spec = specs[path]
                 assert spec.segment is not None
-                segment = Segment(f"{array}{APART}{number}", spec.segment.num_shards, start)
+                segment = Segment(f"{array}{_APART}{number}", spec.segment.num_shards, start)
                 is_apart = spec.num_experts is None
                 apart[path] = replace(spec, segment=segment, format=form) if is_apart else replace(spec, format=None)
                 start += spec.rows
@@ -338,7 +338,7 @@ def _joined(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays, with those of one merged array as a `Joined`."""
     groups: dict[str, list[Any]] = {}
     for path, value in flat.items():
-        groups.setdefault(path.partition(APART)[0], []).append(value)
+        groups.setdefault(path.partition(_APART)[0], []).append(value)
     return {path: Joined(tuple(values)) if len(values) > 1 else values[0] for path, values in groups.items()}
 
 

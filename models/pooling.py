@@ -11,7 +11,7 @@ from .family import Family
 from .fields import read_bool, read_choice, read_int, read_ints, read_mapping
 
 EMBED = ("embed", "token_embed")
-CLASSIFY = ("classify", "token_classify")
+_CLASSIFY = ("classify", "token_classify")
 TOKEN_CLASSIFY = ("token_classify",)
 METHODS = ("from_2_way_softmax", "no_post_processing")
 """The ways to make scores of an output head's logits: their difference, or the logits themselves."""
@@ -45,7 +45,7 @@ def classification(config: ModelConfig, hf: Mapping[str, Any], family: Family) -
     """
     if hf.get("classifier_from_token") is None:
         head = HeadLayer(source="score", size=read_num_labels(hf), bias=False)
-        return pooled(config, Pooling(tasks=CLASSIFY, kind="LAST", head=(head,)))
+        return pooled(config, Pooling(tasks=_CLASSIFY, kind="LAST", head=(head,)))
     ids, method = read_ints(hf, "classifier_from_token"), read_choice(hf, "method", METHODS, METHODS[0])
     is_difference = method == METHODS[0]
     if len(set(ids)) != len(ids) or not (2 if is_difference else 1) <= len(ids) <= 2 or max(ids) >= config.vocab_size:
@@ -53,7 +53,7 @@ def classification(config: ModelConfig, hf: Mapping[str, Any], family: Family) -
     path = "embed.table" if config.tie_word_embeddings else "lm_head.table"
     source = family.names[path].name.removesuffix(".weight")
     head = HeadLayer(source=source, size=len(ids), bias=False, rows=ids)
-    return pooled(config, Pooling(tasks=CLASSIFY, kind="LAST", head=(head,), is_difference=is_difference))
+    return pooled(config, Pooling(tasks=_CLASSIFY, kind="LAST", head=(head,), is_difference=is_difference))
 
 
 def token_classification(config: ModelConfig, hf: Mapping[str, Any], source: str = "score") -> ModelConfig:

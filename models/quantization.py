@@ -16,9 +16,9 @@ METHODS: Mapping[str, WeightFormat] = {
     "int4": WeightFormat(4, group=32, zero_dtype="uint8"),
 }
 """The format that each method rounds weights to."""
-LARGEST = {"integer": 127.0, "e4m3": 448.0}
+_LARGEST = {"integer": 127.0, "e4m3": 448.0}
 """The largest code of 8 bits; the smallest is its negative."""
-LEAST_SCALE = 2.0**-24
+_LEAST_SCALE = 2.0**-24
 """The smallest scale, which is the smallest float16."""
 
 
@@ -30,7 +30,7 @@ def quantize(weight: Array, num_inputs: int, form: WeightFormat, *, is_packed: b
     """
     weight = weight.astype(jnp.float32).reshape(*weight.shape[: weight.ndim - num_inputs], -1)
     if form.group is None:
-        largest = LARGEST[form.values]
+        largest = _LARGEST[form.values]
         scales = jnp.max(jnp.abs(weight), axis=-1, keepdims=True) / largest
         scaled = weight / jnp.where(scales == 0, 1, scales)
         codes = (jnp.round(scaled) if form.values == "integer" else scaled).astype(form.code_dtype)
@@ -38,7 +38,7 @@ def quantize(weight: Array, num_inputs: int, form: WeightFormat, *, is_packed: b
     grouped = weight.reshape(*weight.shape[:-1], -1, form.group)
     least, most = (jnp.minimum(grouped.min(axis=-1), 0), jnp.maximum(grouped.max(axis=-1), 0))
     top = 2**form.bits - 1
-    scales = jnp.maximum((most - least) / top, LEAST_SCALE).astype(jnp.float16)
+    scales = jnp.maximum((most - least) / top, _LEAST_SCALE).astype(jnp.float16)
     wide = scales.astype(jnp.float32)
     zeros = jnp.clip(jnp.round(-least / wide), 0, top)
     codes = jnp.clip(jnp.round(grouped / wide[..., None]) + zeros[..., None], 0, top)

@@ -17,7 +17,7 @@ from . import families
 from .family import Family
 from .pooling import as_classifier, as_embedder, as_token_classifier
 
-POOLED = MappingProxyType(
+_POOLED = MappingProxyType(
     {
         "Model": as_embedder,
         "ForSequenceClassification": as_classifier,
@@ -25,12 +25,12 @@ POOLED = MappingProxyType(
     }
 )
 """The functions that make a family of pooling models of a family of decoders, by the end of the architecture's name."""
-DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
-ALIKE = 0.6
+_DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
+_ALIKE = 0.6
 """The least similarity of two names, from 0 to 1, at which one is suggested for the other."""
 
 
-class Registry:
+class _Registry:
     """The families by architecture: the built-in ones, and those that users add."""
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ class Registry:
         known = {**self._built_in, **self._added}
         derived: dict[str, tuple[str, Callable[[Family], Family]]] = {}
         for decoder, family in known.items():
-            if match := DECODER.fullmatch(decoder):
+            if match := _DECODER.fullmatch(decoder):
                 stem = f"{match[1]}Text" if isinstance(family, Family) and family.is_text_part else match[1]
-                derived |= {stem + end: (decoder, make) for end, make in POOLED.items() if stem + end not in known}
+                derived |= {stem + end: (decoder, make) for end, make in _POOLED.items() if stem + end not in known}
         return derived
 
 
@@ -107,7 +107,7 @@ def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
         return _ratio(_model_name(architecture), _model_name(other)), _ratio(architecture, other)
 
     best = max(known, key=likeness)
-    return best if likeness(best)[0] >= ALIKE else None
+    return best if likeness(best)[0] >= _ALIKE else None
 
 
 def _model_name(architecture: str) -> str:
@@ -143,7 +143,7 @@ def _check(architecture: str, family: object) -> None:
         raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
 
 
-REGISTRY = Registry()
+REGISTRY = _Registry()
 """The registry of the process: users add a family before they make an engine, so no engine can own it."""
 
 ModelRegistry = REGISTRY

@@ -37,7 +37,7 @@ from .quantization import METHODS
 from .registry import get_family
 
 
-class Declared(NamedTuple):
+class _Declared(NamedTuple):
     """A parameter as a layer declares it."""
 
     shape: tuple[int, ...]
@@ -65,14 +65,14 @@ class Declared(NamedTuple):
         return tuple(prod(sizes[axis] for axis in group.strip("()").split()) for group in split_axes(theirs))
 
 
-def declared(state: nnx.State) -> dict[str, Declared]:
+def declared(state: nnx.State) -> dict[str, _Declared]:
     """Return each parameter of a module by path; parameters of a merged array separately."""
-    params: dict[str, Declared] = {}
+    params: dict[str, _Declared] = {}
     for names, variable in nnx.to_flat_state(state):
         path, metadata = ".".join(map(str, names)), variable.get_metadata()
         shape, axes, num_inputs = tuple(variable.shape), tuple(metadata["out_sharding"]), metadata["num_inputs"]
         if "parts" not in metadata:
-            params[path] = Declared(shape, variable.dtype, axes, None, num_inputs, metadata["rotates"])
+            params[path] = _Declared(shape, variable.dtype, axes, None, num_inputs, metadata["rotates"])
             continue
         start, num_shards, lead = 0, metadata["num_shards"], sum(axis in LEAD_AXES for axis in axes)
         for part in metadata["parts"]:
@@ -80,14 +80,14 @@ def declared(state: nnx.State) -> dict[str, Declared]:
             own_shape = (*shape[:lead], part.size, *shape[lead + 2 :])
             own_axes = (*axes[:lead], part.axis, *axes[lead + 2 :])
             owner = path.rpartition(".")[0]
-            params[f"{owner}.{part.name}"] = Declared(
+            params[f"{owner}.{part.name}"] = _Declared(
                 own_shape, variable.dtype, own_axes, segment, num_inputs, part.rotates, part.num_heads
             )
             start += part.size // num_shards
     return params
 
 
-class Reading(NamedTuple):
+class _Reading(NamedTuple):
     """The settings by which the parameters of a module are read, besides their names."""
 
     formats: Mapping[str, WeightFormat] = {}
@@ -101,8 +101,8 @@ class Reading(NamedTuple):
     head_order: tuple[int, ...] | None = None
 
 
-def make_spec(
-    path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], source: str, reading: Reading
+def _make_spec(
+    path: str, params: Mapping[str, _Declared], names: Mapping[str, TensorName], source: str, reading: _Reading
 ) -> ParamSpec:
     """Return the spec of one parameter of a module; its tensors are named `source`, with `{e}` for the expert."""
     param, tensor = params[path], names[path]
@@ -128,10 +128,10 @@ def make_spec(
         num_inputs=param.num_inputs,
         is_packed=reading.is_packed,
     )
-    return spec if form is None or holding_refusal(spec, form, reading) else replace(spec, format=form)
+    return spec if form is None or _holding_refusal(spec, form, reading) else replace(spec, format=form)
 
 
-def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _head_order(param: _Declared, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the order of all dimensions of a parameter's heads, where RoPE rotates the last ones or all."""
     if order is None:
         return None
@@ -139,7 +139,7 @@ def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ..
     return (*range(rest), *(rest + place for place in order))
 
 
-def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
+def _holding_refusal(spec: ParamSpec, form: WeightFormat, reading: _Reading) -> str | None:
     """Return the reason why a parameter cannot be held in a format and is widened at load instead; None if it can."""
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
     if spec.sources[0] in reading.formats:
@@ -162,7 +162,7 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
 
 
 def _taken_of_fused(
-    path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], kv_repeats: int
+    path: str, params: Mapping[str, _Declared], names: Mapping[str, TensorName], kv_repeats: int
 ) -> tuple[tuple[int, ...], HFIndex]:
     """Return the shape of a tensor that holds several parameters, and the index of this parameter in it."""
     owner, _, name = path.rpartition(".")
@@ -204,7 +204,7 @@ def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
     )
 
 
-class Abstract(NamedTuple):
+class _Abstract(NamedTuple):
     """A module without arrays, as `nnx.split` returns it."""
 
     definition: Any
@@ -292,7 +292,7 @@ class ModelSpecs:
 
         `tensor_names` are the checkpoint's, and decide which of a family's name prefixes it uses.
         """
-        reading = Reading(
+        reading = _Reading(
             formats=self.formats,
             rounded_to=METHODS.get(self.quantization or ""),
             is_packed=self.loop is LayerLoop.IN_PLACE,
@@ -305,7 +305,7 @@ class ModelSpecs:
         names = {**self.family.find_names(tensor_names, is_tied=is_tied), **head_names(self.config.pooling)}
         in_frame = declared(self.frame.state) | {f"head.{path}": p for path, p in declared(self.head.state).items()}
         specs = {
-            path: make_spec(path, in_frame, names, self._source(path, names, prefixes), reading) for path in in_frame
+            path: _make_spec(path, in_frame, names, self._source(path, names, prefixes), reading) for path in in_frame
         }
         specs |= taken_rows(self.config, specs)
         of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
@@ -317,7 +317,7 @@ class ModelSpecs:
             for path in in_layer:
                 sources = {layer: self._source(f"layers.{path}", names, prefixes, layer) for layer in layers}
                 singles = {
-                    layer: make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
+                    layer: _make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
@@ -332,7 +332,7 @@ class ModelSpecs:
         return name.format(**prefixes._asdict(), l=number, e="{e}")
 
 
-def _abstract(build: Callable[[], nnx.Module]) -> Abstract:
+def _abstract(build: Callable[[], nnx.Module]) -> _Abstract:
     # Flax would shard at construction; there is nothing to shard yet.
     with nnx.use_eager_sharding(False):
-        return Abstract(*nnx.split(nnx.eval_shape(build)))
+        return _Abstract(*nnx.split(nnx.eval_shape(build)))

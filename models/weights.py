@@ -25,7 +25,7 @@ from pallas_kernels.weights.held import Quantized
 from .adapters import Adapted
 from .params import MESH_AXES, Axes, Cut, cut_of
 
-EVERYWHERE = PartitionSpec()
+_EVERYWHERE = PartitionSpec()
 
 
 class Weight(Protocol):
@@ -94,7 +94,7 @@ class LayerOf:
         return stack.reshape(stack.shape[0], prod(self.shape[:-1]), -1)
 
 
-class QuantizedLayer(LayerOf):
+class _QuantizedLayer(LayerOf):
     """One layer's quantized matrix in a stack of several layers' matrices."""
 
     stack: Quantized
@@ -147,16 +147,16 @@ class QuantizedLayer(LayerOf):
         def weights(part: Array) -> PartitionSpec:
             """Cut a part like the weight; one with a single number for all inputs stays whole if inputs are cut."""
             if cut is Cut.INPUTS:
-                return PartitionSpec(None, None, MESH_AXES) if part.shape[2] > 1 else EVERYWHERE
-            return EVERYWHERE if cut is None else PartitionSpec(None, MESH_AXES)
+                return PartitionSpec(None, None, MESH_AXES) if part.shape[2] > 1 else _EVERYWHERE
+            return _EVERYWHERE if cut is None else PartitionSpec(None, MESH_AXES)
 
         columns = PartitionSpec(None, MESH_AXES)
         # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
         sharded = jax.shard_map(
             multiply,
             mesh=mesh,
-            in_specs=(columns if cut is Cut.INPUTS else EVERYWHERE, weight.map(weights), EVERYWHERE, EVERYWHERE),
-            out_specs=columns if cut is Cut.OUTPUTS else EVERYWHERE,
+            in_specs=(columns if cut is Cut.INPUTS else _EVERYWHERE, weight.map(weights), _EVERYWHERE, _EVERYWHERE),
+            out_specs=columns if cut is Cut.OUTPUTS else _EVERYWHERE,
             check_vma=False,
         )
         y_to = sharded(x_ti, weight, jnp.asarray(self.layer, jnp.int32), jnp.asarray(self.num_rows, jnp.int32))
@@ -187,7 +187,7 @@ def bind(weights: Any, num_rows: Array | int, ops: Ops, adapter_rows: Rows | Non
 
     def one(held: Any) -> LayerOf:
         stack, layer = held if isinstance(held, Stacked) else (jax.tree.map(lambda x: x[None], held), 0)
-        return (QuantizedLayer if isinstance(stack, Quantized) else LayerOf)(stack, layer, num_rows, ops)
+        return (_QuantizedLayer if isinstance(stack, Quantized) else LayerOf)(stack, layer, num_rows, ops)
 
     def with_rows(held: Any) -> Any:
         return replace(held, rows=adapter_rows) if isinstance(held, Adapted) else held

@@ -189,7 +189,7 @@ STATE_SPACE = _recurrent("state_space", cpu="cpu_pool_spec")
 CAUSAL_CONV = _recurrent("causal_conv", tpu="tpu_pool_spec")
 
 
-class Choice(NamedTuple):
+class _Choice(NamedTuple):
     """The implementation that runs an op on a device."""
 
     implementation: str
@@ -205,7 +205,7 @@ def choose(
     name: str | None,
     architecture: str | None,
     op: str,
-) -> Choice:
+) -> _Choice:
     """Choose one implementation for all shapes, as `paged_attention.pick` does; `op` is the op's name for people."""
     if name not in (None, *implementations):
         raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
@@ -215,9 +215,9 @@ def choose(
     reason = None if is_elsewhere else entry.device_refusal(architecture)
     reason = reason or next(filter(None, map(entry.refusal, shapes)), None)
     if name is None:
-        return Choice(default if reason is None else "xla", False, reason)
+        return _Choice(default if reason is None else "xla", False, reason)
     if is_elsewhere and platform != "cpu":
         raise ValueError(f"{op}: {name!r} does not run on a {platform}")
     if reason is not None:
         raise ValueError(f"{op}: {name!r} cannot run this model here: {reason}")
-    return Choice(name, is_elsewhere, None)
+    return _Choice(name, is_elsewhere, None)

@@ -17,7 +17,7 @@ from jaxllm.models.plan import LayerPlan
 
 EMBEDDING, LOOKED_UP = "embed.table", ("positions", "types", "layer_embed.table")
 """The table that may serve as the head, and the tables from which a step only reads its tokens' rows."""
-POOLING_HEAD = "head."
+_POOLING_HEAD = "head."
 """The prefixes of the paths of a head that makes outputs of hidden states."""
 
 
@@ -145,7 +145,7 @@ def count_work(
     reads the experts that its tokens choose, on average, if choices are spread evenly over experts and tokens.
     `generates`: rows go through the output head, else through the pooling head.
     """
-    pooling_head = {path: spec for path, spec in specs.items() if path.startswith(POOLING_HEAD)}
+    pooling_head = {path: spec for path, spec in specs.items() if path.startswith(_POOLING_HEAD)}
     is_head = generates and model.tie_word_embeddings
     unread = (*LOOKED_UP, *(() if is_head else (EMBEDDING,)), *(pooling_head if generates else ()))
     experts = {path: _experts_of(path, spec, model) for path, spec in specs.items() if spec.num_experts is not None}

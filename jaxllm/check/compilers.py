@@ -13,7 +13,7 @@ from typing import Any
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.hardware import Hardware
 
-INSTALL = "pip install 'jaxllm[check]'"
+_INSTALL = "pip install 'jaxllm[check]'"
 TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is used, so a process that holds one does not matter
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
@@ -22,7 +22,7 @@ TPU_ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is present would be used for tuning
+_GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is present would be used for tuning
 _MODULES = {"tpu": {"libtpu": "libtpu"}, "gpu": {"jax_plugins.xla_cuda13": "jax-cuda13-plugin"}}
 """The modules that each platform's compiler needs, with their packages."""
 _PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "nvidia-cuda-nvcc")}
@@ -35,7 +35,7 @@ def require_compiler(hardware: Hardware) -> None:
         missing.append("nvidia-cuda-nvcc (ptxas)")
     if missing:
         raise VLLMValidationError(
-            f"compiling for {hardware.name} needs {' and '.join(missing)}, which is not installed: {INSTALL}",
+            f"compiling for {hardware.name} needs {' and '.join(missing)}, which is not installed: {_INSTALL}",
             parameter="topology",
             value=hardware.name,
         )
@@ -48,7 +48,7 @@ def compiler_environment(hardware: Hardware, environment: dict[str, str]) -> dic
         return changed | TPU_ENVIRONMENT
     ptxas = find_ptxas()
     path = environment.get("PATH", "")
-    return changed | GPU_ENVIRONMENT | {"PATH": f"{ptxas.parent}{os.pathsep}{path}" if ptxas else path}
+    return changed | _GPU_ENVIRONMENT | {"PATH": f"{ptxas.parent}{os.pathsep}{path}" if ptxas else path}
 
 
 def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Sequence[Any]:

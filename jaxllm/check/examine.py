@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS = 10.0
 LENGTHS = (1024, 4096, 16_384, 65_536)
 """The lengths of requests for which the report has the number that run at once, besides the whole context."""
-TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
+_TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
 """The same for texts."""
 
 
@@ -164,7 +164,7 @@ def _concurrency(sized: Fit) -> Iterator[Concurrency]:
     layout = steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks)
     groups = [group.config(size) for group, size in zip(layout.groups, sizes, strict=True)]
-    lengths = LENGTHS if config.generates else TEXT_LENGTHS
+    lengths = LENGTHS if config.generates else _TEXT_LENGTHS
     for length in (*(each for each in lengths if each < config.max_model_len), config.max_model_len):
         new = 1 if config.generates else min(length, config.max_num_batched_tokens)
         most = [config.max_num_seqs]

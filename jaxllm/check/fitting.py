@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 UTILIZATION = 0.95
 """The largest gpu_memory_utilization that is proposed."""
-FEW_TOKENS = 512
+_FEW_TOKENS = 512
 """The fewest tokens of a step that are proposed."""
 
 
@@ -142,8 +142,8 @@ def _settings(args: EngineArgs, failed: Fit) -> Iterator[dict[str, Any]]:
         yield {"kv_cache_dtype": "fp8"}
     if config.gpu_memory_utilization < UTILIZATION:
         yield {"gpu_memory_utilization": UTILIZATION}
-    if config.max_num_batched_tokens > FEW_TOKENS:
-        yield {"max_num_batched_tokens": FEW_TOKENS, "max_num_seqs": min(config.max_num_seqs, FEW_TOKENS)}
+    if config.max_num_batched_tokens > _FEW_TOKENS:
+        yield {"max_num_batched_tokens": _FEW_TOKENS, "max_num_seqs": min(config.max_num_seqs, _FEW_TOKENS)}
 
 
 def _more_devices(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxllm.check.report import Bound, Change, GroupReport, Program, Report
 
-GIB = 2**30
+_GIB = 2**30
 
 
 def render(report: Report) -> str:
@@ -122,7 +122,7 @@ def _bound_row(bound: Bound) -> tuple[str, ...]:
 
 
 def _bytes_row(name: str, size: int) -> tuple[str, str, str]:
-    return name, f"{size / GIB:.2f}", f"{size:,}"
+    return name, f"{size / _GIB:.2f}", f"{size:,}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -34,7 +34,7 @@ GROUPS: Mapping[str, str] = {
     "ProfilerConfig": "the profiler",
 }
 """The groups of flags by title, with a summary of each."""
-HINT = """\
+_HINT = """\
 --help=GROUP        the flags of a group, as --help=ModelConfig or --help=Frontend
 --help=WORD         the flags with a word in their names, as --help=max
 --help=all          all flags
@@ -46,10 +46,10 @@ def add_help(parser: argparse.ArgumentParser, *kinds: type[Any]) -> None:
     """Add --help to a parser made with add_help=False; the argument classes `kinds` have many flags."""
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     parser.usage = parser.usage or "%(prog)s [MODEL] [--FLAG VALUE ...]"
-    parser.add_argument("-h", "--help", action=HelpByWord, fields=fields)
+    parser.add_argument("-h", "--help", action=_HelpByWord, fields=fields)
 
 
-class HelpByWord(argparse.Action):
+class _HelpByWord(argparse.Action):
     """Shows the help for a word and exits, with status 2 if nothing matches the word."""
 
     def __init__(
@@ -110,7 +110,7 @@ class HelpByWord(argparse.Action):
         _add_groups(formatter, plain_groups)
         end = parser._get_formatter()
         end.add_text(parser.epilog)
-        return "\n".join([formatter.format_help(), "groups of flags:", *lines, "", HINT, end.format_help()])
+        return "\n".join([formatter.format_help(), "groups of flags:", *lines, "", _HINT, end.format_help()])
 
     def _groups(self, parser: argparse.ArgumentParser, word: str) -> str | None:
         """Return the help of the groups with this name; "frontend" matches all that begin with it."""

@@ -18,7 +18,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 from jaxllm.utils.log import show_log
 
-INSTEAD = {
+_INSTEAD = {
     "run": "`jaxllm chat --model MODEL` talks with a model, `jaxllm generate MODEL` completes prompts",
     "pull": "a model is fetched when it is first used, as by `jaxllm serve MODEL`",
     "list": "`hf cache ls` lists what was fetched, and a server's /v1/models what it serves",
@@ -94,7 +94,7 @@ def _refuse_other_command(words: list[str], known: set[str]) -> None:
     if name.startswith("-") or name in known:
         return
     near = difflib.get_close_matches(name, sorted(known), n=1)
-    hint = INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}")
+    hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}")
     raise VLLMValidationError(
         f"there is no command {name!r}: {hint.rstrip('.')}.".replace("?.", "?"), parameter="COMMAND"
     )

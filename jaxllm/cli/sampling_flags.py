@@ -24,7 +24,7 @@ SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
     "include_stop_str_in_output": (Switch(), "keep the stop string in the text"),
 }
 
-TALK_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_TALK_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 TALK_DEFAULTS: Mapping[str, float] = {"temperature": 0.7, "min_p": 0.05}
 """The sampling of a talk if the model specifies none: at temperature 1, the API's default, small models ramble."""
 
@@ -45,7 +45,7 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def add_talk_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the sampling of an answer; the defaults are the server's, or the model's."""
     group = parser.add_argument_group("sampling, by default as the model or its server has it")
-    add_sampling_flags(group, TALK_SAMPLING)
+    add_sampling_flags(group, _TALK_SAMPLING)
     length, seed = Integer(1, 2**31 - 1, sized=True).flag(), Integer(0, 2**64 - 1).flag()
     group.add_argument("--max-tokens", default=argparse.SUPPRESS, help="longest answer", **length)
     group.add_argument("--seed", default=argparse.SUPPRESS, help="make it repeatable", **seed)
@@ -56,7 +56,7 @@ def talk_defaults(defaults: Mapping[str, Any] | None, fields: Mapping[str, Any])
 
     The user gets a message about them. `defaults` of None are unknown, and nothing is added.
     """
-    if defaults is None or not defaults.keys().isdisjoint(TALK_SAMPLING):
+    if defaults is None or not defaults.keys().isdisjoint(_TALK_SAMPLING):
         return {}
     added = {name: value for name, value in TALK_DEFAULTS.items() if name not in fields}
     if added:

@@ -41,12 +41,12 @@ from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.params.checks import INT32_MAX
 from jaxllm.parsers.reasoning import REASONING_PARSERS
 
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
+_BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-MAX_NUM_SEQS = 65_536
-MAX_NUM_BATCHED_TOKENS = 2**20
-MAX_LORAS = 1024
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_MAX_NUM_SEQS = 65_536
+_MAX_NUM_BATCHED_TOKENS = 2**20
+_MAX_LORAS = 1024
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of max_lora_rank that vLLM takes."""
 
 GONE: Mapping[str, str] = {
@@ -215,18 +215,18 @@ class EngineArguments(UnsupportedArguments):
     )
     max_num_batched_tokens: int | None = argument(
         None,
-        Integer(1, MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
+        Integer(1, _MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
         _SCHEDULER,
         "tokens of one step; default: 512 (CPU) or 2048",
     )
     cudagraph_capture_sizes: list[int] | None = argument(
         None,
-        Sizes(MAX_NUM_BATCHED_TOKENS),
+        Sizes(_MAX_NUM_BATCHED_TOKENS),
         "CompilationConfig",
         "tokens of the steps that get a program, besides the largest; default: the smallest, each time twice as many",
     )
     max_num_seqs: int | None = argument(
-        None, Integer(1, MAX_NUM_SEQS, optional=True, sized=True), _SCHEDULER, "requests run together; default: 256"
+        None, Integer(1, _MAX_NUM_SEQS, optional=True, sized=True), _SCHEDULER, "requests run together; default: 256"
     )
     long_prefill_token_threshold: int = argument(
         0, Integer(0, INT32_MAX, sized=True), _SCHEDULER, "most prompt tokens of one request in a step; 0: no limit"
@@ -241,8 +241,8 @@ class EngineArguments(UnsupportedArguments):
     )
     stream_interval: int = argument(1, Integer(1, INT32_MAX), _SCHEDULER, "fewest new tokens per streamed output")
     enable_lora: bool = argument(False, Switch(), _LORA, "let requests name LoRA adapters")
-    max_loras: int = argument(1, Integer(1, MAX_LORAS), _LORA, "adapters in use at the same time")
-    max_lora_rank: int = argument(16, Choice(LORA_RANKS), _LORA, "the largest rank of an adapter")
+    max_loras: int = argument(1, Integer(1, _MAX_LORAS), _LORA, "adapters in use at the same time")
+    max_lora_rank: int = argument(16, Choice(_LORA_RANKS), _LORA, "the largest rank of an adapter")
     max_cpu_loras: int | None = argument(
         None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
     )
@@ -316,7 +316,7 @@ class EngineArguments(UnsupportedArguments):
         """Check and normalise every argument, without files and JAX."""
         check_fields(self)
         check_traces_endpoint(self.otlp_traces_endpoint)
-        if self.block_size is not None and self.block_size not in BLOCK_SIZES:
+        if self.block_size is not None and self.block_size not in _BLOCK_SIZES:
             raise VLLMValidationError(
                 f"block_size must be a power of two from 8 to 512, got {self.block_size}.",
                 parameter="block_size",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxllm.exceptions import VLLMValidationError
 
-XLA_SETS: Mapping[str, str] = {"avx2": "AVX2", "plain": "SSE4_2"}
+_XLA_SETS: Mapping[str, str] = {"avx2": "AVX2", "plain": "SSE4_2"}
 """XLA's names of a processor's lesser instruction sets."""
 
 
@@ -127,8 +127,8 @@ def limit_cpu() -> None:
         except ValueError as error:
             raise VLLMValidationError(str(error), parameter=processor.SETTING, value=wanted) from error
         flags = os.environ.get("XLA_FLAGS", "")
-        if name in XLA_SETS and "xla_cpu_max_isa" not in flags:
-            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa={XLA_SETS[name]}".strip()
+        if name in _XLA_SETS and "xla_cpu_max_isa" not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa={_XLA_SETS[name]}".strip()
     if num_cores() < num_allowed():  # XLA only counts the processors that it may run on
         os.environ.setdefault("NPROC", str(num_cores()))
 

@@ -9,7 +9,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_str, shown
 
 OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
-MAX_REASONING_STRING = 4_096
+_MAX_REASONING_STRING = 4_096
 _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reasoning_start_str and reasoning_end_str"
 
 
@@ -99,7 +99,7 @@ class ReasoningConfig:
             if value == "":
                 message = f"{group} needs reasoning_start_str and reasoning_end_str, as '<think>' and '</think>'."
                 raise VLLMValidationError(message, parameter=group, value=value)
-            check_str(f"{group}.{name}", value, MAX_REASONING_STRING, parameter=group)
+            check_str(f"{group}.{name}", value, _MAX_REASONING_STRING, parameter=group)
 
 
 def _refuse_parser(group: str, name: str, value: object) -> None:

@@ -13,9 +13,9 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
 from jaxllm.utils.argparse_utils import Repeat, human_readable_int
 
-MAX_TEXT = 65_536
+_MAX_TEXT = 65_536
 MAX_NAMES = 64
-MAX_SIZES = 1024
+_MAX_SIZES = 1024
 
 
 class Kind(Protocol):
@@ -121,7 +121,7 @@ class Text:
     optional: bool = True
 
     def check(self, name: str, value: Any) -> str | None:
-        return None if value is None and self.optional else check_str(name, value, MAX_TEXT)
+        return None if value is None and self.optional else check_str(name, value, _MAX_TEXT)
 
     def flag(self) -> dict[str, Any]:
         return {"metavar": "TEXT"}
@@ -132,7 +132,7 @@ class Token:
     """The value is a secret string, True for the stored one, False for none, None for the stored one, if any."""
 
     def check(self, name: str, value: Any) -> str | bool | None:
-        return value if value is None or isinstance(value, bool) else check_str(name, value, MAX_TEXT)
+        return value if value is None or isinstance(value, bool) else check_str(name, value, _MAX_TEXT)
 
     def flag(self) -> dict[str, Any]:
         return {"nargs": "?", "const": True, "metavar": "TOKEN"}
@@ -219,7 +219,7 @@ class Names:
         if self.single and isinstance(value, str):
             value = [value]
         names = _check_list(name, value, MAX_NAMES)
-        return [check_str(name, each, MAX_TEXT) if self.single or isinstance(each, str) else each for each in names]
+        return [check_str(name, each, _MAX_TEXT) if self.single or isinstance(each, str) else each for each in names]
 
     def flag(self) -> dict[str, Any]:
         return {"nargs": "+", "metavar": self.metavar} | ({"action": Repeat} if self.repeats else {})
@@ -230,7 +230,7 @@ class JsonNames:
     """The value is a list of strings; on a command line JSON, or one string."""
 
     def check(self, name: str, value: Any) -> list[str]:
-        return [check_str(name, each, MAX_TEXT) for each in _check_list(name, value, MAX_NAMES)]
+        return [check_str(name, each, _MAX_TEXT) for each in _check_list(name, value, MAX_NAMES)]
 
     def flag(self) -> dict[str, Any]:
         return {"type": self._read, "metavar": "JSON"}
@@ -250,7 +250,7 @@ class Sizes:
     def check(self, name: str, value: Any) -> list[int] | None:
         if value is None:
             return None
-        sizes = enumerate(_check_list(name, value, MAX_SIZES))
+        sizes = enumerate(_check_list(name, value, _MAX_SIZES))
         return [check_int(f"{name}[{i}]", size, 1, self.high, parameter=name) for i, size in sizes] or None
 
     def flag(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class ClassName:
     def check(self, name: str, value: Any) -> type | str | None:
         if value is None or isinstance(value, type):
             return value
-        module, _, attribute = check_str(name, value, MAX_TEXT).replace(":", ".").rpartition(".")
+        module, _, attribute = check_str(name, value, _MAX_TEXT).replace(":", ".").rpartition(".")
         if not module or not attribute:
             raise VLLMValidationError(
                 f"{name} must be a class or its dotted name 'module.Class', got {shown(value)}.",

@@ -52,7 +52,7 @@ def _run(plugin: EntryPoint) -> None:
         logger.info("loaded plugin %r (%s)", plugin.name, plugin.value)
 
 
-PLUGINS = PluginLoader(lambda: entry_points(group=GROUP), plugin_names)
+_PLUGINS = PluginLoader(lambda: entry_points(group=GROUP), plugin_names)
 """The process's loader: plugins act on the whole process, so no engine can own them."""
 
-load_plugins = PLUGINS.load
+load_plugins = _PLUGINS.load

@@ -11,10 +11,10 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_float, check_int, check_ints, shown
 from jaxllm.pooling_params import MAX_RETURNED, TASKS
 
-GROUP = "pooler_config"
-SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN")
-TOK_POOLING_TYPES = ("ALL", "STEP")
-MAX_LOGIT = 1e30
+_GROUP = "pooler_config"
+_SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN")
+_TOK_POOLING_TYPES = ("ALL", "STEP")
+_MAX_LOGIT = 1e30
 _GONE_TASKS = {"score": "use 'classify'", "encode": "use 'token_embed' or 'token_classify'"}
 _ONE_PASS = "a text goes through the model in one piece; cut longer ones with truncate_prompt_tokens"
 
@@ -55,15 +55,15 @@ class PoolerConfig:
     """Deprecated: 1 / logit_sigma."""
 
     def __post_init__(self) -> None:
-        check_refused(GROUP, self)
+        check_refused(_GROUP, self)
         self._check_task()
         self._check_types()
         for name in ("use_activation", "enable_flash_late_interaction"):
             if getattr(self, name) is not None or name != "use_activation":
-                check_bool(f"{GROUP}.{name}", getattr(self, name), parameter=GROUP)
+                check_bool(f"{_GROUP}.{name}", getattr(self, name), parameter=_GROUP)
         for name, low in (("dimensions", 1), ("step_tag_id", 0)):
             if getattr(self, name) is not None:
-                self._set(name, check_int(f"{GROUP}.{name}", getattr(self, name), low, INT32_MAX, parameter=GROUP))
+                self._set(name, check_int(f"{_GROUP}.{name}", getattr(self, name), low, INT32_MAX, parameter=_GROUP))
         if self.returned_token_ids is not None:
             self._set("returned_token_ids", _check_returned(self.returned_token_ids))
         self._check_logits()
@@ -80,11 +80,11 @@ class PoolerConfig:
 
     def _check_types(self) -> None:
         """Check the types of pooling, and set the one that `pooling_type` stands for."""
-        pooling_type, known = self.pooling_type, {"seq": SEQ_POOLING_TYPES, "tok": TOK_POOLING_TYPES}
+        pooling_type, known = self.pooling_type, {"seq": _SEQ_POOLING_TYPES, "tok": _TOK_POOLING_TYPES}
         if pooling_type is not None:
             kind = next((kind for kind, names in known.items() if pooling_type in names), None)
             if kind is None:
-                names = ", ".join(SEQ_POOLING_TYPES + TOK_POOLING_TYPES)
+                names = ", ".join(_SEQ_POOLING_TYPES + _TOK_POOLING_TYPES)
                 raise _error(f"pooling_type={shown(pooling_type)} is not supported, only {names}", pooling_type)
             for level in known:
                 other = getattr(self, f"{level}_pooling_type")
@@ -102,7 +102,7 @@ class PoolerConfig:
         for name in ("logit_mean", "logit_sigma", "logit_bias", "logit_scale"):
             value = getattr(self, name)
             if value is not None:
-                value = check_float(f"{GROUP}.{name}", value, -MAX_LOGIT, MAX_LOGIT, parameter=GROUP)
+                value = check_float(f"{_GROUP}.{name}", value, -_MAX_LOGIT, _MAX_LOGIT, parameter=_GROUP)
                 if value == 0 and name in ("logit_sigma", "logit_scale"):
                     raise _error(f"{name} cannot be 0 (division by zero)", value)
                 self._set(name, value)
@@ -119,10 +119,10 @@ class PoolerConfig:
 
 def _check_returned(value: Any) -> list[int]:
     try:
-        return check_ints(f"{GROUP}.returned_token_ids", value, 0, INT32_MAX, MAX_RETURNED)
+        return check_ints(f"{_GROUP}.returned_token_ids", value, 0, INT32_MAX, MAX_RETURNED)
     except VLLMValidationError as error:
-        raise VLLMValidationError(str(error), parameter=GROUP, value=value) from error
+        raise VLLMValidationError(str(error), parameter=_GROUP, value=value) from error
 
 
 def _error(message: str, value: Any) -> VLLMValidationError:
-    return VLLMValidationError(f"{GROUP}: {message}.", parameter=GROUP, value=value)
+    return VLLMValidationError(f"{_GROUP}: {message}.", parameter=_GROUP, value=value)

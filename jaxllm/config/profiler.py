@@ -12,7 +12,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str, shown
 
 GROUP = "profiler_config"
-MAX_PATH = 4_096
+_MAX_PATH = 4_096
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TORCH = "JAX's profiler records all that it knows of"
 _SCHEDULE = "see delay_iterations and max_iterations"
@@ -76,7 +76,7 @@ class ProfilerConfig:
             return ""
         if folder == "":
             raise _error("torch_profiler_dir must be set when profiler is 'torch'", folder)
-        check_str(f"{GROUP}.torch_profiler_dir", folder, MAX_PATH, parameter=GROUP)
+        check_str(f"{GROUP}.torch_profiler_dir", folder, _MAX_PATH, parameter=GROUP)
         if "://" in folder:
             raise _error(f"torch_profiler_dir={shown(folder)} must be a folder of this machine", folder)
         return os.path.abspath(os.path.expanduser(folder))

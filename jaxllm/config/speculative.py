@@ -15,10 +15,10 @@ HEADS = ("mtp", "eagle3")
 """The methods of draft heads, which read the model's features of its tokens."""
 MAX_DRAFTS = 64
 """The most drafts of a request that can ever pay."""
-MAX_NGRAM = 64
+_MAX_NGRAM = 64
 MAX_DEPTH = 256
-MAX_CACHED_REQUESTS = 1_000_000
-MAX_NAME = 4_096
+_MAX_CACHED_REQUESTS = 1_000_000
+_MAX_NAME = 4_096
 _NAMES = ("revision", "quantization", "kv_cache_dtype")
 _SIZES = ("max_model_len", "draft_tensor_parallel_size", "tensor_parallel_size")
 """The fields of a draft model: names, and numbers from 1 on."""
@@ -30,7 +30,7 @@ _OWN_LAYER = "a layer of the model itself guesses"
 _KERNELS = "the draft model has the kernels that the other model has"
 _ONE_BY_ONE = "guesses are made one after the other"
 _VERIFICATION = "a draft counts if it is the token that is sampled"
-NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8, "mtp": 3, "eagle3": 6}
+_NUM_DRAFTS = {"ngram": 16, "suffix": 24, "draft_model": 8, "mtp": 3, "eagle3": 6}
 """The most drafts of a request in a step by default."""
 
 
@@ -95,13 +95,13 @@ class SpeculativeConfig:
         self._check_draft_model()
         self._check_int("num_speculative_tokens", MAX_DRAFTS, optional=True)
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
-            self._check_int(name, MAX_NGRAM, optional=True)
+            self._check_int(name, _MAX_NGRAM, optional=True)
         least, most = self.lookup
         if least > most:
             message = f"{GROUP}: prompt_lookup_min={least} must be at most prompt_lookup_max={most}."
             raise VLLMValidationError(message, parameter=GROUP, value=least)
         self._check_int("suffix_decoding_max_tree_depth", MAX_DEPTH, least=3)
-        self._check_int("suffix_decoding_max_cached_requests", MAX_CACHED_REQUESTS, least=0)
+        self._check_int("suffix_decoding_max_cached_requests", _MAX_CACHED_REQUESTS, least=0)
         self._check_float("suffix_decoding_max_spec_factor", 0.0, 100.0)
         self._check_float("suffix_decoding_min_token_prob", 0.0, 1.0)
 
@@ -126,7 +126,7 @@ class SpeculativeConfig:
         least, most = self.lookup
         return SpeculationSettings(
             method=method,
-            num_speculative_tokens=self.num_speculative_tokens or NUM_DRAFTS[method],
+            num_speculative_tokens=self.num_speculative_tokens or _NUM_DRAFTS[method],
             num_free_rows=num_free_rows,
             prompt_lookup_min=least,
             prompt_lookup_max=most,
@@ -138,7 +138,7 @@ class SpeculativeConfig:
 
     def _check_method(self) -> None:
         if self.model is not None:
-            check_str(f"{GROUP}.model", self.model, MAX_NAME, parameter=GROUP)
+            check_str(f"{GROUP}.model", self.model, _MAX_NAME, parameter=GROUP)
         if (self.method is None and not self.model) or (self.method is not None and self.method not in METHODS):
             message = f"{GROUP}: method={shown(self.method)} is not supported; use one of {', '.join(METHODS)}."
             raise VLLMValidationError(message, parameter=GROUP, value=self.method)
@@ -161,7 +161,7 @@ class SpeculativeConfig:
                 raise VLLMValidationError(message, parameter=GROUP, value=value)
         for name in _NAMES:
             if (value := getattr(self, name)) is not None:
-                check_str(f"{GROUP}.{name}", value, MAX_NAME, parameter=GROUP)
+                check_str(f"{GROUP}.{name}", value, _MAX_NAME, parameter=GROUP)
         for name in _SIZES:
             self._check_int(name, INT32_MAX, optional=True)
 

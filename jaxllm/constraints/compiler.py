@@ -22,8 +22,8 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
 
-DEADLINE_SECONDS = 5.0
-CACHE_BYTES = 128 << 20
+_DEADLINE_SECONDS = 5.0
+_CACHE_BYTES = 128 << 20
 _TOKENIZER_SECONDS = 120.0
 _NESTING_ERROR = "recursion limit exceeded"
 _ONE_OF_ERROR = "oneOf constraints are not supported"
@@ -41,8 +41,8 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
-        cache_bytes: int = CACHE_BYTES,
-        deadline_seconds: float = DEADLINE_SECONDS,
+        cache_bytes: int = _CACHE_BYTES,
+        deadline_seconds: float = _DEADLINE_SECONDS,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size

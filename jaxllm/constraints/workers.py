@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-STACK_BYTES = 512 << 20
+_STACK_BYTES = 512 << 20
 """Reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
 MAX_ABANDONED = 4
 _EXIT_SECONDS = 2.0
@@ -77,9 +77,9 @@ class BigStackThread:
         self._calls: _Calls = queue.SimpleQueue()
         self.thread = threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True)
         with _STACK_SIZE_LOCK:
-            before = threading.stack_size(STACK_BYTES)
+            before = threading.stack_size(_STACK_BYTES)
             try:
-                _THREADS.start(self.thread, self._calls, f"a stack of {STACK_BYTES >> 20} MiB")
+                _THREADS.start(self.thread, self._calls, f"a stack of {_STACK_BYTES >> 20} MiB")
             finally:
                 threading.stack_size(before)
         weakref.finalize(self, self._calls.put, None)

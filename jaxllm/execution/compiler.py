@@ -41,8 +41,8 @@ from pallas_kernels import layer_norm, rms_norm
 logger = logging.getLogger(__name__)
 
 # The number of rows of logits that exist at a time. Steps rarely fill their rows, and empty tiles are not computed.
-LOGITS_TILE = 64
-STAND_IN_TOKENS = 128
+_LOGITS_TILE = 64
+_STAND_IN_TOKENS = 128
 """The bucket of this many tokens is compiled first, where its program can stand in for smaller buckets'."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
@@ -210,7 +210,7 @@ class StepCompiler:
         # the first is one that fits most first prompts, and runs quickly.
         order = [self.buckets[-1], *self.buckets]
         if self.config.batch_invariant:
-            stand_in = pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
+            stand_in = pick_bucket(self.buckets, min(_STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
             order = [stand_in, self.buckets[0], *order]
         return order
 
@@ -345,7 +345,7 @@ class StepCompiler:
             processors=self.config.processors,
             # On a GPU the host would drive a loop, and the step would no longer be one CUDA graph. Logits processors on
             # the host take all rows at once.
-            logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
+            logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else _LOGITS_TILE,
             # Elsewhere reading the head's weights takes all the time, and rows are cheap.
             few_rows=self._least if self.config.platform == "cpu" and not self.config.host_processors else None,
             skips_unused=self.config.platform != "gpu",

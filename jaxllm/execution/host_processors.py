@@ -23,7 +23,7 @@ from jaxllm.sampling.processors import LogitsProcessor as TracedProcessor
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk
 
-WAY_OUT = (
+_WAY_OUT = (
     "A class gets float32 numpy arrays on the host, and no torch; or write the same in jnp, as a function: "
     "`def process(logits_sv, state): return logits_sv` (docs/sampling.md)"
 )
@@ -139,7 +139,7 @@ def _call(owner: type, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        message = f"{PARAMETER}: {owner.__qualname__} failed: {type(error).__name__}: {str(error)[:500]}. {WAY_OUT}."
+        message = f"{PARAMETER}: {owner.__qualname__} failed: {type(error).__name__}: {str(error)[:500]}. {_WAY_OUT}."
         raise VLLMValidationError(message, parameter=PARAMETER, value=owner) from error
 
 

@@ -20,7 +20,7 @@ from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PoolAttention
 
 CPU_POOL_BYTES = 2**30  # a small part of the host's memory; recurrent states, which are required, come on top
-COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
+_COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
 
 
 SPARE_PART = 0.25
@@ -195,7 +195,7 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
     _check_states(request)
     blocks, parameter = _available(request, used_bytes)
     _check_room(request, blocks, used_bytes)
-    needed = blocks_per_request(request) + 1
+    needed = _blocks_per_request(request) + 1
     if blocks >= needed:
         return blocks
     fits, layout = most_tokens(request, used_bytes=used_bytes), request.layout
@@ -252,7 +252,7 @@ def most_tokens(request: PoolRequest, *, used_bytes: int) -> int:
     return max(0, blocks - 1) * request.block_size
 
 
-def blocks_per_request(request: PoolRequest) -> int:
+def _blocks_per_request(request: PoolRequest) -> int:
     """Return the blocks of a request of `max_model_len` tokens."""
     return -(-request.max_model_len // request.block_size)
 
@@ -276,7 +276,7 @@ def _coarse(blocks: int, most: int) -> int:
     """Return `most` if there is room for as many blocks, else a round number."""
     if blocks >= most:
         return most
-    return blocks // COARSE_BLOCKS * COARSE_BLOCKS if blocks >= 4 * COARSE_BLOCKS else blocks
+    return blocks // _COARSE_BLOCKS * _COARSE_BLOCKS if blocks >= 4 * _COARSE_BLOCKS else blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

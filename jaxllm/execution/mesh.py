@@ -43,7 +43,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "layers": (),
 }
 """The mesh axes, if any, over which each logical axis of a parameter is spread."""
-TABLES = ("vocab", "positions", "types")
+_TABLES = ("vocab", "positions", "types")
 """The first axis of matrices whose rows are looked up."""
 LAID_OUT = ("tpu",)
 """The platforms where tables must be laid out by rows explicitly."""
@@ -201,7 +201,7 @@ def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | For
     A TPU lays a table out by columns if its rows are no multiple of 128, and would copy it in each step for look-ups.
     """
     sharding = param_sharding(mesh, spec)
-    is_table = len(spec.shape) == 2 and spec.axes[0] in TABLES
+    is_table = len(spec.shape) == 2 and spec.axes[0] in _TABLES
     if not is_table or mesh.devices.flat[0].platform not in LAID_OUT:
         return sharding
     return Format(Layout(major_to_minor=(0, 1)), sharding)

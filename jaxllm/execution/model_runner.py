@@ -63,7 +63,7 @@ def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
     return tokens
 
 
-class RunningPool:
+class _RunningPool:
     """A pooling step on the device. `result` waits for it."""
 
     def __init__(self, plan: StepPlan, outputs: Array, activation: Activation, row_alignment: int) -> None:
@@ -82,7 +82,7 @@ class RunningPool:
         return StepResult([], [], [], pooled)
 
 
-type Running = RunningStep | RunningPool
+type Running = RunningStep | _RunningPool
 
 
 class ModelRunner:
@@ -156,12 +156,12 @@ class ModelRunner:
         running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]
         return [step.result().token_ids for step in running]
 
-    def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:
+    def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> _RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
         outputs = self._launch(self._step(plan, self._build(plan, masks, shape.batch), shape))
         assert isinstance(outputs, Array)
-        return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
+        return _RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost its donated arrays."""

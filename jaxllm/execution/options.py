@@ -16,14 +16,14 @@ from jaxllm.models import LayerLoop
 # The operations that XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 INVARIANT_MATMULS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-INVARIANT_DTYPES = ("bfloat16", "float32")
+_INVARIANT_DTYPES = ("bfloat16", "float32")
 
 
-TPU_OPTIONS: dict[str, Any] = {
+_TPU_OPTIONS: dict[str, Any] = {
     # Without it a TPU7x brings all 16-bit weights into tiles of twice as many rows, in memory and in each step.
     "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
 }
-GPU_OPTIONS: dict[str, Any] = {
+_GPU_OPTIONS: dict[str, Any] = {
     # With it a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
     # With it small matmuls of the same rows become one, and each step puts their weights side by side in memory.
@@ -43,13 +43,13 @@ def compiler_options(
     Raises ValueError where a row cannot be kept from depending on the others; `resolve` refuses such configurations.
     """
     name = jnp.dtype(dtype).name
-    if batch_invariant and (platform != "cpu" or name not in INVARIANT_DTYPES):
+    if batch_invariant and (platform != "cpu" or name not in _INVARIANT_DTYPES):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
         # cuBLAS needs such weights in another dtype first, in memory.
-        return GPU_OPTIONS if quantized else GPU_OPTIONS | CUBLAS_OPTIONS
+        return _GPU_OPTIONS if quantized else _GPU_OPTIONS | CUBLAS_OPTIONS
     if platform == "tpu":
-        return TPU_OPTIONS
+        return _TPU_OPTIONS
     # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
     options: dict[str, Any] = {"xla_allow_excess_precision": False}
     if batch_invariant:
@@ -96,7 +96,7 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
     return LayerLoop.IN_PLACE if implementations == {"cpu"} else LayerLoop.SWITCH
 
 
-PINNED: Mapping[str, Any] = {
+_PINNED: Mapping[str, Any] = {
     "disable_jit": False,
     "enable_x64": False,
     "numpy_dtype_promotion": "standard",
@@ -113,7 +113,7 @@ PINNED: Mapping[str, Any] = {
 def tracing() -> Iterator[None]:
     """Pin the settings that a trace, or an operation outside a program, depends on; this takes some 20 microseconds."""
     with ExitStack() as stack:
-        for name, value in PINNED.items():
+        for name, value in _PINNED.items():
             stack.enter_context(getattr(jax, name)(value))
         yield
 
@@ -136,4 +136,4 @@ def running() -> Iterator[None]:
 
 def counts(name: str) -> bool:
     """Return whether the user's value of a setting, such as jax_enable_x64, can change a compiled program."""
-    return "cache" not in name and not name.removeprefix("jax_").startswith(tuple(PINNED))
+    return "cache" not in name and not name.removeprefix("jax_").startswith(tuple(_PINNED))

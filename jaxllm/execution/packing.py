@@ -58,10 +58,10 @@ def _doubled(least: int, most: int) -> list[int]:
     return sizes
 
 
-type ExtraArgs = tuple[tuple[str, int | float], ...]
+type _ExtraArgs = tuple[tuple[str, int | float], ...]
 """The names of the logits processors' arguments, with their defaults, which have the arrays' types."""
 
-AXES = frozenset("tsmiwbnd2")
+_AXES = frozenset("tsmiwbnd2")
 """The letters of the axes, in order: tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits,
 biases, ids asked for, drafts, and pairs."""
 
@@ -78,7 +78,7 @@ class BatchShape(NamedTuple):
     """The chunks of positions within which each cache group attends; None where there are none."""
     row_alignment: int
     """Chunks of two tokens or more start at a multiple of this row."""
-    extra_args: ExtraArgs = ()
+    extra_args: _ExtraArgs = ()
     """The arguments that the logits processors take."""
     has_states: bool = False
     """True if the model has recurrent state."""
@@ -129,7 +129,7 @@ class StatePlaces(NamedTuple):
         return StateBatch(**sequences._asdict(), **self._asdict())
 
 
-class LogitRows(NamedTuple):
+class _LogitRows(NamedTuple):
     """The token of each row of logits, and the tokens that only the device knows."""
 
     logit_tokens_s: Array
@@ -149,7 +149,7 @@ class PackedInputs(NamedTuple):
     """One record for each cache group."""
     states: tuple[StatePlaces, ...]
     """One record if the model has recurrent state, else none."""
-    logit_rows: LogitRows
+    logit_rows: _LogitRows
     sampling: SamplingBatch
     rules: Rules
     uses: Uses
@@ -190,7 +190,7 @@ def array_fields(record: type) -> tuple[ArrayField | None, ...]:
     fields = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         suffix = name.rpartition("_")[2]
-        axes = suffix if len(suffix) <= 2 and AXES.issuperset(suffix) else ""
+        axes = suffix if len(suffix) <= 2 and _AXES.issuperset(suffix) else ""
         packed = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Packed)), Packed())
         fields.append(None if hint == dict[str, Array] else ArrayField(axes, packed))
     return tuple(fields)

@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
 """The most bytes of all programs on disk; those used longest ago are removed first."""
-CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+_CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """Machine code starts with these bytes, on Linux and on macOS."""
-LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
-CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
+_LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
+_CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
 """jaxllm's own packages that a program may depend on."""
 
 
@@ -164,7 +164,7 @@ class ProgramCache:
         try:
             payload, _, _ = serialize_executable.serialize(program)
             # XLA:CPU does not serialize a program that was itself loaded, as from JAX's cache.
-            if any(magic in payload for magic in CODE_MAGIC):
+            if any(magic in payload for magic in _CODE_MAGIC):
                 make_own(path.parent)
                 _make_room(path.parent)
                 write_whole(path, zlib.compress(payload, 1))
@@ -197,8 +197,8 @@ def _make_room(folder: Path) -> None:
 @cache
 def code_digest() -> str:
     """Return a digest of all code that a program depends on; code that is imported does not change with its file."""
-    versions = [metadata.version(name) for name in LIBRARIES]
-    return " ".join([*versions, source_digest(Path(package).parent for package in CODE)])
+    versions = [metadata.version(name) for name in _LIBRARIES]
+    return " ".join([*versions, source_digest(Path(package).parent for package in _CODE)])
 
 
 def source_digest(packages: Iterable[Path]) -> str:

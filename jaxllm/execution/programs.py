@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
 """Compiling ahead pauses for this many times the time of the last compilation; a load is followed by no pause."""
-POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class _Thread(threading.Thread):
@@ -177,7 +177,7 @@ class Programs[Key: Hashable]:
         """
         others = [each for each in threading.enumerate() if isinstance(each, _Thread) and each is not self._thread]
         while not self._is_stopped and any(each.is_stopping and each.is_alive() for each in others):
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

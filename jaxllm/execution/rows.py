@@ -19,7 +19,7 @@ from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.request import needs_token_counts
 
 
-class ExtraRows(NamedTuple):
+class _ExtraRows(NamedTuple):
     """The extra rows of a chunk."""
 
     chunk: int
@@ -29,16 +29,16 @@ class ExtraRows(NamedTuple):
     num_rows: int
 
 
-def find_extra(chunks: Sequence[Chunk]) -> list[ExtraRows]:
+def find_extra(chunks: Sequence[Chunk]) -> list[_ExtraRows]:
     """Return the extra rows of each chunk that has some."""
     extra, row = [], len(chunks)
     for index in [index for index, chunk in enumerate(chunks) if chunk.num_drafts or chunk.scored_ids]:
-        extra.append(ExtraRows(index, row, chunks[index].num_extra_rows))
+        extra.append(_ExtraRows(index, row, chunks[index].num_extra_rows))
         row += chunks[index].num_extra_rows
     return extra
 
 
-def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[ExtraRows]) -> None:
+def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[_ExtraRows]) -> None:
     """Fill the records of the rows, after those of sequences. `ends` are the chunks' ends."""
     num_seqs = len(chunks)
     params = [chunk.params for chunk in chunks]
@@ -73,7 +73,7 @@ def fill_rare(
     chunks: Sequence[Chunk],
     masks: Sequence[RowMask | None],
     specs: RareRules,
-    extra: Sequence[ExtraRows],
+    extra: Sequence[_ExtraRows],
 ) -> RareRules:
     """Return the arrays that some row needs, and None for the others; set the number of biases in `uses`."""
     bias_ids_sb = bias_sb = logprob_ids_sn = None
@@ -110,13 +110,13 @@ def fill_rare(
     )
 
 
-def _drafted(chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> list[ExtraRows]:
+def _drafted(chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> list[_ExtraRows]:
     """Return the extra rows that come before drafts."""
     return [rows for rows in extra if chunks[rows.chunk].num_drafts]
 
 
 def _counted_drafts(
-    chunks: Sequence[Chunk], drafted: Sequence[ExtraRows], specs: RareRules
+    chunks: Sequence[Chunk], drafted: Sequence[_ExtraRows], specs: RareRules
 ) -> dict[str, np.ndarray | None]:
     """Make the arrays of the drafts that come before rows whose tokens are counted."""
     drafted = [each for each in drafted if chunks[each.chunk].count_row is not None]
@@ -149,7 +149,7 @@ def _wants_logprobs(params: SamplingParams) -> bool:
     return params.logprobs is not None or bool(params.logprob_token_ids)
 
 
-def _asked_ids(chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> Iterator[list[int] | None]:
+def _asked_ids(chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> Iterator[list[int] | None]:
     """Yield the token ids that each row is asked for."""
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
@@ -173,7 +173,7 @@ def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
             uses.penalties[...] = 1
 
 
-def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Sequence[ExtraRows]) -> None:
+def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> None:
     """Fill in the token of each row; the prompt token at position p - 1 predicts the one at p."""
     logit_rows, rules, sequences = inputs.logit_rows, inputs.rules, inputs.sequences
     logit_rows.logit_tokens_s[: len(chunks)] = sequences.query_ends_s[: len(chunks)] - 1

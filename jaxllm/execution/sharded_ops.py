@@ -22,7 +22,7 @@ _EVERYWHERE = PartitionSpec()
 
 
 @dataclass(frozen=True)
-class ShardedAttention:
+class _ShardedAttention:
     """`PagedAttention` for all heads of a model; `attention` takes the heads of one device."""
 
     attention: PagedAttention
@@ -65,7 +65,7 @@ class ShardedAttention:
 
 
 @dataclass(frozen=True)
-class ShardedLatentAttention:
+class _ShardedLatentAttention:
     """`LatentAttention` for all heads of a model; `attention` takes the heads of one device."""
 
     attention: LatentAttention
@@ -98,12 +98,12 @@ class ShardedLatentAttention:
         return sharded(q_tnh, latents_th, kv_pool, batch, layer)
 
 
-def shard(attention: PoolAttention, mesh: Mesh) -> ShardedAttention | ShardedLatentAttention:
+def shard(attention: PoolAttention, mesh: Mesh) -> _ShardedAttention | _ShardedLatentAttention:
     """Return an op for all heads of a model; `attention` takes the heads of one device."""
     if isinstance(attention, LatentAttention):
-        return ShardedLatentAttention(attention, mesh)
+        return _ShardedLatentAttention(attention, mesh)
     assert isinstance(attention, PagedAttention)
-    return ShardedAttention(attention, mesh)
+    return _ShardedAttention(attention, mesh)
 
 
 @dataclass(frozen=True)

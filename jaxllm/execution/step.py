@@ -117,9 +117,11 @@ def run_step(
         )
         # Few rows are sampled one by one, so that one or two do not take the time of all.
         tile = 1 if _is_few(hidden_rd, few_rows) else hidden_rd.shape[0]
-        return map_row_tiles(lambda _, *rows: sampler(*rows), row_inputs, num_rows=num_rows, tile=tile)
+        return _map_row_tiles(lambda _, *rows: sampler(*rows), row_inputs, num_rows=num_rows, tile=tile)
 
-    tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=statics.logits_tile)
+    tokens_s, logprobs = _map_row_tiles(
+        sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=statics.logits_tile
+    )
     counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
     counts_cv = add_tokens(state.counts_cv, *counted)
     return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs)
@@ -136,11 +138,11 @@ def draw_plain(
     """Return the token of each row, by temperature and seed alone; rows from `num_rows` on are padding."""
     model = statics.model
     alone = num_rows if _is_few(hidden_sd, statics.few_rows) else None
-    sampler = plain_sampler(statics.mesh, model.config.vocab_size, alone, statics.skips_unused)
+    sampler = _plain_sampler(statics.mesh, model.config.vocab_size, alone, statics.skips_unused)
     return sampler(model.logits(params, hidden_sd, num_rows), batch)
 
 
-def plain_sampler(
+def _plain_sampler(
     mesh: Mesh, vocab_size: int, num_rows: Array | None, skips_unused: bool
 ) -> Callable[[Array, SamplingBatch], Array]:
     """Return `sample_plain` for logits whose vocabulary is spread over the mesh."""
@@ -187,21 +189,21 @@ def known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
 
 
 def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, tile: int, few_rows: int | None) -> Array:
-    """Do as `map_row_tiles`, with `few_rows` rows at once where no more are in use.
+    """Do as `_map_row_tiles`, with `few_rows` rows at once where no more are in use.
 
     A prompt's step has many tokens and a row or two to sample.
     """
     total = jax.tree.leaves(arrays)[0].shape[0]
     if few_rows is None or total <= few_rows:
-        return map_row_tiles(function, arrays, num_rows=num_rows, tile=tile)
+        return _map_row_tiles(function, arrays, num_rows=num_rows, tile=tile)
     return lax.cond(
         num_rows <= few_rows,
         lambda: pad_rows(function(num_rows, *jax.tree.map(lambda x: x[:few_rows], arrays)), total),
-        lambda: map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
+        lambda: _map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
     )
 
 
-def map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:
+def _map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:
     """Apply `function` to `tile` rows of all arrays at a time, to the tiles that hold the first `num_rows` rows.
 
     `function` takes the number of such rows in its tile, and the arrays; it returns a pytree with as many rows as they

@@ -10,7 +10,7 @@ from jaxllm.loading.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-DTYPE_ALIASES: Mapping[str, str] = {
+_DTYPE_ALIASES: Mapping[str, str] = {
     "float32": "float32",
     "float": "float32",
     "bfloat16": "bfloat16",
@@ -39,22 +39,22 @@ def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
 def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return the dtype that argument and checkpoint ask for."""
     if requested != "auto":
-        if requested not in DTYPE_ALIASES:
+        if requested not in _DTYPE_ALIASES:
             raise VLLMValidationError(
-                f"dtype={requested!r} is not supported. Choose one of auto, {', '.join(DTYPE_ALIASES)}.",
+                f"dtype={requested!r} is not supported. Choose one of auto, {', '.join(_DTYPE_ALIASES)}.",
                 parameter="dtype",
                 value=requested,
             )
-        return DTYPE_ALIASES[requested]
+        return _DTYPE_ALIASES[requested]
     if checkpoint.is_gguf:
         return "bfloat16" if multiplies_bfloat16_fast(platform) else "float32"
-    if checkpoint.dtype not in DTYPE_ALIASES:
+    if checkpoint.dtype not in _DTYPE_ALIASES:
         raise VLLMValidationError(
             f'the checkpoint states dtype {checkpoint.dtype!r}; set dtype="bfloat16" or "float32".',
             parameter="dtype",
             value=requested,
         )
-    dtype = DTYPE_ALIASES[checkpoint.dtype]
+    dtype = _DTYPE_ALIASES[checkpoint.dtype]
     if dtype != "float16" or platform == "cpu":
         return dtype
     logger.warning(

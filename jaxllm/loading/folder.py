@@ -27,12 +27,12 @@ QUANTIZATION_NAME = "hf_quant_config.json"
 """The file where ModelOpt writes its quantization settings if they are not in config.json."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-MAX_FILE_NAME = 200
-TEMPLATES_FOLDER = "additional_chat_templates"
-SENTENCEPIECE = "*.model"
-VOCABULARIES = ("tokenizer.json", SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
+_MAX_FILE_NAME = 200
+_TEMPLATES_FOLDER = "additional_chat_templates"
+_SENTENCEPIECE = "*.model"
+_VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
 """Patterns of vocabulary files: a tokenizer needs at least one of them."""
-TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
+_TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
 class FolderCheckpoint(Checkpoint):
@@ -70,7 +70,7 @@ class FolderCheckpoint(Checkpoint):
         weight_map = read_index(self._folder, self.source)
         names = weight_files(self._folder, weight_map, self.source)
         if self.sentence_files is not None:
-            names += module_weights(self._folder, self.sentence_files.weight_files, self.source)
+            names += _module_weights(self._folder, self.sentence_files.weight_files, self.source)
         for file_name in names:
             file = open_safetensors(self._folder / file_name, self.source)
             for own_name, entry in file.entries.items():
@@ -169,7 +169,7 @@ def read_index(folder: Path, source: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
         raise model_error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
     for file_name in set(weight_map.values()):
-        if not 0 < len(file_name) <= MAX_FILE_NAME or not file_name.isprintable():
+        if not 0 < len(file_name) <= _MAX_FILE_NAME or not file_name.isprintable():
             raise model_error(f"{INDEX_NAME} names the file {shown(file_name)}, which no file can be called", source)
         if "/" in file_name or "\\" in file_name or file_name.startswith("."):
             raise model_error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
@@ -194,7 +194,7 @@ def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> li
     raise model_error(f'there are no .safetensors files (load_format="dummy" needs none){hint}', source)
 
 
-def module_weights(folder: Path, names: list[str], source: str) -> list[str]:
+def _module_weights(folder: Path, names: list[str], source: str) -> list[str]:
     """Return `names`, the weight files of sentence-transformers' modules. A missing file is an error that names it."""
     for name in names:
         if not (folder / name).is_file():
@@ -217,15 +217,15 @@ def open_safetensors(path: Path, source: str) -> SafetensorsFile:
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder with transformers. Tokenizers that need code from the checkpoint are refused."""
-    vocabularies = {pattern for pattern in VOCABULARIES if any(folder.glob(pattern))}
+    vocabularies = {pattern for pattern in _VOCABULARIES if any(folder.glob(pattern))}
     if not vocabularies:  # transformers would make an empty one
-        raise _tokenizer_error(f"there is none of {', '.join(VOCABULARIES)}", source)
+        raise _tokenizer_error(f"there is none of {', '.join(_VOCABULARIES)}", source)
     try:
         return _load_tokenizer(folder)
     except Exception as error:  # the library raises errors of every type here
         reason = str(error)
-        if vocabularies == {SENTENCEPIECE} and find_spec("sentencepiece") is None:
-            name = next(folder.glob(SENTENCEPIECE)).name
+        if vocabularies == {_SENTENCEPIECE} and find_spec("sentencepiece") is None:
+            name = next(folder.glob(_SENTENCEPIECE)).name
             reason = f"there is {name} and no tokenizer.json: to read it, install the package sentencepiece"
         raise _tokenizer_error(reason, source) from error
 
@@ -260,8 +260,8 @@ def tokenizer_digest(folder: Path) -> str | None:
     """Return a digest of the files that a folder's tokenizer may be made from; None if one cannot be read."""
     digest = hashlib.sha256()
     try:
-        for path in sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES_FOLDER}/*")]):
-            if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
+        for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES_FOLDER}/*")]):
+            if path.suffix in _TOKENIZER_SUFFIXES and path.is_file():
                 content = path.read_bytes()
                 digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
                 digest.update(content)

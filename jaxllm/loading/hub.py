@@ -47,7 +47,7 @@ SMALL_FILES = (
     local.INDEX_NAME,
 )
 """The files that opening downloads: no code, and no other formats of the weights."""
-NUM_HEADER_THREADS = 8
+_NUM_HEADER_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Repository:
         """Download the matching files and return their folder, whose name is the commit."""
         from huggingface_hub import snapshot_download
 
-        with translated_errors(self):
+        with _translated_errors(self):
             return Path(
                 snapshot_download(
                     self.name,
@@ -78,7 +78,7 @@ class Repository:
         """Call the hub's API."""
         from huggingface_hub import HfApi
 
-        with translated_errors(self):
+        with _translated_errors(self):
             return question(HfApi(token=self.token))
 
     def files(self, commit: str) -> list[str]:
@@ -131,7 +131,7 @@ class HubCheckpoint(Checkpoint):
     def _read_headers(self) -> dict[str, TensorInfo]:
         """Download the header of every weight file."""
         ask = partial(_read_header, self._repository, self._small.name)
-        with ThreadPoolExecutor(NUM_HEADER_THREADS) as pool:
+        with ThreadPoolExecutor(_NUM_HEADER_THREADS) as pool:
             headers = list(pool.map(ask, self._names))
         return {name: info for header in headers for name, info in header.items()}
 
@@ -150,7 +150,7 @@ def _read_header(repository: Repository, commit: str, file_name: str) -> dict[st
 
 
 @contextmanager
-def translated_errors(repository: Repository) -> Iterator[None]:
+def _translated_errors(repository: Repository) -> Iterator[None]:
     """Turn any error of the hub library into one with the way out in it."""
     from huggingface_hub import errors
     from huggingface_hub.utils import HFValidationError

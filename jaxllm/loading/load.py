@@ -37,14 +37,14 @@ __all__ = ["check_names", "init_dummy", "load_params"]
 logger = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "embed.table", "lm_head.table"
-COMPARED_BYTES = 1 << 20
+_COMPARED_BYTES = 1 << 20
 """The number of bytes of two tables that are compared at once."""
-ALIGNMENT = 64
+_ALIGNMENT = 64
 """JAX on a CPU copies a buffer that is not aligned to this many bytes."""
 
-FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
-Bounds = tuple[tuple[int, int], ...]
-Fill = Callable[[int, "Sequence[Piece]"], None]
+_FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
+_Bounds = tuple[tuple[int, int], ...]
+_Fill = Callable[[int, "Sequence[Piece]"], None]
 """A function that writes layer `int` of an array's parameters into pieces of it, or expert `int` of all layers."""
 
 
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     """The part of an array, or of one of its layers, on some devices: the elements within `bounds`."""
 
     array: np.ndarray
-    bounds: Bounds
+    bounds: _Bounds
     devices: tuple[Any, ...] = ()
 
 
@@ -61,7 +61,7 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     dtype: Any = None,
-    format_for: FormatFor | None = None,
+    format_for: _FormatFor | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Read every parameter of a fetched checkpoint with checked names. Returns the arrays' nested dict.
@@ -79,7 +79,7 @@ def load_params(
         placed = {}
         for path, array in array_specs(specs).items():
             where = format_for(path) if format_for else None
-            if path == HEAD and repeats_embedding(specs, checkpoint):
+            if path == HEAD and _repeats_embedding(specs, checkpoint):
                 placed[path] = placed[EMBEDDING]
                 advance(checkpoint.tensors[specs[path].sources[0]].num_bytes)
                 continue
@@ -98,7 +98,7 @@ def load_params(
     return params
 
 
-def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> bool:
+def _repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> bool:
     """Return whether the checkpoint stores the embedding a second time, as the output head of a model that has one."""
     if not {EMBEDDING, HEAD} <= specs.keys():
         return False
@@ -109,12 +109,12 @@ def repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) ->
         return False
     # Most heads that differ do so in the first rows.
     rows, others = (checkpoint.read(name).view(np.uint8) for name in names)
-    step = max(1, COMPARED_BYTES // max(1, rows.shape[-1]))
+    step = max(1, _COMPARED_BYTES // max(1, rows.shape[-1]))
     return all(np.array_equal(rows[i : i + step], others[i : i + step]) for i in range(0, len(rows), step))
 
 
 def init_dummy(
-    specs: Mapping[str, ParamSpec], seed: int, *, dtype: Any = None, format_for: FormatFor | None = None
+    specs: Mapping[str, ParamSpec], seed: int, *, dtype: Any = None, format_for: _FormatFor | None = None
 ) -> dict[str, Any]:
     """Return small random parameters that depend only on the seed: N(0, 0.02), around 1 for norms."""
     # A repeated table of prime length: fast, and no two rows of a weight are alike.
@@ -155,7 +155,7 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object
         yield bar.update
 
 
-def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Fill:
+def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> _Fill:
     """Return the function that fills one layer, or one expert, from the checkpoint."""
 
     def fill(number: int, pieces: Sequence[Piece]) -> None:
@@ -201,7 +201,7 @@ def _source(spec: ParamSpec, number: int) -> tuple[str, int | None]:
     return spec.sources[layer], expert
 
 
-def _by_expert(fill: Fill, num_experts: int) -> Fill:
+def _by_expert(fill: _Fill, num_experts: int) -> _Fill:
     """Return a function that fills one layer, from a function that fills one expert."""
 
     def fill_layer(layer: int, pieces: Sequence[Piece]) -> None:
@@ -254,7 +254,7 @@ def stored_shape(spec: ParamSpec) -> tuple[int, ...]:
     return tuple(size // spec.repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
 
 
-def stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
+def stored_index(spec: ParamSpec, bounds: _Bounds) -> Index:
     """Return the checkpoint's index of the elements within `bounds` of one layer or expert of ours."""
 
     def index(axis: str | None, bound: tuple[int, int]) -> slice | np.ndarray:
@@ -267,7 +267,7 @@ def stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
     return tuple(itertools.starmap(index, zip(spec.axes[spec.num_lead :], bounds, strict=True)))
 
 
-def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format | None, fill: Fill) -> Any:
+def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format | None, fill: _Fill) -> Any:
     """Make one array, or its stored form, on the devices that `where` names or on the default device."""
     dtype = np.dtype(dtype)
     layout, sharding = (where.layout, where.sharding) if isinstance(where, Format) else (None, where)
@@ -296,7 +296,7 @@ def _round(array: ArraySpec) -> Callable[[jax.Array], Quantized]:
     return partial(quantize, num_inputs=array.num_inputs, form=array.format, is_packed=array.is_packed)
 
 
-def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
+def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: _Fill) -> Any:
     """Allocate the array's stored form on the devices, and copy its layers there one by one."""
     layer_shape, layer_sharding = array.shape[1:], _of_axes(sharding, 1, None)
     specs = stored(replace(array, dtype=dtype))
@@ -358,7 +358,7 @@ def _part_of(piece: Piece, index: int) -> Piece:
 
 def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[Piece]:
     """Allocate host memory for this process's devices; devices with the same part share it."""
-    owners: dict[Bounds, list[Any]] = {}
+    owners: dict[_Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
@@ -383,8 +383,8 @@ def _assemble(
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an uninitialised array whose data start at a multiple of ALIGNMENT."""
+    """Return an uninitialised array whose data start at a multiple of _ALIGNMENT."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + num_bytes].view(dtype).reshape(shape)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the hub is read without jax
     from jaxllm.models.params import ParamSpec
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
-INT_DTYPES = ("int32", "int64")
+_INT_DTYPES = ("int32", "int64")
 
 
 def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
@@ -50,7 +50,7 @@ def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
     info = checkpoint.tensors[name]
     if tuple(info.shape) != tuple(spec.hf_shape):
         return f"{name} has shape {list(info.shape)}, the model needs {list(spec.hf_shape)}"
-    dtypes = INT_DTYPES if np.issubdtype(spec.dtype, np.integer) else FLOAT_DTYPES
+    dtypes = _INT_DTYPES if np.issubdtype(spec.dtype, np.integer) else FLOAT_DTYPES
     if info.dtype not in dtypes:
         return f"{name} has dtype {info.dtype}, the model needs one of {', '.join(dtypes)}"
     return ""

@@ -21,9 +21,9 @@ from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
 from jaxllm.params.checks import shown
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+_LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
-type CheckConfig = Callable[[Mapping[str, Any]], object]
+type _CheckConfig = Callable[[Mapping[str, Any]], object]
 """It is called with config.json's contents, and raises VLLMValidationError if the model is not supported."""
 
 logger = logging.getLogger(__name__)
@@ -36,16 +36,16 @@ def open_checkpoint(
     revision: str | None = None,
     token: str | bool | None = None,
     download_dir: str | None = None,
-    check_config: CheckConfig | None = None,
+    check_config: _CheckConfig | None = None,
 ) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
 
     `check_config` is called before any weight file is opened; a .gguf file holds its own config. Raises
     VLLMValidationError if the model cannot be found or read, or if the load format is not supported.
     """
-    if load_format not in LOAD_FORMATS:
+    if load_format not in _LOAD_FORMATS:
         raise VLLMValidationError(
-            f"load_format={load_format!r} is not supported. Choose one of {', '.join(LOAD_FORMATS)}; "
+            f"load_format={load_format!r} is not supported. Choose one of {', '.join(_LOAD_FORMATS)}; "
             "convert other weights to safetensors first.",
             parameter="load_format",
             value=load_format,
@@ -124,7 +124,7 @@ def looks_like_path(model: str) -> bool:
     )
 
 
-def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
+def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig | None) -> Checkpoint:
     """Open a local folder in this format. "auto" prefers safetensors, and otherwise takes the only GGUF file."""
     source = str(folder)
     ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
@@ -142,7 +142,7 @@ def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | 
     return local.FolderCheckpoint(folder, source=source)
 
 
-def _open_hub(model: str, repository: Repository, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
+def _open_hub(model: str, repository: Repository, *, load_format: str, check_config: _CheckConfig | None) -> Checkpoint:
     """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no weights are downloaded yet."""
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)

@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxllm.loading.mapped_file import MappedFile
 
-MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """The largest header, in bytes; the same limit as in the format's own reader."""
-MAX_ENTRY_BYTES = 4096
+_MAX_ENTRY_BYTES = 4096
 """The longest header entry of one tensor: a list of millions of sizes would take more memory than the file."""
 
 DTYPES: Mapping[str, np.dtype] = {
@@ -59,19 +59,19 @@ class Entry:
     num_bytes: int
 
 
-def header_size(first_bytes: bytes, file_size: int) -> int:
+def _header_size(first_bytes: bytes, file_size: int) -> int:
     """Return the number of header bytes after the first eight."""
     if len(first_bytes) < 8:
         raise ValueError("not a safetensors file: shorter than the 8 bytes of the header's size")
     size = int.from_bytes(first_bytes[:8], "little")
-    if size > MAX_HEADER_BYTES:
-        raise ValueError(f"not a safetensors file: it declares a header of {size} bytes, over {MAX_HEADER_BYTES}")
+    if size > _MAX_HEADER_BYTES:
+        raise ValueError(f"not a safetensors file: it declares a header of {size} bytes, over {_MAX_HEADER_BYTES}")
     if size > file_size - 8:
         raise ValueError(f"the header needs {size + 8} bytes but the file has {file_size}: it is cut short or corrupt")
     return size
 
 
-def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
+def _parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
     """Parse the header's JSON, and check that its tensors tile the `data_size` bytes after it exactly."""
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
@@ -92,8 +92,8 @@ def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
 
 def _entry(name: str, raw: msgspec.Raw) -> Entry:
     """Parse one tensor's entry, and check its dtype, shape and byte range against each other."""
-    if memoryview(raw).nbytes > MAX_ENTRY_BYTES:
-        raise ValueError(f"the entry of tensor {name!r} is longer than {MAX_ENTRY_BYTES} bytes")
+    if memoryview(raw).nbytes > _MAX_ENTRY_BYTES:
+        raise ValueError(f"the entry of tensor {name!r} is longer than {_MAX_ENTRY_BYTES} bytes")
     entry = msgspec.json.decode(raw, type=_Entry)
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
@@ -115,10 +115,10 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self._file = MappedFile(path)
-        size = header_size(self._file.bytes[:8].tobytes(), self._file.size)
+        size = _header_size(self._file.bytes[:8].tobytes(), self._file.size)
         self._data_start = 8 + size
         header = self._file.view(8, size).tobytes()
-        self.entries = parse_header(header, self._file.size - self._data_start)
+        self.entries = _parse_header(header, self._file.size - self._data_start)
 
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of the tensor; nothing is copied."""

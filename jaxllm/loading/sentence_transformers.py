@@ -16,19 +16,19 @@ from typing import Any
 from jaxllm.loading.json_file import model_error, read_json, read_json_value
 from jaxllm.params.checks import INT32_MAX, shown
 
-MODULES_NAME = "modules.json"
-SETTINGS_NAME = "config_sentence_transformers.json"
-ENCODER_NAMES = tuple(
+_MODULES_NAME = "modules.json"
+_SETTINGS_NAME = "config_sentence_transformers.json"
+_ENCODER_NAMES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
 """The settings of the model's inputs; older versions named the file after the model."""
-SENTENCE_FILES = (MODULES_NAME, SETTINGS_NAME, *ENCODER_NAMES)
+SENTENCE_FILES = (_MODULES_NAME, _SETTINGS_NAME, *_ENCODER_NAMES)
 """The files in the model's own folder; modules have folders of their own."""
 CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
-MAX_MODULES = 64
-FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MAX_MODULES = 64
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
-POOLING_MODES: Mapping[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+_POOLING_MODES: Mapping[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 """Our pooling for each supported mode of sentence-transformers."""
 ACTIVATIONS: Mapping[str, str | None] = {
     "Identity": None,
@@ -38,7 +38,7 @@ ACTIVATIONS: Mapping[str, str | None] = {
     "SiLU": "silu",
 }
 """Our activation for each supported module of PyTorch."""
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _LEGACY_MODE = re.compile(r"pooling_mode_(.+?)(?:_tokens?)?")
 
 
@@ -116,8 +116,8 @@ class Settings:
 def read_files(folder: Path, source: str) -> SentenceFiles | None:
     """Read sentence-transformers' files in a model's folder; None if there are none."""
     modules = _read_modules(folder, source)
-    encoders = [folder / name for name in ENCODER_NAMES if (folder / name).is_file()]
-    settings = folder / SETTINGS_NAME
+    encoders = [folder / name for name in _ENCODER_NAMES if (folder / name).is_file()]
+    settings = folder / _SETTINGS_NAME
     if not (modules or encoders or settings.is_file()):
         return None
     paths = settings, encoders[0] if encoders else folder, folder / TOKENIZER_NAME
@@ -130,16 +130,16 @@ def module_files(folder: Path, source: str) -> list[str]:
 
 
 def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
-    if not (folder / MODULES_NAME).is_file():
+    if not (folder / _MODULES_NAME).is_file():
         return ()
-    rows = read_json_value(folder / MODULES_NAME, source)
-    if not isinstance(rows, list) or len(rows) > MAX_MODULES or not all(isinstance(row, dict) for row in rows):
-        raise model_error(f"{MODULES_NAME} is no list of modules", source)
+    rows = read_json_value(folder / _MODULES_NAME, source)
+    if not isinstance(rows, list) or len(rows) > _MAX_MODULES or not all(isinstance(row, dict) for row in rows):
+        raise model_error(f"{_MODULES_NAME} is no list of modules", source)
     modules = []
     for row in rows:
         kind, path = row.get("type"), row.get("path", "")
         if not isinstance(kind, str) or not _is_folder(path, may_be_model=not kind.endswith(".Dense")):
-            message = f"{MODULES_NAME} has a module of type {shown(kind)} in {shown(path)}, which is no folder's name"
+            message = f"{_MODULES_NAME} has a module of type {shown(kind)} in {shown(path)}, which is no folder's name"
             raise model_error(message, source)
         config = folder / path / CONFIG_NAME
         read = read_json(config, source) if path and config.is_file() else {}
@@ -149,7 +149,7 @@ def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
 
 
 def _is_folder(path: object, *, may_be_model: bool) -> bool:
-    return isinstance(path, str) and (FOLDER_NAME.fullmatch(path) is not None or (may_be_model and not path))
+    return isinstance(path, str) and (_FOLDER_NAME.fullmatch(path) is not None or (may_be_model and not path))
 
 
 def read_embedding(files: SentenceFiles) -> Embedding:
@@ -159,14 +159,14 @@ def read_embedding(files: SentenceFiles) -> Embedding:
     known = {"Transformer", "Pooling", "Dense", "Normalize"}
     for kind in kinds:
         if kind not in known:
-            raise model_error(f"{MODULES_NAME} has a module {shown(kind)}, which is not supported", files.source)
+            raise model_error(f"{_MODULES_NAME} has a module {shown(kind)}, which is not supported", files.source)
     num_dense = kinds.count("Dense")
     plain = ["Transformer", "Pooling", *["Dense"] * num_dense]
     if kinds not in (plain, [*plain, "Normalize"]):
-        message = f"{MODULES_NAME} has {', '.join(kinds)}; only Transformer, Pooling, Dense layers and Normalize, in "
+        message = f"{_MODULES_NAME} has {', '.join(kinds)}; only Transformer, Pooling, Dense layers and Normalize, in "
         raise model_error(f"{message}this order, are supported", files.source)
     if modules[0].folder:
-        message = f"{MODULES_NAME} places the Transformer in {modules[0].folder}, not in the model's folder"
+        message = f"{_MODULES_NAME} places the Transformer in {modules[0].folder}, not in the model's folder"
         raise model_error(f"{message}: give that folder as the model", files.source)
     with _named(files.source, f"{modules[1].folder}/{CONFIG_NAME}"):
         kind = _read_mode(modules[1].config, has_prompts=bool(files.settings.get("prompts")))
@@ -187,7 +187,7 @@ def _read_mode(config: Mapping[str, Any], *, has_prompts: bool) -> str:
     if not read_bool(config, "include_prompt", True) and has_prompts:
         raise ValueError("include_prompt is false, which is not supported: prompts are pooled with their texts")
     mode = "+".join(modes)
-    return POOLING_MODES.get(mode, mode)
+    return _POOLING_MODES.get(mode, mode)
 
 
 def _read_dense(module: Module, source: str) -> Dense:
@@ -224,16 +224,16 @@ def read_settings(files: SentenceFiles) -> Settings:
     """Read prompts, similarity and the limits of texts; errors name the key."""
     from jaxllm.models.fields import read_bool, read_choice, read_mapping, read_optional_int
 
-    with _named(files.source, SETTINGS_NAME):
+    with _named(files.source, _SETTINGS_NAME):
         prompts = read_mapping(files.settings, "prompts")
         if not all(isinstance(text, str) for text in prompts.values()):
             raise ValueError("prompts has others than texts")
         name = files.settings.get("default_prompt_name")
         if name is not None and name not in prompts:
             raise ValueError(f"default_prompt_name is {shown(name)}, and prompts has {', '.join(prompts) or 'none'}")
-        similarity = files.settings.get("similarity_fn_name") or SIMILARITIES[0]
-        similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", SIMILARITIES, "")
-    with _named(files.source, ENCODER_NAMES[0]):
+        similarity = files.settings.get("similarity_fn_name") or _SIMILARITIES[0]
+        similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", _SIMILARITIES, "")
+    with _named(files.source, _ENCODER_NAMES[0]):
         length = read_optional_int(files.encoder, "max_seq_length")
         lowercases = read_bool(files.encoder, "do_lower_case")
     if length is None and files.modules:  # newer versions store it with the tokenizer, where HF writes 1e30 for none

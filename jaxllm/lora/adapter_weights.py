@@ -19,11 +19,11 @@ from jaxllm.models.adapters import Adapters
 from jaxllm.models.family import OTHER_MODALITIES
 from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
 
-IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
+_IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
 """Match a module's name. The last group is the part from the list of layers on; the part before it differs between
 versions of HF.
 """
-MOST_NAMED = 3
+_MOST_NAMED = 3
 """The number of modules that an error names."""
 
 
@@ -58,7 +58,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
     modules = {_in_layer(module): module for module in own_modules}
     taken = {module for name, module in modules.items() if name in targets}
     if left := sorted(set(adapter.modules) - taken):
-        names = ", ".join(left[:MOST_NAMED]) + (f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else "")
+        names = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
         raise adapter.error(
             f"it is for {names}, and this model has no linear layer of that name: embeddings, heads, routers and "
             "experts take no adapters, nor do encoders of other modalities"
@@ -71,7 +71,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
 
 
 def _in_layer(module: str) -> str:
-    match = IN_LAYER.fullmatch(module)
+    match = _IN_LAYER.fullmatch(module)
     return match[1] if match else module
 
 

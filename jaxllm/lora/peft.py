@@ -18,7 +18,7 @@ from jaxllm.loading.open import looks_like_path
 from jaxllm.loading.safetensors import SafetensorsFile
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
-MATRIX_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+_MATRIX_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the columns of the sum",
     "use_qalora": "pooled inputs (QA-LoRA)",
@@ -112,7 +112,7 @@ class PeftAdapter:
         """Return the tensors' names by module, and check that they fit together."""
         sides: dict[str, dict[str, str]] = {}
         for name in self._file.entries:
-            match = MATRIX_NAME.fullmatch(name)
+            match = _MATRIX_NAME.fullmatch(name)
             if match is None:
                 raise self.error(f"it has {name}, which is not applied: only lora_A and lora_B of linear layers are")
             sides.setdefault(match["module"], {})[match["side"]] = name

@@ -108,7 +108,7 @@ def check_prompt_scores(params: Any) -> None:
     """Check the fields about the prompt's log-probabilities, and decide whether the prefix cache is read."""
     ids = params.prompt_logprob_token_ids
     if ids is not None:
-        params.prompt_logprob_token_ids = check_id_rows("prompt_logprob_token_ids", ids)
+        params.prompt_logprob_token_ids = _check_id_rows("prompt_logprob_token_ids", ids)
     name, start = "prompt_logprob_start", params.prompt_logprob_start
     if start is not None:
         params.prompt_logprob_start = check_int(name, start, 0, INT32_MAX)
@@ -123,7 +123,7 @@ def check_prompt_scores(params: Any) -> None:
         raise VLLMValidationError(message, parameter=name, value=skip)
 
 
-def check_id_rows(name: str, rows: Any) -> list[list[int]]:
+def _check_id_rows(name: str, rows: Any) -> list[list[int]]:
     """Return rows of token ids padded with -1 to the longest; the input may contain -1 too."""
     if getattr(rows, "ndim", 0) == 2 and rows.dtype.kind in "iu":
         rows = rows.tolist()

@@ -14,7 +14,7 @@ from jaxllm.params.limits import MAX_GRAMMAR_LENGTH, MAX_JSON_NESTING
 
 logger = logging.getLogger(__name__)
 
-MAX_CHOICES = 2**16
+_MAX_CHOICES = 2**16
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _TAKES_JSON_OPTIONS = ("json", "json_object", "structural_tag")
@@ -157,7 +157,7 @@ def _is_bounded(schema: dict[str, Any]) -> bool:
 
 
 def _check_choices(choices: Any) -> list[str]:
-    checked = check_strings("choice", choices, MAX_CHOICES, MAX_GRAMMAR_LENGTH)
+    checked = check_strings("choice", choices, _MAX_CHOICES, MAX_GRAMMAR_LENGTH)
     length = sum(map(len, checked))
     if not checked or length > MAX_GRAMMAR_LENGTH:
         wanted = f"between 1 string and {MAX_GRAMMAR_LENGTH} characters in all"

@@ -60,7 +60,7 @@ class StreamParser(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
-class ToolCall:
+class _ToolCall:
     """A whole call; `arguments` is JSON text, unless the output was cut short or malformed."""
 
     id: str
@@ -74,7 +74,7 @@ class ParsedOutput:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = dataclasses.field(default_factory=list)
+    calls: list[_ToolCall] = dataclasses.field(default_factory=list)
 
 
 def gather(pieces: Iterable[Piece]) -> ParsedOutput:
@@ -87,7 +87,7 @@ def gather(pieces: Iterable[Piece]) -> ParsedOutput:
             case Reasoning(text):
                 parsed.reasoning += text
             case CallStart(_, name, call_id):
-                parsed.calls.append(ToolCall(call_id, name, ""))
+                parsed.calls.append(_ToolCall(call_id, name, ""))
             case CallArguments(index, text):
                 parsed.calls[index].arguments += text
     return parsed

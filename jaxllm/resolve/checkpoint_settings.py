@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_NAME = 256
-MAX_ENDS = 4096
-GENERATION_KEYS: Mapping[str, str] = {
+_MAX_NAME = 256
+_MAX_ENDS = 4096
+_GENERATION_KEYS: Mapping[str, str] = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -98,7 +98,7 @@ def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
 
 def _architectures(model: str, config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures") or ["none"]
-    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in names):
         message = f"model={model!r}: config.json: architectures is {shown(names)}, expected a list with a class's name."
         raise VLLMValidationError(message, parameter="model", value=model)
     return names
@@ -194,7 +194,7 @@ def read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any
     ends = config.get("eos_token_id")
     if ends is not None:
         check_ints(
-            "eos_token_id of generation_config", ends if isinstance(ends, list) else [ends], 0, INT32_MAX, MAX_ENDS
+            "eos_token_id of generation_config", ends if isinstance(ends, list) else [ends], 0, INT32_MAX, _MAX_ENDS
         )
     return config
 
@@ -225,11 +225,11 @@ def default_sampling_params(
     choice: str, generation_config: Mapping[str, Any], override: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the sampling parameters that differ from vLLM's defaults: the model's, then the user's."""
-    unknown = sorted(set(override) - set(GENERATION_KEYS))
+    unknown = sorted(set(override) - set(_GENERATION_KEYS))
     if unknown:
         raise VLLMValidationError(
             f"override_generation_config has no effect on {', '.join(map(repr, unknown))}; it takes "
-            f"{', '.join(GENERATION_KEYS)}.",
+            f"{', '.join(_GENERATION_KEYS)}.",
             parameter="override_generation_config",
             value=override,
         )
@@ -250,7 +250,7 @@ def max_output_tokens(choice: str, generation_config: Mapping[str, Any], overrid
 
 
 def _sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = ((name, config.get(key)) for key, name in GENERATION_KEYS.items())
+    pairs = ((name, config.get(key)) for key, name in _GENERATION_KEYS.items())
     return {name: value for name, value in pairs if value is not None}
 
 

@@ -10,7 +10,7 @@ from jaxllm.exceptions import VLLMValidationError
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
 
-FIND_SECONDS = 300
+_FIND_SECONDS = 300
 """The seconds that the first host's name may take to resolve: its pod may start after the others'."""
 
 
@@ -45,7 +45,7 @@ def _find() -> tuple[int, int, str]:
             process_id=None,
             local_device_ids=None,
             cluster_detection_method=None,
-            initialization_timeout=FIND_SECONDS,
+            initialization_timeout=_FIND_SECONDS,
         )
     except Exception as error:  # the clients of Kubernetes, MPI and metadata servers may raise anything
         raise _refusal(f"JAX has failed to find the hosts ({type(error).__name__}: {error})") from error

@@ -42,7 +42,7 @@ class EngineSize:
     config: EngineConfig
     """The settings, with `max_num_seqs` and `max_model_len` lowered to what fits, the draft model's too."""
     steps: StepConfig
-    memory: DeviceMemory | None
+    memory: _DeviceMemory | None
     """None if the largest step does not compile."""
     num_blocks: int
     """The number of KV blocks; 0 if the engine does not fit."""
@@ -50,7 +50,7 @@ class EngineSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class _DeviceMemory:
     """The use of one device's memory, in bytes; it is the same on all devices."""
 
     limit: int | None
@@ -120,10 +120,10 @@ def size_engine(
     config = fit_num_seqs(config, specs, limit)
     steps, memory, num_blocks, refusal = step_config(config, make_host(config)), None, 0, None
     try:
-        memory = measure_memory(steps, config.mesh, model, specs, limit)
+        memory = _measure_memory(steps, config.mesh, model, specs, limit)
         if config.draft is not None and draft is not None:
-            draft_memory = measure_memory(step_config(config.draft), config.mesh, *draft, limit)
-            memory = beside_draft(memory, draft_memory)
+            draft_memory = _measure_memory(step_config(config.draft), config.mesh, *draft, limit)
+            memory = _beside_draft(memory, draft_memory)
         num_blocks, max_model_len = size_pool(config, memory)
         steps, config = replace(steps, max_model_len=max_model_len), _shortened(config, max_model_len)
     except (VLLMValidationError, JaxRuntimeError) as error:
@@ -165,24 +165,24 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
     return replace(config, max_num_seqs=layout.max_num_seqs)
 
 
-def measure_memory(
+def _measure_memory(
     steps: StepConfig, mesh: Mesh, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
-) -> DeviceMemory:
+) -> _DeviceMemory:
     """Return the memory that the model takes; the largest step is compiled if its scratch matters."""
     params, scratch = param_bytes(mesh, specs), 0
     if limit is not None and params <= limit:
         compiler = StepCompiler(steps, model, mesh)
         # A draft head's program also takes the tables that belong to the model.
         scratch = compiler.used_bytes() - params - param_bytes(mesh, model.specs.lent)
-    return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
+    return _DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 
 
-def beside_draft(memory: DeviceMemory, draft: DeviceMemory) -> DeviceMemory:
+def _beside_draft(memory: _DeviceMemory, draft: _DeviceMemory) -> _DeviceMemory:
     """Return the memory of a model together with its draft model; their steps alternate."""
     return replace(memory, params=memory.params + draft.params, scratch=max(memory.scratch, draft.scratch))
 
 
-def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
+def size_pool(config: EngineConfig, memory: _DeviceMemory) -> tuple[int, int]:
     """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
 
     Both depend on the configuration and one device's total memory alone, so every start gives the same. Raises
@@ -209,12 +209,12 @@ def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
     return count_blocks(request, used_bytes=memory.used), request.max_model_len
 
 
-def longest_context(config: EngineConfig, memory: DeviceMemory) -> int:
+def longest_context(config: EngineConfig, memory: _DeviceMemory) -> int:
     """Return the length of the longest request that the pool can hold."""
     return most_tokens(_pool_request(config, memory), used_bytes=memory.used)
 
 
-def _pool_request(config: EngineConfig, memory: DeviceMemory) -> PoolRequest:
+def _pool_request(config: EngineConfig, memory: _DeviceMemory) -> PoolRequest:
     return PoolRequest(
         layout=memory.layout,
         num_devices=config.mesh.size,

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from jaxllm.resolve.pooling_settings import PoolingSettings
     from jaxllm.resolve.resolve_pooling import Resolved
 
-DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
-ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
+_DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
+_ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
 """Block sizes of models that keep no keys between steps. A CPU's kernel reads whole blocks, and texts are short."""
-DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
-DEFAULT_NUM_SEQS = 256
+_DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
+_DEFAULT_NUM_SEQS = 256
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         "block_size": args.block_size or _default_block_size(platform, resolved.model_config),
         "max_num_batched_tokens": tokens,
         "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
-        "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
+        "max_num_seqs": args.max_num_seqs or min(_DEFAULT_NUM_SEQS, tokens),
         "max_num_seqs_can_shrink": args.max_num_seqs is None,
         "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
         "enable_chunked_prefill": chunked,
@@ -50,8 +50,8 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
 
 
 def _default_block_size(platform: str, model_config: ModelConfig) -> int:
-    default = DEFAULT_BLOCK_SIZE[platform]
-    return default if is_causal(model_config) else ENCODER_BLOCK_SIZE.get(platform, default)
+    default = _DEFAULT_BLOCK_SIZE[platform]
+    return default if is_causal(model_config) else _ENCODER_BLOCK_SIZE.get(platform, default)
 
 
 def _resolve_step(
@@ -61,7 +61,7 @@ def _resolve_step(
     tokens = args.max_num_batched_tokens
     if tokens is None:
         longest = max_model_len if not chunked or (pooling is not None and pooling.runs_whole_tasks) else 0
-        return max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, longest)
+        return max(_DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, longest)
     if (not chunked or (pooling is not None and pooling.runs_whole_tasks)) and tokens < max_model_len:
         by_user = args.enable_chunked_prefill is False
         reason = "with enable_chunked_prefill=False" if by_user else "since prompts go through this model in one step"

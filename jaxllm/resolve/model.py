@@ -32,9 +32,9 @@ from pallas_kernels.weights import WeightFormat
 
 logger = logging.getLogger(__name__)
 
-TABLES = ("embed.table", "lm_head.table")
+_TABLES = ("embed.table", "lm_head.table")
 """The parameters that a draft head may share with the model whose tokens it guesses."""
-SHOWN = 4
+_SHOWN = 4
 """The number of names in a line of the log."""
 
 
@@ -84,7 +84,7 @@ def _lent_to(
         return {}
     tensors, lent = draft.checkpoint.tensors, {}
     for path, spec in head.param_specs(tensors).items():
-        if path not in TABLES:
+        if path not in _TABLES:
             continue
         table = specs.get(path, specs["embed.table"])
         is_own = draft.checkpoint is not config.checkpoint and spec.sources[0] in tensors
@@ -100,7 +100,7 @@ def _make_specs(config: EngineConfig, lent: Mapping[str, ParamSpec] | None = Non
         config.dtype,
         loop,
         quantization=config.quantization,
-        formats={} if config.quantization else find_formats(config, loop),
+        formats={} if config.quantization else _find_formats(config, loop),
         tensor_names=config.checkpoint.tensors,
         lent=lent,
     )
@@ -108,7 +108,7 @@ def _make_specs(config: EngineConfig, lent: Mapping[str, ParamSpec] | None = Non
 
 def _with_ops(config: EngineConfig, specs: ModelSpecs, *, may_round_nothing: bool = False) -> Model:
     _warn_of_widened(specs)
-    ops = choose_ops(specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing)
+    ops = _choose_ops(specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing)
     head = None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
     return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features)
@@ -128,13 +128,13 @@ def _warn_of_widened(model: ModelSpecs) -> None:
     specs = model.param_specs().values() if quantized else ()
     names = [source for spec in specs if spec.format is None for source in spec.sources if source in quantized]
     if names:
-        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         logger.warning(
             "quantized weights that no matmul takes as they are will be widened as they are loaded: %s", shown
         )
 
 
-def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
+def _find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFormat]:
     """Return the format of each checkpoint tensor that is held unchanged, by HF name.
 
     Quantized tensors are, and 16-bit matrices where a CPU's own kernels compute in float32: half the bytes are read,
@@ -156,7 +156,7 @@ def find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightFo
     return {name: form for name, form in formats.items() if form is not None}
 
 
-def choose_ops(
+def _choose_ops(
     specs: ModelSpecs, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
 ) -> Ops:
     """Return the ops of a model on the devices of a mesh. The log names ops that run in plain XLA.

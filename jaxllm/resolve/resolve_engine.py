@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pallas_kernels.latent_attention import LatentShape
     from pallas_kernels.paged_attention import AttentionShape, PoolAttention
 
-PLATFORMS = ("cpu", "gpu", "tpu")
+_PLATFORMS = ("cpu", "gpu", "tpu")
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def detect_platform(devices: Sequence[Device]) -> str:
     """Return the platform of devices: "cpu", "gpu" or "tpu"."""
     backend = devices[0].platform
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
-    if platform not in PLATFORMS:
+    if platform not in _PLATFORMS:
         raise VLLMValidationError(
             f"jaxllm runs on cpu, gpu and tpu, but JAX's devices are of {backend!r}; set JAX_PLATFORMS.",
             parameter="platform",
@@ -208,7 +208,7 @@ def _resolve_numerics(
     from jaxllm.models import LayerLoop
 
     groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size)
-    states = resolve_states(args, model_config, mesh, platform, dtype)
+    states = _resolve_states(args, model_config, mesh, platform, dtype)
     has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
@@ -247,7 +247,7 @@ def resolve_groups(
     return tuple(groups)
 
 
-def resolve_states(
+def _resolve_states(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str
 ) -> tuple[StateGroup, ...]:
     """Settle the ops of recurrent states of each device."""

@@ -50,7 +50,7 @@ def resolve_pooling(
     from jaxllm.loading.sentence_transformers import SentenceFiles, read_settings
 
     files = checkpoint.sentence_files or SentenceFiles(checkpoint.source)
-    runner, convert = resolve_runner(args, files, pools=model_config.pooling is not None)
+    runner, convert = _resolve_runner(args, files, pools=model_config.pooling is not None)
     if runner == "generate" and convert == "none":
         if args.pooler_config is not None:
             message = "pooler_config is for models that pool: pass runner='pooling', or leave it out."
@@ -70,7 +70,7 @@ def resolve_pooling(
     return Resolved(body, settings, runner, convert, settled, max_length)
 
 
-def resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool) -> tuple[str, str]:
+def _resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool) -> tuple[str, str]:
     """Settle runner and convert as vLLM does; `pools` is True if the architecture is a pooling model."""
     runner, convert = args.runner, args.convert
     if runner == "auto":

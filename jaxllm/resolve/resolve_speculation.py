@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.speculation.drafter import SpeculationSettings
 
-FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
+_FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
 """The number of rows with which a step takes about twice as long as with one row, when all weights are read."""
 
 
@@ -41,7 +41,7 @@ def resolve_speculation(
     if problem is not None:
         message = f"{GROUP} {problem}. Leave it out."
         raise VLLMValidationError(message, parameter=GROUP, value=config.method)
-    return config.settings(FREE_ROWS[platform])
+    return config.settings(_FREE_ROWS[platform])
 
 
 def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 GREEDY_TEMPERATURE = 1e-5
-MAX_TEMPERATURE = 1e30  # its inverse is still a normal float32: 0 x inf is NaN
+_MAX_TEMPERATURE = 1e30  # its inverse is still a normal float32: 0 x inf is NaN
 
 
 class Distribution(NamedTuple):
@@ -22,13 +22,13 @@ class Distribution(NamedTuple):
 
     def scaled(self, logits: Array) -> Array:
         """Divide logits [s, ...] by the temperature; logits that are cut off become -inf."""
-        scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
+        scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, _MAX_TEMPERATURE)
         return jnp.where(logits >= _like(self.min_logit_s, logits), logits * _like(scale, logits), -jnp.inf)
 
     def mass(self, logits: Array) -> Array:
         """Return the mass of logits [s, ...], in [0, 1]."""
         largest = _like(self.largest_s, logits)
-        scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
+        scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, _MAX_TEMPERATURE)
         mass = jnp.exp((logits - largest) * _like(scale, logits))
         # The largest has mass 1 even if it is infinite, or if all are -inf.
         mass = jnp.where(logits == largest, 1.0, mass)

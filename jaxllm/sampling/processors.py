@@ -22,9 +22,9 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.names import import_name
 
 PARAMETER = "logits_processors"
-MAX_PROCESSORS = 64
-MAX_EXTRA_ARGS = 64
-HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
+_MAX_PROCESSORS = 64
+_MAX_EXTRA_ARGS = 64
+_HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
 """The methods that a class needs to run on the host."""
 JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (docs/sampling.md)"
 
@@ -53,8 +53,8 @@ def load_processors(value: Any) -> tuple[LogitsProcessor | type, ...]:
         return ()
     if not isinstance(value, (list, tuple)):
         raise _error("must be a list of functions and classes, or of their names, 'module:name'", value)
-    if len(value) > MAX_PROCESSORS:
-        raise _error(f"must have at most {MAX_PROCESSORS} entries, got {len(value)}", value)
+    if len(value) > _MAX_PROCESSORS:
+        raise _error(f"must have at most {_MAX_PROCESSORS} entries, got {len(value)}", value)
     processors = tuple(_import(item) if isinstance(item, str) else item for item in value)
     for processor in processors:
         _check(processor)
@@ -90,8 +90,8 @@ def extra_args(processors: tuple[LogitsProcessor, ...]) -> dict[str, int | float
                 message = f": two processors give extra_args[{name!r}] the defaults {merged[name]} and {number}"
                 raise _error(message + "; rename one of them", number)
             merged[name] = number
-    if len(merged) > MAX_EXTRA_ARGS:
-        raise _error(f" may take at most {MAX_EXTRA_ARGS} extra_args, got {len(merged)}", sorted(merged))
+    if len(merged) > _MAX_EXTRA_ARGS:
+        raise _error(f" may take at most {_MAX_EXTRA_ARGS} extra_args, got {len(merged)}", sorted(merged))
     return merged
 
 
@@ -164,7 +164,7 @@ def _import(name: str) -> Any:
 
 def _check(processor: Any) -> None:
     if inspect.isclass(processor):
-        missing = [name for name in HOST_METHODS if not callable(getattr(processor, name, None))]
+        missing = [name for name in _HOST_METHODS if not callable(getattr(processor, name, None))]
         if not missing:
             return
         message = f": {processor.__name__} is a class without {', '.join(missing)}; give one like those of"

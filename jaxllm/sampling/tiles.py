@@ -70,13 +70,13 @@ def split_tiles(values_sv: Array, padding: float) -> Array:
 
 def take_tiles(values_sv: Array, tiles_si: Array, padding: float) -> Array:
     """Return [s, i, TILE], some tiles of each row."""
-    ids_sij = tile_ids(tiles_si)
+    ids_sij = _tile_ids(tiles_si)
     v = values_sv.shape[1]
     rows_s11 = jnp.arange(values_sv.shape[0])[:, None, None]
     return jnp.where(ids_sij < v, values_sv[rows_s11, jnp.minimum(ids_sij, v - 1)], padding)
 
 
-def tile_ids(tiles_si: Array) -> Array:
+def _tile_ids(tiles_si: Array) -> Array:
     """Return [s, i, TILE], the ids in some tiles; in the last tile they may exceed the vocabulary."""
     return tiles_si[:, :, None] * TILE + jnp.arange(TILE, dtype=jnp.int32)
 
@@ -94,8 +94,8 @@ def largest(values_sij: Array) -> Array:
 def most_likely(rows: Rows, maxima_si: Array) -> Array:
     """Return each row's most likely id, the least of equal ones. A row with NaN gives some id below v."""
     best_s1 = maxima_si.max(axis=1, keepdims=True)
-    tile_s = first_where(maxima_si == best_s1)
-    ids_s = tile_s * TILE + first_where(rows.take(tile_s) == best_s1)
+    tile_s = _first_where(maxima_si == best_s1)
+    ids_s = tile_s * TILE + _first_where(rows.take(tile_s) == best_s1)
     return jnp.minimum(ids_s, rows.vocab_size - 1)
 
 
@@ -108,10 +108,10 @@ def top_ids(logits_sv: Array, maxima_si: Array, count: int) -> tuple[Array, Arra
     chosen_si = jnp.sort(lax.top_k(maxima_si, count)[1], axis=1)
     candidates_sc = take_tiles(logits_sv, chosen_si, -jnp.inf).reshape(logits_sv.shape[0], -1)
     top_sk, places_sk = lax.top_k(candidates_sc, count)
-    return top_sk, jnp.take_along_axis(tile_ids(chosen_si).reshape(candidates_sc.shape), places_sk, axis=1)
+    return top_sk, jnp.take_along_axis(_tile_ids(chosen_si).reshape(candidates_sc.shape), places_sk, axis=1)
 
 
-def first_where(is_it_si: Array) -> Array:
+def _first_where(is_it_si: Array) -> Array:
     """Return the first index at which each row is true, or its last index."""
     width = is_it_si.shape[1]
     return jnp.where(is_it_si, jnp.arange(width, dtype=jnp.int32), width - 1).min(axis=1)

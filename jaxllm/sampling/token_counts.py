@@ -14,14 +14,14 @@ from jax import Array
 
 UNCOUNTED_ROW = 0
 MAX_COUNT = 0x7FFF
-IN_PROMPT = 0x8000
+_IN_PROMPT = 0x8000
 
 
 def count_tokens(token_ids: Sequence[int] | np.ndarray, num_prompt_tokens: int, vocab_size: int) -> np.ndarray:
     """Return uint16[v], the counts of a request from all of its tokens."""
     ids = np.asarray(token_ids, np.int64)
     row_v = np.minimum(np.bincount(ids[num_prompt_tokens:], minlength=vocab_size), MAX_COUNT).astype(np.uint16)
-    row_v[ids[:num_prompt_tokens]] |= np.uint16(IN_PROMPT)
+    row_v[ids[:num_prompt_tokens]] |= np.uint16(_IN_PROMPT)
     return row_v
 
 
@@ -63,4 +63,4 @@ def output_counts(counts: Array) -> Array:
 
 def in_prompt(counts: Array) -> Array:
     """Return which tokens are in the prompt."""
-    return counts >= IN_PROMPT
+    return counts >= _IN_PROMPT

@@ -18,17 +18,17 @@ from jax import Array, lax
 
 from jaxllm.sampling.distribution import Distribution
 
-INF_BITS = 0x7F800000
-ONE_BITS = 0x3F800000  # of 1.0, the largest mass
-MASS_TOLERANCE = 5e-7  # of a row's mass: float32 sums of a vocabulary are no better
-NUM_PARTS = 8
-ROUND_BITS = 4
+_INF_BITS = 0x7F800000
+_ONE_BITS = 0x3F800000  # of 1.0, the largest mass
+_MASS_TOLERANCE = 5e-7  # of a row's mass: float32 sums of a vocabulary are no better
+_NUM_PARTS = 8
+_ROUND_BITS = 4
 
-type Sum = Callable[[Array], Array]
+type _Sum = Callable[[Array], Array]
 """A function that adds up the rows of an array, [s, v] to [s]."""
 
 
-class Search(Protocol):
+class _Search(Protocol):
     """A search for the largest integer in [low, high) at which each row keeps enough; `low` for unused rows."""
 
     def __call__(
@@ -97,13 +97,13 @@ def _truncate(
     top_p_s: Array,
     min_p_s: Array,
     *,
-    search: Search,
-    add_up: Sum,
+    search: _Search,
+    add_up: _Sum,
 ) -> Array:
     v = logits_sv.shape[1]
     keys_s = search(
         (top_k_s > 0) & (top_k_s < v),
-        (~INF_BITS, INF_BITS + 1),
+        (~_INF_BITS, _INF_BITS + 1),
         lambda keys_s: add_up(jnp.where(logits_sv >= _from_key(keys_s)[:, None], 1.0, 0.0)),
         wanted_s=top_k_s.astype(jnp.float32),
         slack=lambda _: jnp.float32(1.0),
@@ -114,11 +114,11 @@ def _truncate(
     total_s = add_up(mass_sv)
     bits_s = search(
         top_p_s < 1.0,
-        (0, ONE_BITS + 1),
+        (0, _ONE_BITS + 1),
         lambda bits_s: add_up(jnp.where(mass_sv >= _from_bits(bits_s)[:, None], mass_sv, 0.0)),
         wanted_s=top_p_s * total_s,
         # Less than two ids of this mass, or no more than the rounding error.
-        slack=lambda bits_s: jnp.maximum(1.5 * _from_bits(bits_s), MASS_TOLERANCE * total_s),
+        slack=lambda bits_s: jnp.maximum(1.5 * _from_bits(bits_s), _MASS_TOLERANCE * total_s),
     )
     least_mass_s1 = jnp.maximum(min_p_s, _from_bits(bits_s))[:, None]
     kept_sv = (mass_sv >= least_mass_s1) & (logits_sv >= _from_key(keys_s)[:, None])
@@ -133,7 +133,7 @@ def _bisect(
     wanted_s: Array,
     slack: Callable[[Array], Array],
 ) -> Array:
-    """Search by halving, until every row is done; see `Search`."""
+    """Search by halving, until every row is done; see `_Search`."""
 
     def is_open(at: _Bounds) -> Array:
         between_s = at.kept_at_low_s - at.kept_at_high_s
@@ -167,29 +167,29 @@ def _search_in_rounds(
     wanted_s: Array,
     slack: Callable[[Array], Array],
 ) -> Array:
-    """Search by trying 15 integers in each of 8 rounds; see `Search`."""
+    """Search by trying 15 integers in each of 8 rounds; see `_Search`."""
     del slack  # it finds the largest
     # Integers are relative to low: the range may be more than an int32 holds.
     low, size = np.uint32(bounds[0] % 2**32), np.uint32(bounds[1] - bounds[0])
 
     def find_bits(index: Array, offset_s: Array) -> Array:
-        shift = np.uint32(32 - ROUND_BITS) - ROUND_BITS * index.astype(jnp.uint32)
+        shift = np.uint32(32 - _ROUND_BITS) - _ROUND_BITS * index.astype(jnp.uint32)
         num_kept_s = jnp.zeros_like(offset_s)
-        for step in range(1, 2**ROUND_BITS):
+        for step in range(1, 2**_ROUND_BITS):
             tried_s = offset_s + (np.uint32(step) << shift)
             kept_s = kept_at(lax.bitcast_convert_type(low + tried_s, jnp.int32))
             # If an integer is too large, all larger ones are.
             num_kept_s += ((tried_s < size) & (kept_s >= wanted_s)).astype(jnp.uint32)
         return offset_s + (num_kept_s << shift)
 
-    offset_s = lax.fori_loop(0, 32 // ROUND_BITS, find_bits, jnp.zeros(uses_s.shape, jnp.uint32))
+    offset_s = lax.fori_loop(0, 32 // _ROUND_BITS, find_bits, jnp.zeros(uses_s.shape, jnp.uint32))
     return jnp.where(uses_s, lax.bitcast_convert_type(low + offset_s, jnp.int32), bounds[0])
 
 
 def _sum_in_parts(values_sv: Array) -> Array:
     """Add up rows, first in parts, element by element: otherwise XLA:CPU adds one number after another."""
-    parts_sv = jnp.pad(values_sv, ((0, 0), (0, -values_sv.shape[1] % NUM_PARTS)))
-    width = parts_sv.shape[1] // NUM_PARTS
+    parts_sv = jnp.pad(values_sv, ((0, 0), (0, -values_sv.shape[1] % _NUM_PARTS)))
+    width = parts_sv.shape[1] // _NUM_PARTS
     total_sv = parts_sv[:, :width]
     for start in range(width, parts_sv.shape[1], width):
         total_sv = total_sv + parts_sv[:, start : start + width]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from jaxllm.core_messages import BlockEviction
 
-MAX_ACCESSES = 4
+_MAX_ACCESSES = 4
 """The number of a block's last accesses that are remembered."""
 
 
@@ -21,7 +21,7 @@ class _Residence:
 
     def __init__(self, now: float) -> None:
         self.since = now
-        self.accesses: deque[float] = deque(maxlen=MAX_ACCESSES)
+        self.accesses: deque[float] = deque(maxlen=_MAX_ACCESSES)
 
     def end(self, now: float) -> BlockEviction:
         accesses = list(self.accesses)

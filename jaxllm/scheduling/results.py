@@ -10,7 +10,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, find_end
 from jaxllm.scheduling.speculation import Speculation
 
-type Taken = list[tuple[Request, EngineCoreOutput]]
+type _Taken = list[tuple[Request, EngineCoreOutput]]
 """The requests that a step gave something, each with its output; an output with a finish_reason ends its request."""
 
 
@@ -21,9 +21,9 @@ def take_samples(
     requests: Sequence[Request],
     result: StepResult,
     speculation: Speculation | None = None,
-) -> Taken:
+) -> _Taken:
     """Append the tokens that a step sampled to their requests."""
-    taken: Taken = []
+    taken: _Taken = []
     if speculation is not None:
         speculation.take_time(plan, result.seconds)
     for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(
@@ -65,9 +65,9 @@ def _append(
     return len(sampled_ids), (None, None)
 
 
-def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Request], result: StepResult) -> Taken:
+def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Request], result: StepResult) -> _Taken:
     """Collect the pooled outputs of chunks, until their prompts are done."""
-    taken: Taken = []
+    taken: _Taken = []
     for chunk, request, pooled in zip(plan.chunks, requests, result.pooled, strict=True):
         if request.finish_reason is not None:
             continue  # ended while this step was in flight

@@ -36,7 +36,7 @@ from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
-HOLD_SECONDS = 1.0
+_HOLD_SECONDS = 1.0
 """The most seconds that an ended step of a beam search holds its seat; its front end needs some milliseconds."""
 
 
@@ -140,7 +140,7 @@ class Scheduler:
             if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
                 if request.keeps_blocks:
-                    self._held[request.request_id] = request, time.monotonic() + HOLD_SECONDS
+                    self._held[request.request_id] = request, time.monotonic() + _HOLD_SECONDS
             else:
                 self.cache.close_table(request)
         del self._requests[request.request_id]

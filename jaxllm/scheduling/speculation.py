@@ -26,14 +26,14 @@ type CutDrafts = Callable[[str, int, array[int]], array[int]]
 """Returns the leading drafts of a request that its rules allow, and after which output continues, for the request's id
 and number of outputs."""
 
-WAIT = 0.1
+_WAIT = 0.1
 """The largest share by which a step takes longer if it is planned after the one before, not while that runs."""
-NUM_TIMES = 16
+_NUM_TIMES = 16
 """The number of recent steps whose shortest time counts: others may have waited for a program to be compiled."""
 PROBE, MOST_PROBE = 128, 4096
 """While a draft model's guesses do not pay, it makes some after PROBE tokens to see whether they would, then each time
 after twice as many, up to MOST_PROBE."""
-NUM_PROBED = 2
+_NUM_PROBED = 2
 """The number of guesses about one request in such a probe."""
 
 
@@ -51,8 +51,8 @@ class Speculation:
         self.begin(cache)
         self._first_rate = FIRST_RATE
         """The share of a draft model's guesses that came true, over recent requests."""
-        self._row_times: deque[float] = deque(maxlen=NUM_TIMES)
-        self._guess_times: deque[float] = deque(maxlen=NUM_TIMES)
+        self._row_times: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._guess_times: deque[float] = deque(maxlen=_NUM_TIMES)
         """Seconds that a row of tokens adds to a step, and those of a draft model's step."""
         self._num_unguessed, self._probe = 0, PROBE
         """The number of tokens since the draft model last guessed, and the number after which it guesses even if that
@@ -95,14 +95,14 @@ class Speculation:
 
         Nothing if no request can have enough guesses, or if `num_free` rows have no room for them.
         """
-        if self._steps is None or self._num_unguessed < self._probe or num_free < NUM_PROBED:
+        if self._steps is None or self._num_unguessed < self._probe or num_free < _NUM_PROBED:
             return []
         can = [
             (request.guesses.num_unguessed(request.token_ids), request)
             for request in running
-            if isinstance(request.guesses, ModelGuesses) and self._most_guesses(request) >= NUM_PROBED
+            if isinstance(request.guesses, ModelGuesses) and self._most_guesses(request) >= _NUM_PROBED
         ]
-        return [(max(can, key=itemgetter(0))[1], NUM_PROBED)] if can else []
+        return [(max(can, key=itemgetter(0))[1], _NUM_PROBED)] if can else []
 
     def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         """Take the tokens that each of the draft model's steps sampled, in `seconds` seconds."""
@@ -131,7 +131,7 @@ class Speculation:
         cost = self._cost(len(running))
         worth, num_free = self._worth(running, most_rows)
         gain = sum(guesses.gain(count, cost) for _, guesses, count in worth)
-        return gain > WAIT * len(running) or bool(self._probed(running, num_free))
+        return gain > _WAIT * len(running) or bool(self._probed(running, num_free))
 
     def add_drafts(self, step: StepBuilder, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, from its remaining tokens, rows and blocks."""

@@ -26,7 +26,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
 
 NOTHING_IN_FLIGHT = InFlight()
-MOST_PASSED = 256
+_MOST_PASSED = 256
 """The most waiting requests that may be passed over in one step: looking at all of a long queue takes time."""
 
 
@@ -95,7 +95,7 @@ class StepBuilder:
     def may_pass(self) -> bool:
         """Return whether one more waiting request may be passed over, and count it."""
         self._num_passed += 1
-        return self._num_passed <= MOST_PASSED
+        return self._num_passed <= _MOST_PASSED
 
     def room(self, num_behind: int = 0) -> int:
         """Return the most tokens that the next chunk may have, with a token kept back for each request behind."""

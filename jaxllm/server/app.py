@@ -51,7 +51,7 @@ from jaxllm.server.pooling import routes as pooling
 from jaxllm.server.responses import routes as responses
 from jaxllm.version import __version__
 
-DIALECTS: Mapping[str, ModuleType] = {
+_DIALECTS: Mapping[str, ModuleType] = {
     "openai_serving_responses": responses,
     "anthropic_serving_messages": anthropic,
     "ollama_serving": ollama,
@@ -82,7 +82,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
             lambda: app.state.openai_serving_completion,
             lambda: app.state.openai_serving_tokenization,
         ),
-        *(route for name, dialect in DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
+        *(route for name, dialect in _DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
         *operations.routes(app.state, app.state.registry),
     ]
     if not server_args.disable_page:
@@ -163,5 +163,5 @@ async def init_app_state(
     state.openai_serving_models, state.openai_serving_chat = models, chat
     state.openai_serving_completion = OpenAIServingCompletion(engine_client, models, server_args)
     state.openai_serving_tokenization = OpenAIServingTokenization(chat, server_args)
-    for name, dialect in DIALECTS.items():
+    for name, dialect in _DIALECTS.items():
         setattr(state, name, dialect.make_serving(chat, load))

@@ -34,7 +34,7 @@ _CORS = "Frontend: CORS"
 _TLS = "Frontend: TLS"
 _LOG = "Frontend: log"
 DEFAULT_LOG_LEVEL = "info"
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
 MAX_QUEUED = 16_384
@@ -95,7 +95,7 @@ class ServerArgs(UnsupportedServerArguments):
     ssl_ciphers: str | None = argument(None, Text(), _TLS, "ciphers, as OpenSSL writes them")
     enable_ssl_refresh: bool = argument(False, Switch(), _TLS, "read certificate and key again when their files change")
     uvicorn_log_level: str = argument(
-        DEFAULT_LOG_LEVEL, Choice(LOG_LEVELS), _LOG, "what is logged of connections and requests"
+        DEFAULT_LOG_LEVEL, Choice(_LOG_LEVELS), _LOG, "what is logged of connections and requests"
     )
     disable_uvicorn_access_log: bool = argument(False, Switch(), _LOG, "log no line for each request")
     disable_access_log_for_endpoints: str | None = argument(

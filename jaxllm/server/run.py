@@ -36,13 +36,13 @@ from jaxllm.utils.async_utils import start_worker_threads
 
 logger = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.25
-DRAIN_POLL_SECONDS = 0.05
-LAST_SECONDS = 0.2
+_WATCH_SECONDS = 0.25
+_DRAIN_POLL_SECONDS = 0.05
+_LAST_SECONDS = 0.2
 """The time to send the last bytes and to close idle connections at the end."""
-CUT_OFF = "The server ends, and has cut off this request: another one may answer it."
-BACKLOG = 2048
-MAX_FILES = 65_536
+_CUT_OFF = "The server ends, and has cut off this request: another one may answer it."
+_BACKLOG = 2048
+_MAX_FILES = 65_536
 """The limit of open files and connections that the server sets, if the system allows it. Shells often set 1,024."""
 
 
@@ -80,12 +80,12 @@ class _Ending:
         logger.info("draining: %d requests may go on for %g s", self._load.num_requests, self._seconds)
         deadline = time.monotonic() + self._seconds
         while self._load.num_requests and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
         if not self._server.should_exit:
             self._end()
 
     def _end(self) -> None:
-        self._engine.cut_off(EngineBusyError(CUT_OFF))
+        self._engine.cut_off(EngineBusyError(_CUT_OFF))
         self._server.end()
 
 
@@ -131,10 +131,10 @@ async def serve_engine(
     settings: dict[str, Any] = {
         "loop": "uvloop",
         "lifespan": "off",
-        "timeout_graceful_shutdown": LAST_SECONDS,
+        "timeout_graceful_shutdown": _LAST_SECONDS,
         "timeout_keep_alive": server_args.timeout_keep_alive,
         "http": bounded_protocol(server_args),
-        "backlog": BACKLOG,
+        "backlog": _BACKLOG,
         **log_settings(server_args, args.log_config_file),
         **tls_settings(server_args),
     }
@@ -151,7 +151,7 @@ async def serve_engine(
                 from jaxllm.server.grpc.server import opened
 
                 completion, metrics = app.state.openai_serving_completion, app.state.http_metrics
-                await stack.enter_async_context(opened(completion, app.state, metrics, grpc_listener, LAST_SECONDS))
+                await stack.enter_async_context(opened(completion, app.state, metrics, grpc_listener, _LAST_SECONDS))
             await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
     finally:
         for task in tasks:
@@ -163,7 +163,7 @@ async def serve_engine(
 def _allow_connections() -> None:
     """Raise this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # some systems have a lower limit that they do not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -190,7 +190,7 @@ async def _watch(server: _Server, engine: AsyncLLM) -> None:
     while not engine.is_stopped:
         with contextlib.suppress(EngineDeadError, EngineBusyError):  # it has ended, or sleeps
             await engine.check_health()
-        await asyncio.sleep(WATCH_SECONDS)
+        await asyncio.sleep(_WATCH_SECONDS)
     server.end()
 
 

@@ -11,7 +11,7 @@ from jaxllm.speculation.drafter import Drafter
 
 FIRST_RATE = 0.6
 """The share of guesses that is assumed to come true at first."""
-LAST_RATE = 0.995
+_LAST_RATE = 0.995
 """The largest share that is assumed to come true."""
 GAIN = 0.15
 """The weight of each guess in the rate."""
@@ -20,7 +20,7 @@ LEAST_RATE = 0.3
 SELDOM = 4
 """While no draft pays, guesses are compared only after this many tokens, to see whether they would come true."""
 
-NOTHING = array("i")
+_NOTHING = array("i")
 
 
 class Guesses(ABC):
@@ -32,7 +32,7 @@ class Guesses(ABC):
         self.rate = rate
         """The share of guesses that came true; guesses after a wrong one are not counted."""
         self._guessed_at = num_tokens
-        self._next_ids = NOTHING
+        self._next_ids = _NOTHING
         """The guesses about the tokens after the first `_guessed_at`."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Guesses(ABC):
 
     def after(self, token_ids: array[int]) -> array[int]:
         """Return the guesses of what follows the request's tokens, empty if there are none yet."""
-        return self._next_ids if self._guessed_at == len(token_ids) else NOTHING
+        return self._next_ids if self._guessed_at == len(token_ids) else _NOTHING
 
     def compare(self, new_ids: Sequence[int], num_tokens: int) -> None:
         """Compare the guesses with new tokens; the request had `num_tokens` tokens before them."""
@@ -61,7 +61,7 @@ class Guesses(ABC):
 
     def _num_right(self, num_drafts: int) -> float:
         """Return an estimate of the drafts that come true: a draft does only if all before it do."""
-        rate = min(self.rate, LAST_RATE)
+        rate = min(self.rate, _LAST_RATE)
         return rate * (1 - rate**num_drafts) / (1 - rate)
 
 
@@ -80,7 +80,7 @@ class TextGuesses(Guesses):
         count, num_tokens = self._worth(cost), len(token_ids)
         if self._guessed_at != num_tokens:
             looks = count or num_tokens % SELDOM == 0
-            self._next_ids = self._drafter.propose(token_ids, self._most) if looks else NOTHING
+            self._next_ids = self._drafter.propose(token_ids, self._most) if looks else _NOTHING
             self._guessed_at = num_tokens
         return min(count, len(self._next_ids))
 
@@ -91,7 +91,7 @@ class TextGuesses(Guesses):
 
     def _worth(self, cost: float) -> int:
         """Return the most drafts that each come true with at least the probability of their cost."""
-        least, rate = max(cost, LEAST_RATE), min(self.rate, LAST_RATE)
+        least, rate = max(cost, LEAST_RATE), min(self.rate, _LAST_RATE)
         return 0 if rate < least else max(1, int(math.log(least) / math.log(rate)))
 
 
@@ -130,7 +130,7 @@ class ModelGuesses(Guesses):
         """Return the number of drafts that gives the most tokens in the same time; 0 if drafts gain nothing."""
         best, most_per_time, right, gained = 0, 1.0, 1.0, 1.0
         for count in range(1, self._most + 1):
-            right *= min(self.rate, LAST_RATE)
+            right *= min(self.rate, _LAST_RATE)
             gained += right
             if gained / (1 + count * cost) <= most_per_time:
                 break

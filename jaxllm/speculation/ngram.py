@@ -26,13 +26,13 @@ class NgramDrafter:
             if start is None:
                 break  # so a longer one cannot exist
             after = start + size
-        return array("i") if after is None else repeat_from(token_ids, after, at_most)
+        return array("i") if after is None else _repeat_from(token_ids, after, at_most)
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
         """Do nothing: only a request's own tokens are searched."""
 
 
-def repeat_from(token_ids: array[int], start: int, count: int) -> array[int]:
+def _repeat_from(token_ids: array[int], start: int, count: int) -> array[int]:
     """Return `count` tokens from `start` on, starting over at `start` after the last one."""
     guess = token_ids[start : start + count]
     return (guess * -(-count // len(guess)))[:count]

@@ -14,7 +14,7 @@ from jaxllm.utils.token_search import WIDTH, find_last
 
 KEY_TOKENS = 2
 """The number of tokens that occurrences are found by; a single token means little."""
-MAX_PLACES = 16
+_MAX_PLACES = 16
 """The number of latest occurrences that are compared, of the request and of past answers each."""
 MAX_CACHED_TOKENS = 1 << 18
 """The most tokens of past answers that are kept: an entry takes some 200 bytes."""
@@ -59,7 +59,7 @@ class SuffixDrafter:
         text, key = token_ids.tobytes(), token_ids[-KEY_TOKENS:].tobytes()
         places: list[tuple[array[int], int]] = []
         end = len(token_ids) - 1
-        while len(places) < MAX_PLACES and (start := find_last(text, key, end)) is not None:
+        while len(places) < _MAX_PLACES and (start := find_last(text, key, end)) is not None:
             places.append((token_ids, start + KEY_TOKENS))
             end = start + KEY_TOKENS - 1
         return places
@@ -119,7 +119,7 @@ class _Answers:
         for key, after in _keys(answer):
             places = self._places.setdefault(key, [])
             places.append((answer, after))
-            del places[:-MAX_PLACES]
+            del places[:-_MAX_PLACES]
         while len(self._answers) > self._max_answers or self._num_tokens > MAX_CACHED_TOKENS:
             self._forget_oldest()
 

@@ -35,7 +35,7 @@ _RESERVED = frozenset(
     | {"tokenizer_kwargs"}
 )
 """Names refused as template variables: they would change what rendering returns, or replace the template."""
-BRIEF_SECONDS = 0.02
+_BRIEF_SECONDS = 0.02
 """The time limit for a render on the event loop."""
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*(\n+|\Z)", re.MULTILINE)
 """The line that begins Claude Code's system text. It differs in each request, which would defeat prefix caching."""
@@ -49,7 +49,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
         self._tokenizer = tokenizer
         self._default = default_template
-        self._templates, self._brief_templates = ChatTemplates(), ChatTemplates(BRIEF_SECONDS)
+        self._templates, self._brief_templates = ChatTemplates(), ChatTemplates(_BRIEF_SECONDS)
 
     def render(
         self,
@@ -66,13 +66,13 @@ class ChatRenderer:
     ) -> ParsedPrompt:
         """Return the prompt's text, special tokens included; errors name the message as in "messages[2]".
 
-        With `is_brief` it takes at most BRIEF_SECONDS, else raises TemplateLimitError.
+        With `is_brief` it takes at most _BRIEF_SECONDS, else raises TemplateLimitError.
         """
         check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
         check_bool("add_generation_prompt", add_generation_prompt)
         check_bool("continue_final_message", continue_final_message)
         check_kind("chat_template", chat_template, str)
-        check_tools(tools)
+        _check_tools(tools)
         if add_generation_prompt and continue_final_message:
             raise VLLMValidationError(
                 "continue_final_message=True goes on with the last message: pass add_generation_prompt=False with it.",
@@ -90,8 +90,8 @@ class ChatRenderer:
             template = templates.get(source)
             form = template.content_format if content_format == "auto" else content_format
             if not knows_tools(source) and (tools or has_calls(conversation)):
-                conversation, tools = tell_tools(parse_conversation(conversation, label, "given"), tools or ()), None
-            messages = parse_conversation(conversation, label, form)
+                conversation, tools = tell_tools(_parse_conversation(conversation, label, "given"), tools or ()), None
+            messages = _parse_conversation(conversation, label, form)
             if not template.names_developer:
                 messages = _with_one_system_message(messages)
             text = template.render(
@@ -144,7 +144,7 @@ def _refusals(label: str, conversation: Any, *, raises_limit: bool) -> Iterator[
         raise VLLMValidationError(message, parameter="messages", value=shown(conversation)) from error
 
 
-def check_tools(tools: Any) -> None:
+def _check_tools(tools: Any) -> None:
     """Raise an error for tools that are not a list of dicts."""
     if tools is None or (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
         return
@@ -160,7 +160,7 @@ def is_single_conversation(messages: Any) -> bool:
     return len(messages) > 0 and not isinstance(messages[0], (list, tuple))
 
 
-def parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
+def _parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
     """Return copies of the messages with content in the "string" or the "openai" (list of parts) form, or as "given".
 
     Tool results are strings for templates. Fields get the names that templates read, and fields without a value are

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class TokenTexts:
+class _TokenTexts:
     """Decodes the tokens of successive positions, where the position's own token comes first."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -41,7 +41,7 @@ class LogprobsCollector:
         """Show tokens as text if there is a tokenizer."""
         self.cumulative = 0.0
         self._positions: SampleLogprobs = FlatLogprobs() if params.flat_logprobs else []
-        self._texts = TokenTexts(tokenizer)
+        self._texts = _TokenTexts(tokenizer)
 
     def append(self, position: TokenLogprobs) -> None:
         """Add one position."""
@@ -95,7 +95,7 @@ class PromptCollector:
         """Return one entry per prompt token, None where unknown, as at the first; None if not requested."""
         if not self._wants_top:
             return None
-        positions, texts = self._empty(), TokenTexts(self._tokenizer)
+        positions, texts = self._empty(), _TokenTexts(self._tokenizer)
         for index, position in enumerate(self._scored):
             if position is None:
                 positions.append(None)
@@ -119,7 +119,7 @@ class PromptCollector:
         return np.array(rows, np.float32).reshape(len(rows), self._num_asked)
 
 
-def _append(positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, texts: TokenTexts) -> None:
+def _append(positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, texts: _TokenTexts) -> None:
     """Add one position. Its own token comes first; if the others include it, its rank is its index there."""
     token_ids, values = position.token_ids, position.logprobs
     ranks, strings = (position.rank, *range(1, len(token_ids))), texts.at(token_ids)

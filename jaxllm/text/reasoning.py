@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
 
-COMMON_MARKERS = ("<think>", "</think>")
+_COMMON_MARKERS = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def thinking_tokens(markers: tuple[str, str] | None, tokenizer: Tokenizer | None
     """
     if markers is None:
         ids = {} if tokenizer is None else {text: token_id for token_id, text in tokenizer.added_tokens.items()}
-        start, end = (ids.get(text) for text in COMMON_MARKERS)
+        start, end = (ids.get(text) for text in _COMMON_MARKERS)
         return None if start is None or end is None else ThinkingTokens((start,), (end,))
     if tokenizer is None:
         message = "reasoning_config needs a tokenizer; leave it out with skip_tokenizer_init=True."

@@ -20,15 +20,15 @@ from jinja2.utils import Namespace, _PassArg
 
 MAX_SECONDS = 10.0
 MAX_TEXT = 2**24
-"""The maximum characters of the rendered text and of any value. An item of a list or dict counts as ITEM characters."""
-MAX_MADE = 2**28
+"""The maximum characters of the rendered text and of any value. An item of a list or dict counts as _ITEM characters."""
+_MAX_MADE = 2**28
 """The maximum characters of all values that a render makes, kept or not, which bounds its memory."""
 MAX_SOURCE = 2**17
 """The maximum characters of a template; models' longest have some ten thousand."""
-MAX_BITS = 2**16
-MAX_COMPARED = 2**31
+_MAX_BITS = 2**16
+_MAX_COMPARED = 2**31
 """The maximum number of character comparisons of methods with quadratic time."""
-ITEM = 32
+_ITEM = 32
 _FEW = 2**16
 _MAX_INPUT = {"striptags": _FEW, "sum": _FEW, "title": 2**20, "urlize": 2**12, "wordcount": 2**20, "wordwrap": 2**12}
 """The maximum input of filters that take much memory or quadratic time."""
@@ -70,15 +70,15 @@ def value_size(value: Any, per_level: int = 0) -> int:
             if isinstance(item, str):
                 size += len(item)
             elif isinstance(item, _CONTAINERS):
-                size += len(item) * (ITEM + depth * per_level)
+                size += len(item) * (_ITEM + depth * per_level)
                 check_size(size)
                 below.extend(item)
                 if isinstance(item, dict):
                     below.extend(item.values())
             elif isinstance(item, int):
-                size += ITEM
-                if item.bit_length() > MAX_BITS:
-                    raise TemplateLimitError(f"it makes a number of more than {MAX_BITS} bits")
+                size += _ITEM
+                if item.bit_length() > _MAX_BITS:
+                    raise TemplateLimitError(f"it makes a number of more than {_MAX_BITS} bits")
             elif isinstance(item, Namespace) and depth > 1:
                 raise TemplateLimitError("it puts a namespace into another value")
         check_size(size)
@@ -86,18 +86,18 @@ def value_size(value: Any, per_level: int = 0) -> int:
     return size
 
 
-class Meter:
+class _Meter:
     """Counts the work of a render, and ends it when it is too much."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, perf_counter() + seconds
-        self._left = MAX_MADE
+        self._left = _MAX_MADE
 
     def tick(self, size: int = 0) -> None:
         """Count `size` characters. Raises TemplateLimitError when the time is over, or the characters are too many."""
         self._left -= size
         if self._left < 0:
-            raise TemplateLimitError(f"it makes more than {MAX_MADE} characters of text on its way")
+            raise TemplateLimitError(f"it makes more than {_MAX_MADE} characters of text on its way")
         if perf_counter() > self._end:
             raise TemplateLimitError(f"it takes longer than {self._seconds:g} s")
 
@@ -117,26 +117,26 @@ class Meter:
 
     def cut(self, value: Any) -> Any:
         """Count a slice of a value, and return it."""
-        self.tick(len(value) if isinstance(value, str) else ITEM * len(value))
+        self.tick(len(value) if isinstance(value, str) else _ITEM * len(value))
         return value
 
 
-class LimitedContext(Context):
+class _LimitedContext(Context):
     """The variables of a template, and the meter of this render."""
 
     def __init__(self, environment: LimitedEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
-        self.meter = Meter(environment.seconds)
+        self.meter = _Meter(environment.seconds)
 
-    def derived(self, locals: dict[str, Any] | None = None) -> LimitedContext:  # noqa: A002 (jinja2's name)
+    def derived(self, locals: dict[str, Any] | None = None) -> _LimitedContext:  # noqa: A002 (jinja2's name)
         """Return a context for a block with its own variables and the same meter."""
         context = super().derived(locals)
-        assert isinstance(context, LimitedContext)
+        assert isinstance(context, _LimitedContext)
         context.meter = self.meter
         return context
 
 
-class LimitedCodeGenerator(CodeGenerator):
+class _LimitedCodeGenerator(CodeGenerator):
     """Compiles templates to code that counts its work."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
@@ -215,8 +215,8 @@ def _fix_outputs(statements: Iterable[nodes.Node]) -> int:
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with templates that count their work."""
 
-    code_generator_class = LimitedCodeGenerator
-    context_class = LimitedContext
+    code_generator_class = _LimitedCodeGenerator
+    context_class = _LimitedContext
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self, seconds: float, **options: Any) -> None:
@@ -247,7 +247,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Return whether a template may read an attribute."""
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in _REFUSED)
 
-    def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: _LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function, method or macro."""
         method = getattr(obj, "__wrapped__", obj)  # str.format is wrapped by the sandbox
         text = getattr(method, "__self__", None)
@@ -256,20 +256,20 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         context.meter.tick()
         return context.meter.made(super().call(context, obj, *args, **kwargs))
 
-    def call_binop(self, context: LimitedContext, operator: str, left: Any, right: Any) -> Any:  # type: ignore[override]
+    def call_binop(self, context: _LimitedContext, operator: str, left: Any, right: Any) -> Any:  # type: ignore[override]
         """Compute `left operator right`."""
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if right > 0 and left.bit_length() * right > MAX_BITS:
-                raise TemplateLimitError(f"it makes a number of more than {MAX_BITS} bits")
+            if right > 0 and left.bit_length() * right > _MAX_BITS:
+                raise TemplateLimitError(f"it makes a number of more than {_MAX_BITS} bits")
         elif operator == "%" and isinstance(left, str):
             check_size(_formatted_size(left, right))
         return context.meter.made(super().call_binop(context, operator, left, right))
 
 
 @pass_context
-def _finalize(context: LimitedContext, value: Any) -> Any:
+def _finalize(context: _LimitedContext, value: Any) -> Any:
     return context.meter.made(value)
 
 
@@ -278,7 +278,7 @@ def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     passed = _PassArg.from_obj(function)
 
     @pass_context
-    def checked(context: LimitedContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(context: _LimitedContext, value: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "join" and not isinstance(value, str):
             value = list(value)
         _check_filter(name, value, args, kwargs)
@@ -315,7 +315,7 @@ def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[
     if name in _MAX_INPUT and value_size((value, values)) > _MAX_INPUT[name]:
         raise TemplateLimitError(f"it gives more than {_MAX_INPUT[name]} characters to the filter {name!r}")
     if name in _LISTING and isinstance(value, str):
-        check_size(ITEM * len(value))
+        check_size(_ITEM * len(value))
     if name == "join":
         _check_join(value, *values[:1])
     elif name == "format" and isinstance(value, str):
@@ -356,7 +356,7 @@ def _check_replace(text: str, values: tuple[Any, ...]) -> None:
 
 
 def _check_search(text: str, values: Iterable[Any]) -> None:
-    if any(isinstance(each, str) and len(text) * len(each) > MAX_COMPARED for each in values):
+    if any(isinstance(each, str) and len(text) * len(each) > _MAX_COMPARED for each in values):
         raise TemplateLimitError("it searches for a long text in a long text")
 
 

@@ -36,7 +36,7 @@ _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "jaxllm-probe-7f3a"
 
 
-class ChatTemplate:
+class _ChatTemplate:
     """A compiled template, which renders any number of conversations in any thread."""
 
     def __init__(self, source: str, environment: LimitedEnvironment) -> None:
@@ -122,15 +122,15 @@ class ChatTemplates:
     def __init__(self, seconds: float = MAX_SECONDS) -> None:
         """Limit each render to `seconds`."""
         self._environment = _make_environment(seconds)
-        self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._compiled: OrderedDict[str, _ChatTemplate] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, source: str) -> ChatTemplate:
+    def get(self, source: str) -> _ChatTemplate:
         """Return a compiled template. Raises jinja2's TemplateError, or what compiling raises."""
         with self._lock:
             template = self._compiled.get(source)
         if template is None:
-            template = ChatTemplate(source, self._environment)
+            template = _ChatTemplate(source, self._environment)
         with self._lock:
             self._compiled[source] = template
             self._compiled.move_to_end(source)

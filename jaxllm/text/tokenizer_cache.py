@@ -18,7 +18,7 @@ from jaxllm.utils.files import read_own, write_whole
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
+_LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
 """The libraries that make tokenizers, if installed."""
 
 
@@ -48,7 +48,7 @@ class TokenizerCache:
 
     def _path(self, digest: str) -> Path:
         made_by = hashlib.sha256(digest.encode())
-        for name in LIBRARIES:
+        for name in _LIBRARIES:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 made_by.update(f"{name} {metadata.version(name)} ".encode())
         for name in ("tokenizer_cache.py", "tokenizer_parts.py"):

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_own(folder: Path) -> None:
@@ -19,7 +19,7 @@ def make_own(folder: Path) -> None:
     for each in reversed((folder, *folder.parents)):
         each.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & FOR_OTHERS:
+    if status.st_uid == os.geteuid() and status.st_mode & _FOR_OTHERS:
         folder.chmod(0o700)
         status = folder.stat()
     _check_own(folder, status)
@@ -66,5 +66,5 @@ def _check_own(path: Path, status: os.stat_result) -> None:
     """Raise PermissionError if another user but root owns the file or may write it."""
     if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to another user")
-    if status.st_mode & FOR_OTHERS:
+    if status.st_mode & _FOR_OTHERS:
         raise PermissionError(f"{path} can be written by other users")

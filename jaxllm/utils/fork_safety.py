@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-PARENT_SECONDS = 0.5
+_PARENT_SECONDS = 0.5
 """Seconds between checks for the parent's end, on systems that do not notify."""
 
 
@@ -55,7 +55,7 @@ def _end_with(parent: int, last: Callable[[], None]) -> None:
         if os.getppid() == parent:
             select.select([descriptor], [], [])
     while os.getppid() == parent:
-        time.sleep(PARENT_SECONDS)
+        time.sleep(_PARENT_SECONDS)
     try:
         last()
     finally:

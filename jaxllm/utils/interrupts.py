@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 
-AGAIN_SECONDS = 0.01
+_AGAIN_SECONDS = 0.01
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def lasting_interrupts() -> Iterator[None]:
         """Interrupt the main thread after it has left the hook, where the interrupt would be dropped."""
         main_thread = threading.main_thread().ident
         assert main_thread is not None
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(_AGAIN_SECONDS)
         while _is_within(again.__code__, main_thread):
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(_AGAIN_SECONDS)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     sys.unraisablehook = again

@@ -14,13 +14,13 @@ from collections import deque
 from datetime import UTC, datetime
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
-MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20
 """The most bytes of log that wait for the reader; further lines are dropped and counted."""
-EXIT_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
 """How long the process waits for the reader when it exits."""
 
 
-class LineFormatter(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """Format a record as one line: local time to the millisecond, level, message."""
 
     default_msec_format = "%s.%03d"
@@ -29,7 +29,7 @@ class LineFormatter(logging.Formatter):
         super().__init__(FORMAT)
 
 
-class JsonFormatter(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """Format a record as one line of JSON; for use in a `log_config_file`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,8 +49,8 @@ class StderrHandler(logging.StreamHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(LineFormatter())
-        self._backlog: Backlog | None = None
+        self.setFormatter(_LineFormatter())
+        self._backlog: _Backlog | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or queue it for the thread."""
@@ -76,7 +76,7 @@ class StderrHandler(logging.StreamHandler):
         if self._backlog is not None:
             self._backlog.flush()
 
-    def _find_backlog(self) -> Backlog | None:
+    def _find_backlog(self) -> _Backlog | None:
         """Return the backlog if stderr needs one, else None."""
         descriptor = self._pipe()
         if descriptor is None:
@@ -84,7 +84,7 @@ class StderrHandler(logging.StreamHandler):
         if self._backlog is not None and self._backlog.is_here:
             return self._backlog
         try:
-            self._backlog = Backlog(descriptor)
+            self._backlog = _Backlog(descriptor)
         except RuntimeError:  # Python is exiting and starts no more threads
             return None
         return self._backlog
@@ -101,7 +101,7 @@ class StderrHandler(logging.StreamHandler):
         return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
 
 
-class Backlog:
+class _Backlog:
     """Lines waiting to be written to a descriptor, and the thread that writes them."""
 
     def __init__(self, descriptor: int) -> None:
@@ -123,7 +123,7 @@ class Backlog:
     @property
     def is_full(self) -> bool:
         """Return whether the next line must be dropped."""
-        return self._num_bytes >= MOST_BYTES
+        return self._num_bytes >= _MOST_BYTES
 
     def take_dropped(self) -> int:
         """Return the number of dropped lines and reset it."""
@@ -139,10 +139,10 @@ class Backlog:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all lines are written, at most EXIT_SECONDS."""
+        """Wait until all lines are written, at most _EXIT_SECONDS."""
         if self.is_here:
             with self._changed:
-                self._changed.wait_for(lambda: not self._lines, EXIT_SECONDS)
+                self._changed.wait_for(lambda: not self._lines, _EXIT_SECONDS)
 
     def _run(self) -> None:
         while True:

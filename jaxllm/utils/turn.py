@@ -45,13 +45,13 @@ class Turn:
             )
 
 
-class TakesTurns(Protocol):
+class _TakesTurns(Protocol):
     """Base class of objects with methods that take turns."""
 
     _turn: Turn
 
 
-def in_turn[Owner: TakesTurns, **P, R](
+def in_turn[Owner: _TakesTurns, **P, R](
     method: Callable[Concatenate[Owner, P], R],
 ) -> Callable[Concatenate[Owner, P], R]:
     """Decorate a method to run in its object's turn."""
@@ -93,14 +93,14 @@ class FairLock:
                     self._holder = None
 
 
-class HasLock(Protocol):
+class _HasLock(Protocol):
     """Base class of objects with methods that exclude each other."""
 
     _home: Home
     _lock: FairLock
 
 
-def locked[Owner: HasLock, **P, R](
+def locked[Owner: _HasLock, **P, R](
     method: Callable[Concatenate[Owner, P], R],
 ) -> Callable[Concatenate[Owner, P], R]:
     """Decorate a method to exclude the object's other locked methods; it raises in a forked child."""

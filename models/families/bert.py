@@ -17,7 +17,7 @@ from ..reading import read_decoder
 from .opt import own_heads
 
 _LAYER, _ATTENTION = "{body}encoder.layer.{l}", "{body}encoder.layer.{l}.attention"
-BERT_NAMES = MappingProxyType(
+_BERT_NAMES = MappingProxyType(
     {
         "embed.table": TensorName("{body}embeddings.word_embeddings.weight", "v d -> v d"),
         "positions": TensorName("{body}embeddings.position_embeddings.weight", "p d -> p d"),
@@ -86,12 +86,12 @@ def token_classifier(hf: Mapping[str, Any]) -> Pooling:
     return Pooling(tasks=TOKEN_CLASSIFY, kind="CLS", head=(head,))
 
 
-def bert_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _bert_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a BERT that embeds."""
     return read_bert(hf, "BertModel", EMBEDDING)
 
 
-def bert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _bert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a BERT that classifies texts, or pairs of texts."""
     config = read_bert(hf, "BertForSequenceClassification", EMBEDDING)
     head = (
@@ -101,14 +101,14 @@ def bert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
 
 
-def bert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _bert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a BERT that classifies tokens."""
     return read_bert(hf, "BertForTokenClassification", token_classifier(hf))
 
 
 BERT = Family(
-    config_from_hf=bert_config,
-    names=BERT_NAMES,
+    config_from_hf=_bert_config,
+    names=_BERT_NAMES,
     layer=GPTLayer,
     frame=EncoderFrame,
     # The first checkpoints have TensorFlow's names for LayerNorms.
@@ -119,6 +119,6 @@ BERT = Family(
 FAMILIES = {
     "BertModel": BERT,
     "BertForMaskedLM": BERT,
-    "BertForSequenceClassification": replace(BERT, config_from_hf=bert_classifier_config),
-    "BertForTokenClassification": replace(BERT, config_from_hf=bert_token_classifier_config),
+    "BertForSequenceClassification": replace(BERT, config_from_hf=_bert_classifier_config),
+    "BertForTokenClassification": replace(BERT, config_from_hf=_bert_token_classifier_config),
 }

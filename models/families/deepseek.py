@@ -18,26 +18,26 @@ from ..names import Fused, TensorName
 from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
 from .glm4_moe import GLM4_MOE_NAMES
 
-ATTENTION = "{body}layers.{l}.self_attn."
-KV_B = Fused(("up_k", "up_v"), by_head=True)
+_ATTENTION = "{body}layers.{l}.self_attn."
+_KV_B = Fused(("up_k", "up_v"), by_head=True)
 
 DEEPSEEK_NAMES = MappingProxyType(
     {
         **GLM4_MOE_NAMES,
-        "layers.attn.q_a": TensorName(ATTENTION + "q_a_proj.weight", "q d -> q d"),
-        "layers.attn.q_a_bias": TensorName(ATTENTION + "q_a_proj.bias", "q -> q"),
-        "layers.attn.q_a_norm.scale": TensorName(ATTENTION + "q_a_layernorm.weight", "q -> q"),
-        "layers.attn.q_b": TensorName(ATTENTION + "q_b_proj.weight", "(n h) q -> n h q"),
-        "layers.attn.kv_a": TensorName(ATTENTION + "kv_a_proj_with_mqa.weight", "h d -> h d"),
-        "layers.attn.kv_a_bias": TensorName(ATTENTION + "kv_a_proj_with_mqa.bias", "h -> h"),
-        "layers.attn.kv_a_norm.scale": TensorName(ATTENTION + "kv_a_layernorm.weight", "l -> l"),
-        "layers.attn.up_k": TensorName(ATTENTION + "kv_b_proj.weight", "(n h) l -> n l h", KV_B),
-        "layers.attn.up_v": TensorName(ATTENTION + "kv_b_proj.weight", "(n h) l -> n h l", KV_B),
+        "layers.attn.q_a": TensorName(_ATTENTION + "q_a_proj.weight", "q d -> q d"),
+        "layers.attn.q_a_bias": TensorName(_ATTENTION + "q_a_proj.bias", "q -> q"),
+        "layers.attn.q_a_norm.scale": TensorName(_ATTENTION + "q_a_layernorm.weight", "q -> q"),
+        "layers.attn.q_b": TensorName(_ATTENTION + "q_b_proj.weight", "(n h) q -> n h q"),
+        "layers.attn.kv_a": TensorName(_ATTENTION + "kv_a_proj_with_mqa.weight", "h d -> h d"),
+        "layers.attn.kv_a_bias": TensorName(_ATTENTION + "kv_a_proj_with_mqa.bias", "h -> h"),
+        "layers.attn.kv_a_norm.scale": TensorName(_ATTENTION + "kv_a_layernorm.weight", "l -> l"),
+        "layers.attn.up_k": TensorName(_ATTENTION + "kv_b_proj.weight", "(n h) l -> n l h", _KV_B),
+        "layers.attn.up_v": TensorName(_ATTENTION + "kv_b_proj.weight", "(n h) l -> n h l", _KV_B),
     }
 )
 
 # HF's values for keys that a config.json leaves out.
-V2_DEFAULTS: dict[str, Any] = {
+_V2_DEFAULTS: dict[str, Any] = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
@@ -48,7 +48,7 @@ V2_DEFAULTS: dict[str, Any] = {
     "moe_intermediate_size": 1407,
     "first_k_dense_replace": 0,
 }
-V3_DEFAULTS: dict[str, Any] = V2_DEFAULTS | {
+V3_DEFAULTS: dict[str, Any] = _V2_DEFAULTS | {
     "max_position_embeddings": 4096,
     "n_routed_experts": 256,
     "n_shared_experts": 1,
@@ -62,16 +62,16 @@ V3_DEFAULTS: dict[str, Any] = V2_DEFAULTS | {
 }
 
 
-def deepseek_v2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _deepseek_v2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a DeepSeek-V2 config.json, or that of V2-Lite."""
-    hf = V2_DEFAULTS | dict(hf)
+    hf = _V2_DEFAULTS | dict(hf)
     require(hf, scoring_func="softmax", norm_topk_prob=False)
     method = read_choice(hf, "topk_method", ("greedy", "group_limited_greedy"), "greedy")
     fields: dict[str, Any] = {"group_best": 1} | read_groups(hf) if method == "group_limited_greedy" else {}
     return read_latent_decoder(hf, "DeepseekV2ForCausalLM", read_experts(hf, **fields))
 
 
-def deepseek_v3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _deepseek_v3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a DeepSeek-V3 config.json, or one of R1 or Kimi K2."""
     hf = V3_DEFAULTS | dict(hf)
     return read_latent_decoder(hf, "DeepseekV3ForCausalLM", read_sigmoid_experts(hf))
@@ -92,7 +92,7 @@ def read_latent_decoder(
     # The rotated part has its own size, and all of it is rotated.
     is_interleaved = read_bool(hf, "rope_interleave", True)
     rope = replace(read_rope(hf, settings, rotates_part=True), rotated=1.0, interleaved=is_interleaved)
-    latent, bias = read_latent(hf), read_bool(hf, "attention_bias")
+    latent, bias = _read_latent(hf), read_bool(hf, "attention_bias")
     return read_decoder(
         hf,
         architecture=architecture,
@@ -108,7 +108,7 @@ def read_latent_decoder(
     )
 
 
-def read_latent(hf: Mapping[str, Any]) -> LatentSpec:
+def _read_latent(hf: Mapping[str, Any]) -> LatentSpec:
     """Return the sizes of attention over latents."""
     return LatentSpec(
         rank=read_int(hf, "kv_lora_rank"),
@@ -158,12 +158,12 @@ def _softmax_scale(latent: LatentSpec, rope: RopeConfig, settings: Mapping[str, 
 
 
 DEEPSEEK_V3 = Family(
-    config_from_hf=deepseek_v3_config,
+    config_from_hf=_deepseek_v3_config,
     names=DEEPSEEK_NAMES,
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),
 )
 FAMILIES = {
-    "DeepseekV2ForCausalLM": Family(config_from_hf=deepseek_v2_config, names=DEEPSEEK_NAMES),
+    "DeepseekV2ForCausalLM": Family(config_from_hf=_deepseek_v2_config, names=DEEPSEEK_NAMES),
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
 }

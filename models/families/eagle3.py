@@ -28,7 +28,7 @@ from ..names import Prefixes, TensorName
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 
-EAGLE3_NAMES = {
+_EAGLE3_NAMES = {
     **{path: name._replace(name=name.name.replace("layers.{l}.", "")) for path, name in LLAMA_NAMES.items()},
     "embed.table": TensorName("embed_tokens.weight", "v d -> v d"),
     "final_norm.scale": TensorName("norm.weight", "d -> d"),
@@ -39,7 +39,7 @@ EAGLE3_NAMES = {
 }
 
 
-class EagleFrame(nnx.Module):
+class _EagleFrame(nnx.Module):
     """The parts around the layer of an EAGLE-3 head."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -75,7 +75,7 @@ class EagleFrame(nnx.Module):
         return jnp.full((len(logits_sg), self.vocab_size), -jnp.inf).at[:, ids_g].set(logits_sg)
 
 
-class EagleLayer(DecoderLayer):
+class _EagleLayer(DecoderLayer):
     """A decoder layer whose attention reads tokens beside features, and whose residual stream is that of features."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -100,7 +100,7 @@ class EagleLayer(DecoderLayer):
         return super().finish(self.feature_norm(features_td) if self.norms_stream else features_td, attended_tnh)
 
 
-def eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _eagle3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of an EAGLE-3 head, also in the speculators library's form, with the layer's keys apart.
 
     `num_target_layers`, the layers of the model whose tokens it guesses, decides at which depths it reads features,
@@ -148,10 +148,10 @@ def _read_depths(hf: Mapping[str, Any]) -> tuple[int, ...]:
 EAGLE3_HEAD = "LlamaForCausalLMEagle3"
 FAMILIES = {
     EAGLE3_HEAD: Family(
-        config_from_hf=eagle3_config,
-        names=EAGLE3_NAMES,
-        layer=EagleLayer,
-        frame=EagleFrame,
+        config_from_hf=_eagle3_config,
+        names=_EAGLE3_NAMES,
+        layer=_EagleLayer,
+        frame=_EagleFrame,
         prefixes=(Prefixes("midlayer.", ""), Prefixes("layers.0.", "")),
         marks=("layers.attn.q",),
         # Checkpoints hold the ids that it can guess in two forms, and a head that can guess all may hold them too.

@@ -42,7 +42,7 @@ DEFAULTS = {
 }
 
 
-def gemma2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Gemma 2 config.json."""
     hf = DEFAULTS | dict(hf)
     num_layers = read_num_layers(hf)
@@ -74,4 +74,4 @@ def read_gemma(
     return read_decoder(hf, architecture=architecture, act_key="hidden_activation", **(fields | overrides))
 
 
-FAMILIES = {"Gemma2ForCausalLM": Family(config_from_hf=gemma2_config, names=GEMMA_NAMES)}
+FAMILIES = {"Gemma2ForCausalLM": Family(config_from_hf=_gemma2_config, names=GEMMA_NAMES)}

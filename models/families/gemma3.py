@@ -24,18 +24,18 @@ DEFAULTS = GEMMA2_DEFAULTS | {
 }
 
 
-def gemma3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Gemma 3 text-only config.json."""
     return _read("Gemma3ForCausalLM", hf)
 
 
-def gemma3_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma3_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a multimodal Gemma 3 config.json."""
     text = read_text_config(hf, "gemma3_text")
     return _read("Gemma3ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
 
 
-def gemma3_embedder_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma3_embedder_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a Gemma 3 embedder: with causal attention, or with EmbeddingGemma's."""
     if not read_bool(hf, "use_bidirectional_attention"):
         return embedding(_read("Gemma3TextModel", hf))
@@ -66,11 +66,11 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 
 FAMILIES = {
-    "Gemma3ForCausalLM": Family(config_from_hf=gemma3_config, names=GEMMA_NAMES, is_text_part=True),
+    "Gemma3ForCausalLM": Family(config_from_hf=_gemma3_config, names=GEMMA_NAMES, is_text_part=True),
     "Gemma3ForConditionalGeneration": Family(
-        config_from_hf=gemma3_multimodal_config,
+        config_from_hf=_gemma3_multimodal_config,
         names=GEMMA_NAMES,
         is_wrapper=True,
     ),
-    "Gemma3TextModel": Family(config_from_hf=gemma3_embedder_config, names=GEMMA_NAMES),
+    "Gemma3TextModel": Family(config_from_hf=_gemma3_embedder_config, names=GEMMA_NAMES),
 }

@@ -36,17 +36,17 @@ from ..reading import (
 )
 from .gemma2 import GEMMA_NAMES
 
-GATE_UP = Fused(("gate", "up"))
+_GATE_UP = Fused(("gate", "up"))
 
-GEMMA4_NAMES = MappingProxyType(
+_GEMMA4_NAMES = MappingProxyType(
     {
         **GEMMA_NAMES,
         "layers.scalar": TensorName("{body}layers.{l}.layer_scalar", "o -> o"),
         "layers.router.weight": TensorName("{body}layers.{l}.router.proj.weight", "e d -> e d"),
         "layers.router.input_scale": TensorName("{body}layers.{l}.router.scale", "d -> d"),
         "layers.router.expert_scale": TensorName("{body}layers.{l}.router.per_expert_scale", "e -> e"),
-        "layers.experts.gate": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", GATE_UP),
-        "layers.experts.up": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.experts.gate": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.experts.up": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", _GATE_UP),
         "layers.experts.down": TensorName("{body}layers.{l}.experts.down_proj", "d f -> d f"),
         "layers.dense_out_norm.scale": TensorName("{body}layers.{l}.post_feedforward_layernorm_1.weight", "d -> d"),
         "layers.experts_norm.scale": TensorName("{body}layers.{l}.pre_feedforward_layernorm_2.weight", "d -> d"),
@@ -77,18 +77,18 @@ DEFAULTS = {
     "vocab_size_per_layer_input": 262_144,
     "hidden_size_per_layer_input": 256,
 }
-ROPES = {
+_ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 
 
-def gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Gemma 4 text-only config.json."""
     return _read("Gemma4ForCausalLM", hf)
 
 
-def gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a multimodal Gemma 4 config.json."""
     text = read_text_config(hf, "gemma4_text")
     return _read("Gemma4ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
@@ -170,7 +170,7 @@ def _by_layer(entries: Mapping[str, Any], num_layers: int) -> dict[int, dict[str
 
 def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
     """Return the RoPE table of one layer type."""
-    ropes = read_mapping(hf, "rope_parameters") or ROPES
+    ropes = read_mapping(hf, "rope_parameters") or _ROPES
     if kind not in ropes:
         raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
     return read_typed_rope(hf, {"partial_rotary_factor": 1.0} | read_mapping(ropes, kind))
@@ -199,7 +199,7 @@ def _read_input_size(hf: Mapping[str, Any]) -> int | None:
     return size or None
 
 
-class Gemma4Router(Router):
+class _Gemma4Router(Router):
     """A router that norms and scales its input, and scales each expert's output."""
 
     def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
@@ -215,7 +215,7 @@ class Gemma4Router(Router):
         return choices._replace(weights_tj=choices.weights_tj * self.expert_scale[...][choices.experts_tj])
 
 
-class Gemma4Layer(nnx.Module):
+class _Gemma4Layer(nnx.Module):
     """Attention; then the MLP, with or without experts beside it; then the per-layer input, if there is one."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -225,7 +225,7 @@ class Gemma4Layer(nnx.Module):
         self.scalar = declare((1,), ("embed",), dtype)
         self.spec = spec
         if spec.moe:
-            self.router, self.experts = Gemma4Router(spec.moe, cfg), Experts(spec, cfg, dtype)
+            self.router, self.experts = _Gemma4Router(spec.moe, cfg), Experts(spec, cfg, dtype)
             self.dense_out_norm, self.experts_norm, self.experts_out_norm = norm(), norm(), norm()
         if size := spec.input_size:
             self.input_gate = declare((size, cfg.hidden_size), ("layer_input", "embed"), dtype, 1)
@@ -250,7 +250,7 @@ class Gemma4Layer(nnx.Module):
         return x_td * self.scalar[...][None]
 
 
-class Gemma4Frame(Frame):
+class _Gemma4Frame(Frame):
     """A frame that computes per-layer inputs from the tokens and their embeddings."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -275,13 +275,13 @@ class Gemma4Frame(Frame):
 
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
-        config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame, is_text_part=True
+        config_from_hf=_gemma4_config, names=_GEMMA4_NAMES, layer=_Gemma4Layer, frame=_Gemma4Frame, is_text_part=True
     ),
     "Gemma4ForConditionalGeneration": Family(
-        config_from_hf=gemma4_multimodal_config,
-        names=GEMMA4_NAMES,
-        layer=Gemma4Layer,
-        frame=Gemma4Frame,
+        config_from_hf=_gemma4_multimodal_config,
+        names=_GEMMA4_NAMES,
+        layer=_Gemma4Layer,
+        frame=_Gemma4Frame,
         is_wrapper=True,
     ),
 }

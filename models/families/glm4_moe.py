@@ -38,7 +38,7 @@ DEFAULTS = {
 }
 
 
-def glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GLM-4.5 config.json."""
     hf = DEFAULTS | dict(hf)
     require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
@@ -68,7 +68,7 @@ def glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 GLM4_MOE = Family(
-    config_from_hf=glm4_moe_config,
+    config_from_hf=_glm4_moe_config,
     names=GLM4_MOE_NAMES,
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),

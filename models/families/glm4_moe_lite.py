@@ -25,10 +25,10 @@ DEFAULTS: dict[str, Any] = V3_DEFAULTS | {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-MLP_TYPES = ("dense", "sparse")
+_MLP_TYPES = ("dense", "sparse")
 
 
-def glm4_moe_lite_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _glm4_moe_lite_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GLM-4.7-Flash config.json."""
     hf = DEFAULTS | dict(hf)
     moe = read_sigmoid_experts(hf)
@@ -40,13 +40,13 @@ def _read_dense_layers(hf: Mapping[str, Any]) -> tuple[bool, ...] | None:
     types = hf.get("mlp_layer_types")
     if types is None:
         return None
-    if not isinstance(types, list | tuple) or len(types) != read_num_layers(hf) or not set(types) <= set(MLP_TYPES):
-        raise ValueError(f"mlp_layer_types is {types!r}, expected {' or '.join(MLP_TYPES)} for each layer")
+    if not isinstance(types, list | tuple) or len(types) != read_num_layers(hf) or not set(types) <= set(_MLP_TYPES):
+        raise ValueError(f"mlp_layer_types is {types!r}, expected {' or '.join(_MLP_TYPES)} for each layer")
     return tuple(each == "dense" for each in types)
 
 
 GLM4_MOE_LITE = Family(
-    config_from_hf=glm4_moe_lite_config,
+    config_from_hf=_glm4_moe_lite_config,
     names=DEEPSEEK_NAMES,
     # The multi-token-prediction layer, which comes last.
     leaves_out=("model.layers.{after}.*",),

@@ -17,7 +17,7 @@ from ..reading import read_decoder, read_num_layers
 from .opt import own_heads
 
 _QKV, _QKV_BIAS = Fused(("q", "k", "v"), axis=1), Fused(("q_bias", "k_bias", "v_bias"))
-GPT2_NAMES = MappingProxyType(
+_GPT2_NAMES = MappingProxyType(
     {
         "embed.table": TensorName("{body}wte.weight", "v d -> v d"),
         "positions": TensorName("{body}wpe.weight", "p d -> p d"),
@@ -54,7 +54,7 @@ DEFAULTS = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
-KEYS = {
+_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -63,11 +63,11 @@ KEYS = {
 """GPT-2's name for each key of other architectures; a config.json may have either."""
 
 
-def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GPT-2 config.json; `reorder_and_upcast_attn` is not read, as attention scores are always float32."""
-    hf = DEFAULTS | {KEYS[name]: hf[name] for name in KEYS if name in hf} | dict(hf)
+    hf = DEFAULTS | {_KEYS[name]: hf[name] for name in _KEYS if name in hf} | dict(hf)
     require(hf, add_cross_attention=False)
-    hf |= {name: read_int(hf, key) for name, key in KEYS.items()}
+    hf |= {name: read_int(hf, key) for name, key in _KEYS.items()}
     hidden_size = hf["hidden_size"]
     hf |= own_heads(hidden_size, hf["num_attention_heads"])
     scale = hf["head_dim"] ** -0.5 if read_bool(hf, "scale_attn_weights", True) else 1.0
@@ -86,14 +86,14 @@ def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def gpt2_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gpt2_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a GPT-2 that classifies tokens."""
-    return token_classification(gpt2_config(hf), hf, "classifier")
+    return token_classification(_gpt2_config(hf), hf, "classifier")
 
 
-GPT2 = Family(
-    config_from_hf=gpt2_config,
-    names=GPT2_NAMES,
+_GPT2 = Family(
+    config_from_hf=_gpt2_config,
+    names=_GPT2_NAMES,
     layer=GPTLayer,
     frame=GPTFrame,
     prefixes=(Prefixes("transformer.", ""), Prefixes("", "")),
@@ -101,6 +101,6 @@ GPT2 = Family(
     leaves_out=("*.attn.bias", "*.attn.masked_bias"),
 )
 FAMILIES = {
-    "GPT2LMHeadModel": GPT2,
-    "GPT2ForTokenClassification": replace(GPT2, config_from_hf=gpt2_token_classifier_config),
+    "GPT2LMHeadModel": _GPT2,
+    "GPT2ForTokenClassification": replace(_GPT2, config_from_hf=_gpt2_token_classifier_config),
 }

@@ -14,24 +14,24 @@ from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 
-GATE_UP = Fused(("gate", "up"), axis=1, alternates=True)
-GATE_UP_BIAS = Fused(("gate_bias", "up_bias"), alternates=True)
+_GATE_UP = Fused(("gate", "up"), axis=1, alternates=True)
+_GATE_UP_BIAS = Fused(("gate_bias", "up_bias"), alternates=True)
 
 # All experts are one tensor, [in, out] each, in which gate and up columns alternate.
-GPT_OSS_NAMES = MappingProxyType(
+_GPT_OSS_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         "layers.attn.sinks": TensorName("{body}layers.{l}.self_attn.sinks", "n -> n"),
         "layers.mlp.router.weight": TensorName("{body}layers.{l}.mlp.router.weight", "e d -> e d"),
         "layers.mlp.router.bias": TensorName("{body}layers.{l}.mlp.router.bias", "e -> e"),
-        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "d f -> f d", GATE_UP),
-        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "d f -> f d", GATE_UP),
+        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "d f -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "d f -> f d", _GATE_UP),
         "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.down_proj", "f d -> d f"),
         "layers.mlp.experts.gate_bias": TensorName(
-            "{body}layers.{l}.mlp.experts.gate_up_proj_bias", "f -> f", GATE_UP_BIAS
+            "{body}layers.{l}.mlp.experts.gate_up_proj_bias", "f -> f", _GATE_UP_BIAS
         ),
         "layers.mlp.experts.up_bias": TensorName(
-            "{body}layers.{l}.mlp.experts.gate_up_proj_bias", "f -> f", GATE_UP_BIAS
+            "{body}layers.{l}.mlp.experts.gate_up_proj_bias", "f -> f", _GATE_UP_BIAS
         ),
         "layers.mlp.experts.down_bias": TensorName("{body}layers.{l}.mlp.experts.down_proj_bias", "d -> d"),
     }
@@ -50,7 +50,7 @@ DEFAULTS = {
     "num_experts_per_tok": 4,
     "swiglu_limit": 7.0,
 }
-ROPE = {
+_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -60,11 +60,11 @@ ROPE = {
 }
 
 
-def gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a gpt-oss config.json."""
     hf = DEFAULTS | dict(hf)
     if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
-        hf["rope_parameters"] = ROPE | {"rope_theta": hf["rope_theta"]}
+        hf["rope_parameters"] = _ROPE | {"rope_theta": hf["rope_theta"]}
     require(hf, swiglu_alpha=SWIGLU_GAIN)
     moe = MoESpec(
         num_experts=read_int(hf, "num_local_experts"),
@@ -88,5 +88,5 @@ def gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-GPT_OSS = Family(config_from_hf=gpt_oss_config, names=GPT_OSS_NAMES)
-FAMILIES = {"GptOssForCausalLM": GPT_OSS}
+_GPT_OSS = Family(config_from_hf=_gpt_oss_config, names=_GPT_OSS_NAMES)
+FAMILIES = {"GptOssForCausalLM": _GPT_OSS}

@@ -15,32 +15,32 @@ from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
 from .mamba import read_time_limits, renamed_layer_types, scan_names
 
-LAYER_TYPES = ("linear_attention", "full_attention")
-SHARED = "{body}layers.{l}.shared_mlp."
-EXPERTS = "{body}layers.{l}.block_sparse_moe."
-GATE_UP = Fused(("gate", "up"))
+_LAYER_TYPES = ("linear_attention", "full_attention")
+_SHARED = "{body}layers.{l}.shared_mlp."
+_EXPERTS = "{body}layers.{l}.block_sparse_moe."
+_GATE_UP = Fused(("gate", "up"))
 
 
-def shared_names(mlp: str) -> dict[str, TensorName]:
+def _shared_names(mlp: str) -> dict[str, TensorName]:
     """Return the names of the MLP that all tokens go through; its path is `mlp`."""
     return {
-        f"{mlp}.gate": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
-        f"{mlp}.up": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
-        f"{mlp}.down": TensorName(SHARED + "output_linear.weight", "d f -> d f"),
+        f"{mlp}.gate": TensorName(_SHARED + "input_linear.weight", "f d -> f d", _GATE_UP),
+        f"{mlp}.up": TensorName(_SHARED + "input_linear.weight", "f d -> f d", _GATE_UP),
+        f"{mlp}.down": TensorName(_SHARED + "output_linear.weight", "d f -> d f"),
     }
 
 
 # All experts are one tensor.
-GRANITE_HYBRID_NAMES = MappingProxyType(
+_GRANITE_HYBRID_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         **scan_names("{body}layers.{l}.mamba."),
-        **shared_names("layers.mlp"),
-        **shared_names("layers.mlp.shared"),
-        "layers.mlp.router.weight": TensorName(EXPERTS + "router.layer.weight", "e d -> e d"),
-        "layers.mlp.experts.gate": TensorName(EXPERTS + "input_linear.weight", "f d -> f d", GATE_UP),
-        "layers.mlp.experts.up": TensorName(EXPERTS + "input_linear.weight", "f d -> f d", GATE_UP),
-        "layers.mlp.experts.down": TensorName(EXPERTS + "output_linear.weight", "d f -> d f"),
+        **_shared_names("layers.mlp"),
+        **_shared_names("layers.mlp.shared"),
+        "layers.mlp.router.weight": TensorName(_EXPERTS + "router.layer.weight", "e d -> e d"),
+        "layers.mlp.experts.gate": TensorName(_EXPERTS + "input_linear.weight", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName(_EXPERTS + "input_linear.weight", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.down": TensorName(_EXPERTS + "output_linear.weight", "d f -> d f"),
     }
 )
 
@@ -58,7 +58,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Granite 4 config.json; without local experts, layers have the shared MLP alone."""
     hf = DEFAULTS | dict(hf)
     require(hf, hidden_act="silu", normalization_function="rmsnorm")
@@ -90,7 +90,7 @@ def granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = hf.get("layer_types", hf.get("layers_block_type"))
     return read_layer_types(
-        {"layer_types": renamed_layer_types(kinds)}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES
+        {"layer_types": renamed_layer_types(kinds)}, _LAYER_TYPES[:1] * read_num_layers(hf), _LAYER_TYPES
     )
 
 
@@ -126,4 +126,4 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec | None:
     )
 
 
-FAMILIES = {"GraniteMoeHybridForCausalLM": Family(config_from_hf=granite_hybrid_config, names=GRANITE_HYBRID_NAMES)}
+FAMILIES = {"GraniteMoeHybridForCausalLM": Family(config_from_hf=_granite_hybrid_config, names=_GRANITE_HYBRID_NAMES)}

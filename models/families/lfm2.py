@@ -14,48 +14,48 @@ from ..reading import read_decoder, read_layer_types, read_num_layers
 from ..state_specs import ConvSpec
 from .llama import LLAMA_NAMES
 
-CONV = "{body}layers.{l}.conv."
-ATTENTION = "{body}layers.{l}.self_attn."
-FEED_FORWARD = "{body}layers.{l}.feed_forward."
-LAYER_TYPES = ("conv", "full_attention")
-GATES = Fused(("gate_in", "gate_out", "x"))
-GATE_BIASES = Fused(("gate_in_bias", "gate_out_bias", "x_bias"))
+_CONV = "{body}layers.{l}.conv."
+_ATTENTION = "{body}layers.{l}.self_attn."
+_FEED_FORWARD = "{body}layers.{l}.feed_forward."
+_LAYER_TYPES = ("conv", "full_attention")
+_GATES = Fused(("gate_in", "gate_out", "x"))
+_GATE_BIASES = Fused(("gate_in_bias", "gate_out_bias", "x_bias"))
 
-LFM2_NAMES = MappingProxyType(
+_LFM2_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         "final_norm.scale": TensorName("{body}embedding_norm.weight", "d -> d"),
         "layers.attn_norm.scale": TensorName("{body}layers.{l}.operator_norm.weight", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}layers.{l}.ffn_norm.weight", "d -> d"),
-        "layers.attn.o": TensorName(ATTENTION + "out_proj.weight", "d c -> d c"),
-        "layers.attn.q_norm.scale": TensorName(ATTENTION + "q_layernorm.weight", "h -> h"),
-        "layers.attn.k_norm.scale": TensorName(ATTENTION + "k_layernorm.weight", "h -> h"),
-        "layers.mlp.gate": TensorName(FEED_FORWARD + "w1.weight", "f d -> f d"),
-        "layers.mlp.up": TensorName(FEED_FORWARD + "w3.weight", "f d -> f d"),
-        "layers.mlp.down": TensorName(FEED_FORWARD + "w2.weight", "d f -> d f"),
+        "layers.attn.o": TensorName(_ATTENTION + "out_proj.weight", "d c -> d c"),
+        "layers.attn.q_norm.scale": TensorName(_ATTENTION + "q_layernorm.weight", "h -> h"),
+        "layers.attn.k_norm.scale": TensorName(_ATTENTION + "k_layernorm.weight", "h -> h"),
+        "layers.mlp.gate": TensorName(_FEED_FORWARD + "w1.weight", "f d -> f d"),
+        "layers.mlp.up": TensorName(_FEED_FORWARD + "w3.weight", "f d -> f d"),
+        "layers.mlp.down": TensorName(_FEED_FORWARD + "w2.weight", "d f -> d f"),
         **{
-            f"layers.recurrent.{name}": TensorName(CONV + "in_proj.weight", "c d -> c d", GATES)
-            for name in GATES.members
+            f"layers.recurrent.{name}": TensorName(_CONV + "in_proj.weight", "c d -> c d", _GATES)
+            for name in _GATES.members
         },
         **{
-            f"layers.recurrent.{name}": TensorName(CONV + "in_proj.bias", "c -> c", GATE_BIASES)
-            for name in GATE_BIASES.members
+            f"layers.recurrent.{name}": TensorName(_CONV + "in_proj.bias", "c -> c", _GATE_BIASES)
+            for name in _GATE_BIASES.members
         },
-        "layers.recurrent.conv": TensorName(CONV + "conv.weight", "c u k -> c u k"),
-        "layers.recurrent.conv_bias": TensorName(CONV + "conv.bias", "c -> c"),
-        "layers.recurrent.o": TensorName(CONV + "out_proj.weight", "d c -> d c"),
-        "layers.recurrent.o_bias": TensorName(CONV + "out_proj.bias", "d -> d"),
+        "layers.recurrent.conv": TensorName(_CONV + "conv.weight", "c u k -> c u k"),
+        "layers.recurrent.conv_bias": TensorName(_CONV + "conv.bias", "c -> c"),
+        "layers.recurrent.o": TensorName(_CONV + "out_proj.weight", "d c -> d c"),
+        "layers.recurrent.o_bias": TensorName(_CONV + "out_proj.bias", "d -> d"),
     }
 )
-EXPERT = FEED_FORWARD + "experts.{e}."
-LFM2_MOE_NAMES = MappingProxyType(
+_EXPERT = _FEED_FORWARD + "experts.{e}."
+_LFM2_MOE_NAMES = MappingProxyType(
     {
-        **LFM2_NAMES,
-        "layers.mlp.router.weight": TensorName(FEED_FORWARD + "gate.weight", "e d -> e d"),
-        "layers.mlp.router.correction": TensorName(FEED_FORWARD + "expert_bias", "e -> e"),
-        "layers.mlp.experts.gate": TensorName(EXPERT + "w1.weight", "f d -> f d"),
-        "layers.mlp.experts.up": TensorName(EXPERT + "w3.weight", "f d -> f d"),
-        "layers.mlp.experts.down": TensorName(EXPERT + "w2.weight", "d f -> d f"),
+        **_LFM2_NAMES,
+        "layers.mlp.router.weight": TensorName(_FEED_FORWARD + "gate.weight", "e d -> e d"),
+        "layers.mlp.router.correction": TensorName(_FEED_FORWARD + "expert_bias", "e -> e"),
+        "layers.mlp.experts.gate": TensorName(_EXPERT + "w1.weight", "f d -> f d"),
+        "layers.mlp.experts.up": TensorName(_EXPERT + "w3.weight", "f d -> f d"),
+        "layers.mlp.experts.down": TensorName(_EXPERT + "w2.weight", "d f -> d f"),
     }
 )
 
@@ -71,7 +71,7 @@ DEFAULTS: dict[str, Any] = {
     "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }
-MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {
+_MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {
     "moe_intermediate_size": 1792,
     "num_dense_layers": 2,
     "num_experts": 32,
@@ -81,15 +81,15 @@ MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {
 }
 
 
-def lfm2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _lfm2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an LFM2 config.json."""
     hf = DEFAULTS | dict(hf)
     return _read(hf, "Lfm2ForCausalLM", _mlp_width(hf), {})
 
 
-def lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an LFM2-MoE config.json: the first `num_dense_layers` layers have MLPs."""
-    hf = MOE_DEFAULTS | dict(hf)
+    hf = _MOE_DEFAULTS | dict(hf)
     moe = MoESpec(
         num_experts=read_int(hf, "num_experts"),
         top_k=read_int(hf, "num_experts_per_tok"),
@@ -108,8 +108,8 @@ def lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[str, Any]) -> ModelConfig:
     num_layers = read_num_layers(hf)
     attends = range(num_layers) if hf.get("full_attn_idxs") is None else read_ints(hf, "full_attn_idxs")
-    default = tuple(LAYER_TYPES[layer in attends] for layer in range(num_layers))
-    has_state = [kind == "conv" for kind in read_layer_types(hf, default, LAYER_TYPES)]
+    default = tuple(_LAYER_TYPES[layer in attends] for layer in range(num_layers))
+    has_state = [kind == "conv" for kind in read_layer_types(hf, default, _LAYER_TYPES)]
     conv = ConvSpec(
         num_channels=read_int(hf, "hidden_size"),
         conv_size=read_int(hf, "conv_L_cache"),
@@ -142,6 +142,6 @@ def _mlp_width(hf: Mapping[str, Any]) -> int:
 
 
 FAMILIES = {
-    "Lfm2ForCausalLM": Family(config_from_hf=lfm2_config, names=LFM2_NAMES),
-    "Lfm2MoeForCausalLM": Family(config_from_hf=lfm2_moe_config, names=LFM2_MOE_NAMES),
+    "Lfm2ForCausalLM": Family(config_from_hf=_lfm2_config, names=_LFM2_NAMES),
+    "Lfm2MoeForCausalLM": Family(config_from_hf=_lfm2_moe_config, names=_LFM2_MOE_NAMES),
 }

@@ -39,7 +39,7 @@ LLAMA_NAMES = MappingProxyType(
 )
 
 
-def llama_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _llama_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Llama config.json."""
     attention_bias = read_bool(hf, "attention_bias")
     return read_decoder(
@@ -51,5 +51,5 @@ def llama_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-LLAMA = Family(config_from_hf=llama_config, names=LLAMA_NAMES)
+LLAMA = Family(config_from_hf=_llama_config, names=LLAMA_NAMES)
 FAMILIES = {"LlamaForCausalLM": LLAMA}

@@ -26,23 +26,23 @@ from ..reading import (
 )
 from .llama import LLAMA_NAMES
 
-GATE_UP = Fused(("gate", "up"), axis=1)
-FEED_FORWARD = "{body}layers.{l}.feed_forward."
+_GATE_UP = Fused(("gate", "up"), axis=1)
+_FEED_FORWARD = "{body}layers.{l}.feed_forward."
 
 # All experts are one tensor, [in, out] each.
-LLAMA4_NAMES = MappingProxyType(
+_LLAMA4_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
-        "layers.mlp.gate": TensorName(FEED_FORWARD + "gate_proj.weight", "f d -> f d"),
-        "layers.mlp.up": TensorName(FEED_FORWARD + "up_proj.weight", "f d -> f d"),
-        "layers.mlp.down": TensorName(FEED_FORWARD + "down_proj.weight", "d f -> d f"),
-        "layers.mlp.router.weight": TensorName(FEED_FORWARD + "router.weight", "e d -> e d"),
-        "layers.mlp.experts.gate": TensorName(FEED_FORWARD + "experts.gate_up_proj", "d f -> f d", GATE_UP),
-        "layers.mlp.experts.up": TensorName(FEED_FORWARD + "experts.gate_up_proj", "d f -> f d", GATE_UP),
-        "layers.mlp.experts.down": TensorName(FEED_FORWARD + "experts.down_proj", "f d -> d f"),
-        "layers.mlp.shared.gate": TensorName(FEED_FORWARD + "shared_expert.gate_proj.weight", "f d -> f d"),
-        "layers.mlp.shared.up": TensorName(FEED_FORWARD + "shared_expert.up_proj.weight", "f d -> f d"),
-        "layers.mlp.shared.down": TensorName(FEED_FORWARD + "shared_expert.down_proj.weight", "d f -> d f"),
+        "layers.mlp.gate": TensorName(_FEED_FORWARD + "gate_proj.weight", "f d -> f d"),
+        "layers.mlp.up": TensorName(_FEED_FORWARD + "up_proj.weight", "f d -> f d"),
+        "layers.mlp.down": TensorName(_FEED_FORWARD + "down_proj.weight", "d f -> d f"),
+        "layers.mlp.router.weight": TensorName(_FEED_FORWARD + "router.weight", "e d -> e d"),
+        "layers.mlp.experts.gate": TensorName(_FEED_FORWARD + "experts.gate_up_proj", "d f -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName(_FEED_FORWARD + "experts.gate_up_proj", "d f -> f d", _GATE_UP),
+        "layers.mlp.experts.down": TensorName(_FEED_FORWARD + "experts.down_proj", "f d -> d f"),
+        "layers.mlp.shared.gate": TensorName(_FEED_FORWARD + "shared_expert.gate_proj.weight", "f d -> f d"),
+        "layers.mlp.shared.up": TensorName(_FEED_FORWARD + "shared_expert.up_proj.weight", "f d -> f d"),
+        "layers.mlp.shared.down": TensorName(_FEED_FORWARD + "shared_expert.down_proj.weight", "d f -> d f"),
     }
 )
 
@@ -70,12 +70,12 @@ DEFAULTS = {
 }
 
 
-def llama4_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _llama4_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a Llama 4 text model."""
     return _read("Llama4ForCausalLM", hf)
 
 
-def llama4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _llama4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a multimodal Llama 4 config.json."""
     text = read_text_config(hf, "llama4_text")
     return _read("Llama4ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(hf, text))
@@ -142,10 +142,10 @@ def _read_experts(hf: Mapping[str, Any]) -> tuple[MoESpec | None, ...]:
 
 
 FAMILIES = {
-    "Llama4ForCausalLM": Family(config_from_hf=llama4_config, names=LLAMA4_NAMES, is_text_part=True),
+    "Llama4ForCausalLM": Family(config_from_hf=_llama4_config, names=_LLAMA4_NAMES, is_text_part=True),
     "Llama4ForConditionalGeneration": Family(
-        config_from_hf=llama4_multimodal_config,
-        names=LLAMA4_NAMES,
+        config_from_hf=_llama4_multimodal_config,
+        names=_LLAMA4_NAMES,
         is_wrapper=True,
     ),
 }

@@ -9,8 +9,8 @@ from typing import Any
 from ..names import Fused, TensorName
 
 PARTS = ("gate", "x", "b", "c", "dt")
-CONVOLVED = ("x", "b", "c")
-OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
+_CONVOLVED = ("x", "b", "c")
+_OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def scan_names(mixer: str) -> dict[str, TensorName]:
@@ -18,8 +18,8 @@ def scan_names(mixer: str) -> dict[str, TensorName]:
     fused = {
         "in_proj.weight": ("c d -> c d", PARTS, ""),
         "in_proj.bias": ("c -> c", PARTS, "_bias"),
-        "conv1d.weight": ("c u k -> c u k", CONVOLVED, "_conv"),
-        "conv1d.bias": ("c -> c", CONVOLVED, "_conv_bias"),
+        "conv1d.weight": ("c u k -> c u k", _CONVOLVED, "_conv"),
+        "conv1d.bias": ("c -> c", _CONVOLVED, "_conv_bias"),
     }
     names = {}
     for tensor, (layout, parts, end) in fused.items():
@@ -40,7 +40,7 @@ def renamed_layer_types(kinds: Any) -> Any:
     """Return layer types by their newer names; a value that is not a list is returned unchanged."""
     if not isinstance(kinds, list | tuple):
         return kinds
-    return [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+    return [_OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
 
 
 def read_time_limits(hf: Mapping[str, Any]) -> tuple[float, float]:

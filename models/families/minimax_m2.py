@@ -13,7 +13,7 @@ from ..names import TensorName
 from ..reading import read_decoder
 from .mixtral import MIXTRAL_NAMES
 
-MINIMAX_M2_NAMES = MappingProxyType(
+_MINIMAX_M2_NAMES = MappingProxyType(
     {
         **MIXTRAL_NAMES,
         "layers.mlp.router.correction": TensorName(
@@ -35,7 +35,7 @@ DEFAULTS = {
 }
 
 
-def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a MiniMax M2 config.json."""
     hf = DEFAULTS | dict(hf)
     require(hf, scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer")
@@ -55,4 +55,4 @@ def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILIES = {"MiniMaxM2ForCausalLM": Family(config_from_hf=minimax_m2_config, names=MINIMAX_M2_NAMES)}
+FAMILIES = {"MiniMaxM2ForCausalLM": Family(config_from_hf=_minimax_m2_config, names=_MINIMAX_M2_NAMES)}

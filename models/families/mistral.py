@@ -23,13 +23,13 @@ from .llama import LLAMA_NAMES
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096}
-MINISTRAL3_DEFAULTS: dict[str, Any] = {
+_MINISTRAL3_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 262_144,
 }
-MINISTRAL3_ROPE = {
+_MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
     "factor": 16.0,
@@ -40,12 +40,12 @@ MINISTRAL3_ROPE = {
 }
 
 
-def mistral_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _mistral_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Mistral config.json."""
     return _read("MistralForCausalLM", hf)
 
 
-def mistral3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _mistral3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a `mistral3` config.json, which is a Mistral or a Ministral 3."""
     is_ministral3 = read_mapping(hf, "text_config").get("model_type") == "ministral3"
     text = read_text_config(hf, "ministral3" if is_ministral3 else "mistral")
@@ -53,7 +53,7 @@ def mistral3_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read("Mistral3ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(hf, text))
 
 
-def ministral3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _ministral3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Ministral 3 config.json."""
     return _read_ministral3("Ministral3ForCausalLM", hf)
 
@@ -65,9 +65,9 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 
 def _read_ministral3(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
-    hf = MINISTRAL3_DEFAULTS | {"sliding_window": None} | dict(hf)
+    hf = _MINISTRAL3_DEFAULTS | {"sliding_window": None} | dict(hf)
     if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
-        hf["rope_parameters"] = MINISTRAL3_ROPE
+        hf["rope_parameters"] = _MINISTRAL3_ROPE
     settings = read_rope_settings(hf)
     if (beta := read_optional_float(settings, "llama_4_scaling_beta")) is not None:
         trained = read_trained_positions(hf, settings, read_int(hf, "max_position_embeddings"))
@@ -76,11 +76,11 @@ def _read_ministral3(architecture: str, hf: Mapping[str, Any], **overrides: Any)
 
 
 FAMILIES = {
-    "MistralForCausalLM": Family(config_from_hf=mistral_config, names=LLAMA_NAMES),
+    "MistralForCausalLM": Family(config_from_hf=_mistral_config, names=LLAMA_NAMES),
     "Mistral3ForConditionalGeneration": Family(
-        config_from_hf=mistral3_config,
+        config_from_hf=_mistral3_config,
         names=LLAMA_NAMES,
         is_wrapper=True,
     ),
-    "Ministral3ForCausalLM": Family(config_from_hf=ministral3_config, names=LLAMA_NAMES),
+    "Ministral3ForCausalLM": Family(config_from_hf=_ministral3_config, names=LLAMA_NAMES),
 }

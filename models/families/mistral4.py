@@ -20,14 +20,14 @@ from .deepseek import (
     read_normalizer,
 )
 
-GATE_UP = Fused(("gate", "up"))
+_GATE_UP = Fused(("gate", "up"))
 
 # All experts are one tensor.
-MISTRAL4_NAMES = MappingProxyType(
+_MISTRAL4_NAMES = MappingProxyType(
     {
         **DEEPSEEK_NAMES,
-        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", GATE_UP),
-        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", _GATE_UP),
         "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.down_proj", "d f -> d f"),
     }
 )
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = V3_DEFAULTS | {
     "topk_group": 1,
     "first_k_dense_replace": 0,
 }
-ROPE = {
+_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
     "factor": 128.0,
@@ -56,11 +56,11 @@ ROPE = {
 }
 
 
-def mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Mistral 4 config.json."""
     hf = DEFAULTS | dict(hf)
     if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
-        hf["rope_parameters"] = ROPE
+        hf["rope_parameters"] = _ROPE
     settings = read_rope_settings(hf)
     scaling = None
     if (beta := read_optional_float(settings, "llama_4_scaling_beta")) is not None:
@@ -70,4 +70,4 @@ def mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_latent_decoder(hf, "Mistral4ForCausalLM", moe, query_scaling=scaling)
 
 
-FAMILIES = {"Mistral4ForCausalLM": Family(config_from_hf=mistral4_config, names=MISTRAL4_NAMES)}
+FAMILIES = {"Mistral4ForCausalLM": Family(config_from_hf=_mistral4_config, names=_MISTRAL4_NAMES)}

@@ -34,7 +34,7 @@ DEFAULTS = {
 }
 
 
-def mixtral_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _mixtral_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Mixtral config.json."""
     hf = DEFAULTS | dict(hf)
     moe = MoESpec(
@@ -47,4 +47,4 @@ def mixtral_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_decoder(hf, architecture="MixtralForCausalLM", window=window, moe=moe)
 
 
-FAMILIES = {"MixtralForCausalLM": Family(config_from_hf=mixtral_config, names=MIXTRAL_NAMES)}
+FAMILIES = {"MixtralForCausalLM": Family(config_from_hf=_mixtral_config, names=MIXTRAL_NAMES)}

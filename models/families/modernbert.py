@@ -23,7 +23,7 @@ from .opt import own_heads
 
 _QKV, _QKV_BIAS = Fused(("q", "k", "v")), Fused(("q_bias", "k_bias", "v_bias"))
 _GATE_UP, _GATE_UP_BIAS = Fused(("gate", "up")), Fused(("gate_bias", "up_bias"))
-MODERNBERT_NAMES = MappingProxyType(
+_MODERNBERT_NAMES = MappingProxyType(
     {
         "embed.table": TensorName("{body}embeddings.tok_embeddings.weight", "v d -> v d"),
         "embed_norm.scale": TensorName("{body}embeddings.norm.weight", "d -> d"),
@@ -64,10 +64,10 @@ DEFAULTS = {
     "local_attention": 128,
     "global_attn_every_n_layers": 3,
 }
-POOLING_KINDS = {"cls": "CLS", "mean": "MEAN"}
+_POOLING_KINDS = {"cls": "CLS", "mean": "MEAN"}
 
 
-class ModernBertLayer(nnx.Module):
+class _ModernBertLayer(nnx.Module):
     """Attention and a gated MLP, each added to the stream, with a LayerNorm before it."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -87,19 +87,19 @@ class ModernBertLayer(nnx.Module):
         return self.mlp(self.mlp_norm(x_td), x_td)
 
 
-def modernbert_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _modernbert_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a ModernBERT embedder."""
     return _read(hf, "ModernBertModel", Pooling(tasks=EMBED, kind="CLS"))
 
 
-def modernbert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _modernbert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a ModernBERT that classifies texts, or pairs of texts."""
-    kind = POOLING_KINDS[read_choice(hf, "classifier_pooling", tuple(POOLING_KINDS), "cls")]
+    kind = _POOLING_KINDS[read_choice(hf, "classifier_pooling", tuple(_POOLING_KINDS), "cls")]
     pooling = Pooling(tasks=("classify",), kind=kind, head=_read_head(hf))
     return _read(hf, "ModernBertForSequenceClassification", pooling)
 
 
-def modernbert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _modernbert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a ModernBERT that classifies tokens."""
     pooling = Pooling(tasks=TOKEN_CLASSIFY, kind="CLS", head=_read_head(hf))
     return _read(hf, "ModernBertForTokenClassification", pooling)
@@ -150,17 +150,17 @@ def _read(hf: Mapping[str, Any], architecture: str, pooling: Pooling) -> ModelCo
     )
 
 
-MODERNBERT = Family(
-    config_from_hf=modernbert_config,
-    names=MODERNBERT_NAMES,
-    layer=ModernBertLayer,
+_MODERNBERT = Family(
+    config_from_hf=_modernbert_config,
+    names=_MODERNBERT_NAMES,
+    layer=_ModernBertLayer,
     frame=EncoderFrame,
     # The head of pretraining.
     leaves_out=("head.*", "decoder.*"),
 )
 FAMILIES = {
-    "ModernBertModel": MODERNBERT,
-    "ModernBertForMaskedLM": MODERNBERT,
-    "ModernBertForSequenceClassification": replace(MODERNBERT, config_from_hf=modernbert_classifier_config),
-    "ModernBertForTokenClassification": replace(MODERNBERT, config_from_hf=modernbert_token_classifier_config),
+    "ModernBertModel": _MODERNBERT,
+    "ModernBertForMaskedLM": _MODERNBERT,
+    "ModernBertForSequenceClassification": replace(_MODERNBERT, config_from_hf=_modernbert_classifier_config),
+    "ModernBertForTokenClassification": replace(_MODERNBERT, config_from_hf=_modernbert_token_classifier_config),
 }

@@ -26,7 +26,7 @@ from .deepseek import DEEPSEEK_V3
 from .glm4_moe import GLM4_MOE
 from .glm4_moe_lite import GLM4_MOE_LITE
 
-MTP_NAMES = {
+_MTP_NAMES = {
     "final_norm.scale": TensorName("{body}layers.{l}.shared_head.norm.weight", "d -> d"),
     "token_norm.scale": TensorName("{body}layers.{l}.enorm.weight", "d -> d"),
     "feature_norm.scale": TensorName("{body}layers.{l}.hnorm.weight", "d -> d"),
@@ -34,7 +34,7 @@ MTP_NAMES = {
 }
 
 
-class MTPFrame(Frame):
+class _MTPFrame(Frame):
     """The parts around the layer of an MTP head."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -53,7 +53,7 @@ class MTPFrame(Frame):
         return linear(jnp.concatenate(both, axis=-1), self.fuse)
 
 
-def mtp_of(family: Family, architecture: str) -> Family:
+def _mtp_of(family: Family, architecture: str) -> Family:
     """Return the family of MTP heads of a family of models."""
 
     def read_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -64,17 +64,17 @@ def mtp_of(family: Family, architecture: str) -> Family:
         return replace(config, architecture=architecture, layers=config.layers[-1:], draft_head=head)
 
     # All other tensors belong to the model, which checks them itself.
-    names = {**family.names, **MTP_NAMES}
-    return replace(family, config_from_hf=read_config, names=names, frame=MTPFrame, leaves_out=("*",))
+    names = {**family.names, **_MTP_NAMES}
+    return replace(family, config_from_hf=read_config, names=names, frame=_MTPFrame, leaves_out=("*",))
 
 
-DEEPSEEK_MTP = mtp_of(DEEPSEEK_V3, "DeepSeekMTPModel")
-GLM4_MOE_MTP = mtp_of(GLM4_MOE, "Glm4MoeMTPModel")
-GLM4_MOE_LITE_MTP = mtp_of(GLM4_MOE_LITE, "Glm4MoeLiteMTPModel")
+_DEEPSEEK_MTP = _mtp_of(DEEPSEEK_V3, "DeepSeekMTPModel")
+_GLM4_MOE_MTP = _mtp_of(GLM4_MOE, "Glm4MoeMTPModel")
+_GLM4_MOE_LITE_MTP = _mtp_of(GLM4_MOE_LITE, "Glm4MoeLiteMTPModel")
 FAMILIES = {
-    "DeepSeekMTPModel": DEEPSEEK_MTP,
-    "Glm4MoeMTPModel": GLM4_MOE_MTP,
-    "Glm4MoeLiteMTPModel": GLM4_MOE_LITE_MTP,
+    "DeepSeekMTPModel": _DEEPSEEK_MTP,
+    "Glm4MoeMTPModel": _GLM4_MOE_MTP,
+    "Glm4MoeLiteMTPModel": _GLM4_MOE_LITE_MTP,
 }
 MTP_HEADS = MappingProxyType(
     {

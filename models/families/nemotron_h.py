@@ -15,35 +15,35 @@ from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
 from .mamba import read_time_limits, renamed_layer_types, scan_names
 
-LETTERS = MappingProxyType({"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"})
-LAYER_TYPES = tuple(LETTERS.values())
-MIXER = "{body}layers.{l}.mixer."
-NORM = TensorName("{body}layers.{l}.norm.weight", "d -> d")
+_LETTERS = MappingProxyType({"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"})
+_LAYER_TYPES = tuple(_LETTERS.values())
+_MIXER = "{body}layers.{l}.mixer."
+_NORM = TensorName("{body}layers.{l}.norm.weight", "d -> d")
 
-NEMOTRON_H_NAMES = MappingProxyType(
+_NEMOTRON_H_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         "embed.table": TensorName("{body}embeddings.weight", "v d -> v d"),
         "final_norm.scale": TensorName("{body}norm_f.weight", "d -> d"),
-        "layers.attn_norm.scale": NORM,
-        "layers.mlp_norm.scale": NORM,
-        **scan_names(MIXER),
-        "layers.attn.q": TensorName(MIXER + "q_proj.weight", "(n h) d -> n h d"),
-        "layers.attn.k": TensorName(MIXER + "k_proj.weight", "(k h) d -> k h d"),
-        "layers.attn.v": TensorName(MIXER + "v_proj.weight", "(k h) d -> k h d"),
-        "layers.attn.o": TensorName(MIXER + "o_proj.weight", "d c -> d c"),
-        "layers.mlp.up": TensorName(MIXER + "up_proj.weight", "f d -> f d"),
-        "layers.mlp.down": TensorName(MIXER + "down_proj.weight", "d f -> d f"),
-        "layers.mlp.up_bias": TensorName(MIXER + "up_proj.bias", "f -> f"),
-        "layers.mlp.down_bias": TensorName(MIXER + "down_proj.bias", "d -> d"),
-        "layers.mlp.router.weight": TensorName(MIXER + "gate.weight", "e d -> e d"),
-        "layers.mlp.router.correction": TensorName(MIXER + "gate.e_score_correction_bias", "e -> e"),
-        "layers.mlp.experts.up": TensorName(MIXER + "experts.{e}.up_proj.weight", "f d -> f d"),
-        "layers.mlp.experts.down": TensorName(MIXER + "experts.{e}.down_proj.weight", "d f -> d f"),
-        "layers.mlp.shared.up": TensorName(MIXER + "shared_experts.up_proj.weight", "f d -> f d"),
-        "layers.mlp.shared.down": TensorName(MIXER + "shared_experts.down_proj.weight", "d f -> d f"),
-        "layers.mlp.into_latents": TensorName(MIXER + "fc1_latent_proj.weight", "l d -> l d"),
-        "layers.mlp.out_of_latents": TensorName(MIXER + "fc2_latent_proj.weight", "d l -> d l"),
+        "layers.attn_norm.scale": _NORM,
+        "layers.mlp_norm.scale": _NORM,
+        **scan_names(_MIXER),
+        "layers.attn.q": TensorName(_MIXER + "q_proj.weight", "(n h) d -> n h d"),
+        "layers.attn.k": TensorName(_MIXER + "k_proj.weight", "(k h) d -> k h d"),
+        "layers.attn.v": TensorName(_MIXER + "v_proj.weight", "(k h) d -> k h d"),
+        "layers.attn.o": TensorName(_MIXER + "o_proj.weight", "d c -> d c"),
+        "layers.mlp.up": TensorName(_MIXER + "up_proj.weight", "f d -> f d"),
+        "layers.mlp.down": TensorName(_MIXER + "down_proj.weight", "d f -> d f"),
+        "layers.mlp.up_bias": TensorName(_MIXER + "up_proj.bias", "f -> f"),
+        "layers.mlp.down_bias": TensorName(_MIXER + "down_proj.bias", "d -> d"),
+        "layers.mlp.router.weight": TensorName(_MIXER + "gate.weight", "e d -> e d"),
+        "layers.mlp.router.correction": TensorName(_MIXER + "gate.e_score_correction_bias", "e -> e"),
+        "layers.mlp.experts.up": TensorName(_MIXER + "experts.{e}.up_proj.weight", "f d -> f d"),
+        "layers.mlp.experts.down": TensorName(_MIXER + "experts.{e}.down_proj.weight", "d f -> d f"),
+        "layers.mlp.shared.up": TensorName(_MIXER + "shared_experts.up_proj.weight", "f d -> f d"),
+        "layers.mlp.shared.down": TensorName(_MIXER + "shared_experts.down_proj.weight", "d f -> d f"),
+        "layers.mlp.into_latents": TensorName(_MIXER + "fc1_latent_proj.weight", "l d -> l d"),
+        "layers.mlp.out_of_latents": TensorName(_MIXER + "fc2_latent_proj.weight", "d l -> d l"),
     }
 )
 
@@ -70,7 +70,7 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
-OLD_KEYS = MappingProxyType(
+_OLD_KEYS = MappingProxyType(
     {
         "mamba_n_groups": "n_groups",
         "mamba_d_conv": "conv_kernel",
@@ -80,9 +80,9 @@ OLD_KEYS = MappingProxyType(
 )
 
 
-def nemotron_h_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _nemotron_h_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Nemotron-H config.json."""
-    hf = DEFAULTS | {OLD_KEYS.get(key, key): value for key, value in hf.items()}
+    hf = DEFAULTS | {_OLD_KEYS.get(key, key): value for key, value in hf.items()}
     require(hf, mamba_hidden_act="silu", attention_bias=False)
     if hf.get("sliding_window") is not None:
         raise ValueError("sliding_window is not supported in this architecture")
@@ -111,10 +111,10 @@ def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of each layer; older configs have a pattern of letters."""
     kinds, pattern = hf.get("layers_block_type", hf.get("layer_types")), hf.get("hybrid_override_pattern")
     if kinds is None and pattern is not None:
-        if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
-            raise ValueError(f"hybrid_override_pattern is {pattern!r}, expected letters of {''.join(LETTERS)}")
-        kinds = [LETTERS[letter] for letter in pattern]
-    types = read_layer_types({"layer_types": renamed_layer_types(kinds)}, (), LAYER_TYPES)
+        if not isinstance(pattern, str) or set(pattern) - set(_LETTERS):
+            raise ValueError(f"hybrid_override_pattern is {pattern!r}, expected letters of {''.join(_LETTERS)}")
+        kinds = [_LETTERS[letter] for letter in pattern]
+    types = read_layer_types({"layer_types": renamed_layer_types(kinds)}, (), _LAYER_TYPES)
     if not 0 < len(types) <= MAX_LAYERS:
         raise ValueError(f"hybrid_override_pattern has {len(types)} layers, expected 1 to {MAX_LAYERS}")
     return types
@@ -156,8 +156,8 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec:
 # The multi-token-prediction layers are left out.
 FAMILIES = {
     "NemotronHForCausalLM": Family(
-        config_from_hf=nemotron_h_config,
-        names=NEMOTRON_H_NAMES,
+        config_from_hf=_nemotron_h_config,
+        names=_NEMOTRON_H_NAMES,
         prefixes=(Prefixes("backbone.", ""), DECODER_PREFIXES),
         leaves_out=("mtp.*",),
     )

@@ -13,7 +13,7 @@ from ..names import TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, read_ropes_by_type, windows_of
 from .llama import LLAMA_NAMES
 
-OLMO_NAMES = MappingProxyType(
+_OLMO_NAMES = MappingProxyType(
     {
         **{name: tensor for name, tensor in LLAMA_NAMES.items() if not name.startswith("layers.mlp_norm")},
         "layers.attn.q_norm.scale": TensorName("{body}layers.{l}.self_attn.q_norm.weight", "(n h) -> n h"),
@@ -25,17 +25,17 @@ OLMO_NAMES = MappingProxyType(
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"vocab_size": 50_304, "rms_norm_eps": 1e-5}
-OLMO3_DEFAULTS = DEFAULTS | {"sliding_window": 4096, "rope_theta": 500_000.0}
+_OLMO3_DEFAULTS = DEFAULTS | {"sliding_window": 4096, "rope_theta": 500_000.0}
 
 
-def olmo2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _olmo2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an OLMo 2 config.json."""
     return _read("Olmo2ForCausalLM", DEFAULTS | dict(hf))
 
 
-def olmo3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _olmo3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an OLMo 3 config.json: three layers of four have a sliding window, and plain RoPE."""
-    hf = OLMO3_DEFAULTS | dict(hf)
+    hf = _OLMO3_DEFAULTS | dict(hf)
     pattern = ("sliding_attention", "sliding_attention", "sliding_attention", "full_attention")
     layer_types = read_layer_types(hf, tuple(pattern[layer % 4] for layer in range(read_num_layers(hf))))
     ropes, rope_of = read_ropes_by_type(hf, layer_types, hf["rope_theta"], hf["rope_theta"])
@@ -59,6 +59,6 @@ def _read(architecture: str, hf: Mapping[str, Any], **fields: Any) -> ModelConfi
 
 
 FAMILIES = {
-    "Olmo2ForCausalLM": Family(config_from_hf=olmo2_config, names=OLMO_NAMES),
-    "Olmo3ForCausalLM": Family(config_from_hf=olmo3_config, names=OLMO_NAMES),
+    "Olmo2ForCausalLM": Family(config_from_hf=_olmo2_config, names=_OLMO_NAMES),
+    "Olmo3ForCausalLM": Family(config_from_hf=_olmo3_config, names=_OLMO_NAMES),
 }

@@ -14,7 +14,7 @@ from ..names import Prefixes, TensorName
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 
-OPT_NAMES = MappingProxyType(
+_OPT_NAMES = MappingProxyType(
     {
         **{f"layers.attn.{name}": LLAMA_NAMES[f"layers.attn.{name}"] for name in ("q", "k", "v")},
         **{f"layers.attn.{name}_bias": LLAMA_NAMES[f"layers.attn.{name}_bias"] for name in ("q", "k", "v")},
@@ -51,7 +51,7 @@ DEFAULTS = {
 }
 
 
-def opt_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _opt_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an OPT config.json."""
     hf = DEFAULTS | dict(hf)
     require(hf, layer_norm_elementwise_affine=True)
@@ -84,8 +84,8 @@ def own_heads(hidden_size: int, num_heads: int) -> dict[str, int]:
 
 FAMILIES = {
     "OPTForCausalLM": Family(
-        config_from_hf=opt_config,
-        names=OPT_NAMES,
+        config_from_hf=_opt_config,
+        names=_OPT_NAMES,
         layer=GPTLayer,
         frame=GPTFrame,
         prefixes=(Prefixes("model.decoder.", ""), Prefixes("decoder.", "")),

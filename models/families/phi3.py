@@ -14,7 +14,7 @@ from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settin
 from .llama import LLAMA_NAMES
 
 _QKV, _GATE_UP = "{body}layers.{l}.self_attn.qkv_proj.weight", "{body}layers.{l}.mlp.gate_up_proj.weight"
-PHI3_NAMES = MappingProxyType(
+_PHI3_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         "layers.attn.q": TensorName(_QKV, "(n h) d -> n h d", Fused(("q", "k", "v"))),
@@ -33,10 +33,10 @@ DEFAULTS = {
     "original_max_position_embeddings": 4096,
 }
 # Microsoft's first checkpoints have other names for longrope.
-LONGROPE_NAMES = ("su", "yarn", "longrope")
+_LONGROPE_NAMES = ("su", "yarn", "longrope")
 
 
-def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Phi-3 or Phi-4 config.json."""
     hf = DEFAULTS | dict(hf)
     require(hf, attention_bias=False, lm_head_bias=False)
@@ -48,9 +48,9 @@ def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     settings = read_rope_settings(hf)
     rope_type = read_rope_type(settings)
-    if rope_type not in (*LONGROPE_NAMES, "default"):
+    if rope_type not in (*_LONGROPE_NAMES, "default"):
         raise ValueError(f"rope_type is {rope_type!r}, which does not fit this architecture, only longrope")
     return settings | {"rope_type": "default" if rope_type == "default" else "longrope"}
 
 
-FAMILIES = {"Phi3ForCausalLM": Family(config_from_hf=phi3_config, names=PHI3_NAMES)}
+FAMILIES = {"Phi3ForCausalLM": Family(config_from_hf=_phi3_config, names=_PHI3_NAMES)}

@@ -21,20 +21,20 @@ DEFAULTS = {
 }
 
 
-def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen2 config.json."""
     hf = DEFAULTS | dict(hf)
     return read_decoder(hf, architecture="Qwen2ForCausalLM", qkv_bias=True, layers={"window": qwen_windows(hf)})
 
 
-def qwen2_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a Qwen2 reward model, which gives one number for each token."""
-    return _rewarding(qwen2_config(hf), 1)
+    return _rewarding(_qwen2_config(hf), 1)
 
 
-def qwen2_process_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_process_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a Qwen2 that judges the steps of a solution, with two scores for each token."""
-    return _rewarding(qwen2_config(hf), 2)
+    return _rewarding(_qwen2_config(hf), 2)
 
 
 def _rewarding(config: ModelConfig, num_scores: int) -> ModelConfig:
@@ -54,7 +54,7 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 
 FAMILIES = {
-    "Qwen2ForCausalLM": Family(config_from_hf=qwen2_config, names=LLAMA_NAMES),
-    "Qwen2ForRewardModel": Family(config_from_hf=qwen2_reward_config, names=LLAMA_NAMES),
-    "Qwen2ForProcessRewardModel": Family(config_from_hf=qwen2_process_reward_config, names=LLAMA_NAMES),
+    "Qwen2ForCausalLM": Family(config_from_hf=_qwen2_config, names=LLAMA_NAMES),
+    "Qwen2ForRewardModel": Family(config_from_hf=_qwen2_reward_config, names=LLAMA_NAMES),
+    "Qwen2ForProcessRewardModel": Family(config_from_hf=_qwen2_process_reward_config, names=LLAMA_NAMES),
 }

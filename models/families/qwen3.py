@@ -13,7 +13,7 @@ from .llama import LLAMA_NAMES
 from .qwen2 import DEFAULTS, qwen_windows
 
 
-def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3 config.json."""
     hf = DEFAULTS | {"head_dim": 128} | dict(hf)
     bias = read_bool(hf, "attention_bias")
@@ -27,4 +27,4 @@ def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILIES = {"Qwen3ForCausalLM": Family(config_from_hf=qwen3_config, names=LLAMA_NAMES)}
+FAMILIES = {"Qwen3ForCausalLM": Family(config_from_hf=_qwen3_config, names=LLAMA_NAMES)}

@@ -15,45 +15,48 @@ from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta
 from .qwen_moe import QWEN2_MOE_NAMES
 from .qwen_vl import with_plain_rope
 
-QKV = Fused(("q", "k", "v"))
-GATE_UP = Fused(("gate", "up"))
-EXPERTS = "{body}layers.{l}.mlp.experts."
+_QKV = Fused(("q", "k", "v"))
+_GATE_UP = Fused(("gate", "up"))
+_EXPERTS = "{body}layers.{l}.mlp.experts."
 
-PROJECTION_NAMES = {
-    **{f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkv.weight", "c d -> c d", QKV) for name in QKV.members},
+_PROJECTION_NAMES = {
+    **{
+        f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkv.weight", "c d -> c d", _QKV)
+        for name in _QKV.members
+    },
     "layers.recurrent.gate": TensorName(DELTA + "in_proj_z.weight", "c d -> c d"),
     "layers.recurrent.beta": TensorName(DELTA + "in_proj_b.weight", "c d -> c d"),
     "layers.recurrent.decay": TensorName(DELTA + "in_proj_a.weight", "c d -> c d"),
 }
-QWEN3_5_NAMES = MappingProxyType({**LLAMA_NAMES, **DELTA_NAMES, **PROJECTION_NAMES})
-QWEN3_5_MOE_NAMES = MappingProxyType({**QWEN2_MOE_NAMES, **DELTA_NAMES, **PROJECTION_NAMES})
-FUSED_EXPERTS = MappingProxyType(
+_QWEN3_5_NAMES = MappingProxyType({**LLAMA_NAMES, **DELTA_NAMES, **_PROJECTION_NAMES})
+_QWEN3_5_MOE_NAMES = MappingProxyType({**QWEN2_MOE_NAMES, **DELTA_NAMES, **_PROJECTION_NAMES})
+_FUSED_EXPERTS = MappingProxyType(
     {
-        "layers.mlp.experts.gate": TensorName(EXPERTS + "gate_up_proj", "f d -> f d", GATE_UP),
-        "layers.mlp.experts.up": TensorName(EXPERTS + "gate_up_proj", "f d -> f d", GATE_UP),
-        "layers.mlp.experts.down": TensorName(EXPERTS + "down_proj", "d f -> d f"),
+        "layers.mlp.experts.gate": TensorName(_EXPERTS + "gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName(_EXPERTS + "gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.down": TensorName(_EXPERTS + "down_proj", "d f -> d f"),
     }
 )
-MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {"num_experts": 256, "num_experts_per_tok": 8}
+_MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {"num_experts": 256, "num_experts_per_tok": 8}
 
 
-def qwen3_5_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_5_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3.5 config.json of a text model."""
     return _read(hf, "Qwen3_5ForCausalLM")
 
 
-def qwen3_5_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_5_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3.5 config.json of a text model with experts."""
     return _read_moe(hf, "Qwen3_5MoeForCausalLM")
 
 
-def qwen3_5_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_5_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen3.5 config.json."""
     text = read_text_config(hf, "qwen3_5_text")
     return _read(text, "Qwen3_5ForConditionalGeneration", tie_word_embeddings=_is_tied(hf, text))
 
 
-def qwen3_5_moe_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_5_moe_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen3.5 config.json with experts."""
     text = read_text_config(hf, "qwen3_5_moe_text")
     return _read_moe(text, "Qwen3_5MoeForConditionalGeneration", tie_word_embeddings=_is_tied(hf, text))
@@ -69,21 +72,21 @@ def _read(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfi
 
 
 def _read_moe(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
-    text = MOE_DEFAULTS | with_plain_rope(hf)
+    text = _MOE_DEFAULTS | with_plain_rope(hf)
     return read_delta_decoder(text, architecture, {"moe": read_gated_moe(text)}, **fields)
 
 
 # The multi-token-prediction layers are left out.
-OTHERS = ("mtp.*", "model.mtp.*")
+_OTHERS = ("mtp.*", "model.mtp.*")
 # Qwen's own checkpoints have one tensor for all experts; converted ones have a tensor for each.
-MOE_NAMES: dict[str, Any] = {"names": QWEN3_5_MOE_NAMES, "other_names": (FUSED_EXPERTS,)}
+_MOE_NAMES: dict[str, Any] = {"names": _QWEN3_5_MOE_NAMES, "other_names": (_FUSED_EXPERTS,)}
 FAMILIES = {
-    "Qwen3_5ForCausalLM": Family(config_from_hf=qwen3_5_config, names=QWEN3_5_NAMES, leaves_out=OTHERS),
-    "Qwen3_5MoeForCausalLM": Family(config_from_hf=qwen3_5_moe_config, leaves_out=OTHERS, **MOE_NAMES),
+    "Qwen3_5ForCausalLM": Family(config_from_hf=_qwen3_5_config, names=_QWEN3_5_NAMES, leaves_out=_OTHERS),
+    "Qwen3_5MoeForCausalLM": Family(config_from_hf=_qwen3_5_moe_config, leaves_out=_OTHERS, **_MOE_NAMES),
     "Qwen3_5ForConditionalGeneration": Family(
-        config_from_hf=qwen3_5_multimodal_config, names=QWEN3_5_NAMES, is_wrapper=True, leaves_out=OTHERS
+        config_from_hf=_qwen3_5_multimodal_config, names=_QWEN3_5_NAMES, is_wrapper=True, leaves_out=_OTHERS
     ),
     "Qwen3_5MoeForConditionalGeneration": Family(
-        config_from_hf=qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=OTHERS, **MOE_NAMES
+        config_from_hf=_qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=_OTHERS, **_MOE_NAMES
     ),
 }

@@ -18,38 +18,38 @@ from ..state_specs import DeltaSpec
 from .qwen_moe import QWEN2_MOE_NAMES, read_qwen_moe
 
 DELTA = "{body}layers.{l}.linear_attn."
-LAYER_TYPES = ("linear_attention", "full_attention")
+_LAYER_TYPES = ("linear_attention", "full_attention")
 # Each key head has its own part of these tensors, with the values of its value heads.
-QKVZ = Fused(("q", "k", "v", "gate"), by_head=True)
-BETA_DECAY = Fused(("beta", "decay"), by_head=True)
-CONVOLUTIONS = Fused(("q_conv", "k_conv", "v_conv"))
-QUERY_GATE = Fused(("q", "gate"), by_head=True)
+_QKVZ = Fused(("q", "k", "v", "gate"), by_head=True)
+_BETA_DECAY = Fused(("beta", "decay"), by_head=True)
+_CONVOLUTIONS = Fused(("q_conv", "k_conv", "v_conv"))
+_QUERY_GATE = Fused(("q", "gate"), by_head=True)
 
 DELTA_NAMES = MappingProxyType(
     {
         **{
-            f"layers.recurrent.{name}": TensorName(DELTA + "conv1d.weight", "c u k -> c u k", CONVOLUTIONS)
-            for name in CONVOLUTIONS.members
+            f"layers.recurrent.{name}": TensorName(DELTA + "conv1d.weight", "c u k -> c u k", _CONVOLUTIONS)
+            for name in _CONVOLUTIONS.members
         },
         "layers.recurrent.log_decay": TensorName(DELTA + "A_log", "v -> v"),
         "layers.recurrent.decay_bias": TensorName(DELTA + "dt_bias", "v -> v"),
         "layers.recurrent.norm": TensorName(DELTA + "norm.weight", "h -> h"),
         "layers.recurrent.o": TensorName(DELTA + "out_proj.weight", "d c -> d c"),
-        "layers.attn.q": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", QUERY_GATE),
-        "layers.attn.gate": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", QUERY_GATE),
+        "layers.attn.q": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", _QUERY_GATE),
+        "layers.attn.gate": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", _QUERY_GATE),
     }
 )
-QWEN3_NEXT_NAMES = MappingProxyType(
+_QWEN3_NEXT_NAMES = MappingProxyType(
     {
         **QWEN2_MOE_NAMES,
         **DELTA_NAMES,
         **{
-            f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkvz.weight", "c d -> c d", QKVZ)
-            for name in QKVZ.members
+            f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkvz.weight", "c d -> c d", _QKVZ)
+            for name in _QKVZ.members
         },
         **{
-            f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_ba.weight", "c d -> c d", BETA_DECAY)
-            for name in BETA_DECAY.members
+            f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_ba.weight", "c d -> c d", _BETA_DECAY)
+            for name in _BETA_DECAY.members
         },
     }
 )
@@ -76,7 +76,7 @@ DEFAULTS: dict[str, Any] = DELTA_DEFAULTS | {
 }
 
 
-def qwen3_next_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_next_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3-Next config.json."""
     hf = DEFAULTS | dict(hf)
     return read_delta_decoder(hf, "Qwen3NextForCausalLM", {"moe": read_gated_moe(hf)})
@@ -94,8 +94,8 @@ def read_delta_decoder(
     """Read a decoder with layers of gated delta nets and layers of attention with an output gate."""
     require(hf, attention_bias=False)
     interval = read_int(hf, "full_attention_interval", 4)
-    default = tuple(LAYER_TYPES[(layer + 1) % interval == 0] for layer in range(read_num_layers(hf)))
-    has_state = [kind == "linear_attention" for kind in read_layer_types(hf, default, LAYER_TYPES)]
+    default = tuple(_LAYER_TYPES[(layer + 1) % interval == 0] for layer in range(read_num_layers(hf)))
+    has_state = [kind == "linear_attention" for kind in read_layer_types(hf, default, _LAYER_TYPES)]
     delta = DeltaSpec(
         num_key_heads=read_int(hf, "linear_num_key_heads"),
         num_value_heads=read_int(hf, "linear_num_value_heads"),
@@ -121,5 +121,5 @@ def read_delta_decoder(
 
 # The multi-token-prediction layers are left out.
 FAMILIES = {
-    "Qwen3NextForCausalLM": Family(config_from_hf=qwen3_next_config, names=QWEN3_NEXT_NAMES, leaves_out=("mtp.*",))
+    "Qwen3NextForCausalLM": Family(config_from_hf=_qwen3_next_config, names=_QWEN3_NEXT_NAMES, leaves_out=("mtp.*",))
 }

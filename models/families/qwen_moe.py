@@ -40,25 +40,30 @@ DEFAULTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": False,
 }
-QWEN2_DEFAULTS = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
-QWEN3_DEFAULTS = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN2_DEFAULTS = {
+    "num_key_value_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+}
+_QWEN3_DEFAULTS = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
 
-def qwen2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen2-MoE config.json."""
-    hf = DEFAULTS | QWEN2_DEFAULTS | dict(hf)
+    hf = DEFAULTS | _QWEN2_DEFAULTS | dict(hf)
     shared = read_int(hf, "shared_expert_intermediate_size", 5632)
     return read_decoder(
         hf,
         architecture="Qwen2MoeForCausalLM",
         qkv_bias=read_bool(hf, "qkv_bias", True),
-        layers={"window": qwen2_moe_windows(hf), "moe": read_qwen_moe(hf, shared_size=shared, shared_gate=True)},
+        layers={"window": _qwen2_moe_windows(hf), "moe": read_qwen_moe(hf, shared_size=shared, shared_gate=True)},
     )
 
 
-def qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3-MoE config.json."""
-    hf = DEFAULTS | QWEN3_DEFAULTS | dict(hf)
+    hf = DEFAULTS | _QWEN3_DEFAULTS | dict(hf)
     bias = read_bool(hf, "attention_bias")
     window = read_optional_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
     return read_decoder(
@@ -87,7 +92,7 @@ def read_qwen_moe(hf: Mapping[str, Any], **fields: Any) -> list[MoESpec | None]:
     return [None if layer in dense or (layer + 1) % step else moe for layer in layers]
 
 
-def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
+def _qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return each layer's window; by default every other one of the first `max_window_layers` has it."""
     slides, last = read_bool(hf, "use_sliding_window"), read_int(hf, "max_window_layers", minimum=0)
     default = tuple(
@@ -98,6 +103,6 @@ def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 
 FAMILIES = {
-    "Qwen2MoeForCausalLM": Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES),
-    "Qwen3MoeForCausalLM": Family(config_from_hf=qwen3_moe_config, names=MOE_NAMES),
+    "Qwen2MoeForCausalLM": Family(config_from_hf=_qwen2_moe_config, names=QWEN2_MOE_NAMES),
+    "Qwen3MoeForCausalLM": Family(config_from_hf=_qwen3_moe_config, names=MOE_NAMES),
 }

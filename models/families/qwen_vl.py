@@ -16,7 +16,7 @@ from .llama import LLAMA_NAMES
 from .qwen2 import qwen_windows
 
 # HF's values for keys that a config.json leaves out.
-QWEN2_VL_DEFAULTS: dict[str, Any] = {
+_QWEN2_VL_DEFAULTS: dict[str, Any] = {
     "vocab_size": 152_064,
     "num_key_value_heads": 8,
     "max_position_embeddings": 32_768,
@@ -25,7 +25,7 @@ QWEN2_VL_DEFAULTS: dict[str, Any] = {
     "max_window_layers": 80,
     "rope_theta": 1_000_000.0,
 }
-QWEN3_VL_DEFAULTS: dict[str, Any] = {
+_QWEN3_VL_DEFAULTS: dict[str, Any] = {
     "vocab_size": 151_936,
     "head_dim": 128,
     "num_key_value_heads": 32,
@@ -34,19 +34,19 @@ QWEN3_VL_DEFAULTS: dict[str, Any] = {
 }
 
 
-def qwen2_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen2-VL config.json."""
     return _read_qwen2("Qwen2VLForConditionalGeneration", hf, "qwen2_vl_text")
 
 
-def qwen2_5_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen2_5_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen2.5-VL config.json."""
     return _read_qwen2("Qwen2_5_VLForConditionalGeneration", hf, "qwen2_5_vl_text")
 
 
-def qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen3-VL config.json."""
-    text = with_plain_rope(QWEN3_VL_DEFAULTS | dict(read_text_config(hf, "qwen3_vl_text")))
+    text = with_plain_rope(_QWEN3_VL_DEFAULTS | dict(read_text_config(hf, "qwen3_vl_text")))
     bias = read_bool(text, "attention_bias")
     tied = is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
     architecture = "Qwen3VLForConditionalGeneration"
@@ -58,7 +58,7 @@ def qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _read_qwen2(architecture: str, hf: Mapping[str, Any], model_type: str) -> ModelConfig:
     # The first checkpoints have the text part's keys among the wrapper's.
     text = read_text_config(hf, model_type) if read_mapping(hf, "text_config") else hf
-    text = with_plain_rope(QWEN2_VL_DEFAULTS | dict(text))
+    text = with_plain_rope(_QWEN2_VL_DEFAULTS | dict(text))
     tied = is_tied_wrapper(hf, text)
     windows = {"window": qwen_windows(text)}
     return read_decoder(text, architecture=architecture, qkv_bias=True, layers=windows, tie_word_embeddings=tied)
@@ -74,7 +74,7 @@ def with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FAMILIES = {
-    "Qwen2VLForConditionalGeneration": Family(config_from_hf=qwen2_vl_config, names=LLAMA_NAMES, is_wrapper=True),
-    "Qwen2_5_VLForConditionalGeneration": Family(config_from_hf=qwen2_5_vl_config, names=LLAMA_NAMES, is_wrapper=True),
-    "Qwen3VLForConditionalGeneration": Family(config_from_hf=qwen3_vl_config, names=LLAMA_NAMES, is_wrapper=True),
+    "Qwen2VLForConditionalGeneration": Family(config_from_hf=_qwen2_vl_config, names=LLAMA_NAMES, is_wrapper=True),
+    "Qwen2_5_VLForConditionalGeneration": Family(config_from_hf=_qwen2_5_vl_config, names=LLAMA_NAMES, is_wrapper=True),
+    "Qwen3VLForConditionalGeneration": Family(config_from_hf=_qwen3_vl_config, names=LLAMA_NAMES, is_wrapper=True),
 }

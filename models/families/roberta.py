@@ -17,12 +17,12 @@ from .bert import DEFAULTS as BERT_DEFAULTS
 DEFAULTS = {"pad_token_id": 1}
 
 
-def roberta_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _roberta_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a RoBERTa embedder."""
     return _read(hf, "RobertaModel", EMBEDDING)
 
 
-def roberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _roberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a RoBERTa that classifies texts, or pairs of texts."""
     config = _read(hf, "RobertaForSequenceClassification", EMBEDDING)
     head = (
@@ -32,7 +32,7 @@ def roberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
 
 
-def roberta_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _roberta_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a RoBERTa that classifies tokens."""
     return _read(hf, "RobertaForTokenClassification", token_classifier(hf))
 
@@ -45,9 +45,9 @@ def _read(hf: Mapping[str, Any], architecture: str, pooling: Pooling) -> ModelCo
     return read_bert(hf | {"max_position_embeddings": rows - first}, architecture, pooling, position_offset=first)
 
 
-ROBERTA = replace(
+_ROBERTA = replace(
     BERT,
-    config_from_hf=roberta_config,
+    config_from_hf=_roberta_config,
     prefixes=(Prefixes("roberta.", ""), NO_PREFIXES),
     leaves_out=(*BERT.leaves_out, "lm_head.*"),
 )
@@ -55,9 +55,9 @@ FAMILIES = {
     f"{model}{head}": family
     for model in ("Roberta", "XLMRoberta", "Camembert")
     for head, family in (
-        ("Model", ROBERTA),
-        ("ForMaskedLM", ROBERTA),
-        ("ForSequenceClassification", replace(ROBERTA, config_from_hf=roberta_classifier_config)),
-        ("ForTokenClassification", replace(ROBERTA, config_from_hf=roberta_token_classifier_config)),
+        ("Model", _ROBERTA),
+        ("ForMaskedLM", _ROBERTA),
+        ("ForSequenceClassification", replace(_ROBERTA, config_from_hf=_roberta_classifier_config)),
+        ("ForTokenClassification", replace(_ROBERTA, config_from_hf=_roberta_token_classifier_config)),
     )
 }

@@ -21,7 +21,7 @@ DEFAULTS = {
 }
 
 
-def smollm3_config(hf: Mapping[str, Any]) -> ModelConfig:
+def _smollm3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a SmolLM3 config.json."""
     hf = DEFAULTS | dict(hf)
     bias = read_bool(hf, "attention_bias")
@@ -44,4 +44,4 @@ def smollm3_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILIES = {"SmolLM3ForCausalLM": Family(config_from_hf=smollm3_config, names=LLAMA_NAMES)}
+FAMILIES = {"SmolLM3ForCausalLM": Family(config_from_hf=_smollm3_config, names=LLAMA_NAMES)}

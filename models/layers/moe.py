@@ -78,7 +78,7 @@ class Experts(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.moe is not None
-        self.spec, self.act, self.fused_act = spec.moe, spec.hidden_act, fused_activation(spec)
+        self.spec, self.act, self.fused_act = spec.moe, spec.hidden_act, _fused_activation(spec)
         d, f, num_experts = _stream_size(spec.moe, cfg), spec.moe.intermediate_size, spec.moe.num_experts
         self.is_gated = spec.gated
         self.parts = (*(Part("gate", "mlp", f),) * spec.gated, Part("up", "mlp", f))
@@ -244,7 +244,7 @@ def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
     return total_td
 
 
-def fused_activation(spec: LayerSpec) -> str | None:
+def _fused_activation(spec: LayerSpec) -> str | None:
     """Return the activation that the gate-and-up matmul applies; None if the experts apply theirs after it."""
     is_plain = spec.moe is not None and spec.moe.is_plain and spec.gated
     return spec.hidden_act if is_plain and spec.hidden_act in KERNEL_ACTIVATIONS else None
@@ -259,6 +259,6 @@ def matmul_shapes(
     d, num_experts = _stream_size(spec.moe, cfg), spec.moe.num_experts // cfg.num_expert_shards
     f = spec.moe.intermediate_size * cfg.num_expert_shards // cfg.num_shards
     return [
-        MatmulShape(num_experts, (1 + spec.gated) * f, d, dtype, formats[0], dtype, fused_activation(spec)),
+        MatmulShape(num_experts, (1 + spec.gated) * f, d, dtype, formats[0], dtype, _fused_activation(spec)),
         MatmulShape(num_experts, d, f, dtype, formats[1], jnp.dtype(jnp.float32)),
     ]

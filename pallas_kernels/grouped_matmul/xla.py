@@ -20,7 +20,7 @@ from pallas_kernels.weights.held import Quantized
 from .groups import Groups
 
 MIN_TILE, MAX_TILE = 8, 64
-DIMENSIONS = lax.RaggedDotDimensionNumbers(
+_DIMENSIONS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
 )
 """The dimensions of x [r, i] times w [e, o, i]: rows r are grouped by expert e."""
@@ -94,7 +94,7 @@ def _multiply_at_once(
     """Multiply all groups with one `ragged_dot`, each group together with the padding behind it."""
     starts_e, num_rows = groups.starts_e, len(x_ri)
     sizes_e = jnp.diff(starts_e, append=num_rows)
-    multiply = partial(lax.ragged_dot_general, group_sizes=sizes_e, ragged_dot_dimension_numbers=DIMENSIONS)
+    multiply = partial(lax.ragged_dot_general, group_sizes=sizes_e, ragged_dot_dimension_numbers=_DIMENSIONS)
     w_eoi, scales_eo = _numbers(weight, lambda part: part[layer])
     product_ro = _dot(multiply, x_ri, w_eoi)
     scales_ro = None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .layout import LatentShape
 
 
-class Case(NamedTuple):
+class _Case(NamedTuple):
     """The attention of one model."""
 
     num_heads: int
@@ -22,11 +22,11 @@ class Case(NamedTuple):
         return LatentShape(self.num_heads, self.latent_dim, self.rope_dim, block_size, dtype, kv_dtype)
 
 
-CASES: dict[str, Case] = {
-    "tiny": Case(2, 16, 8),
-    "deepseek-v2-lite": Case(16),
-    "deepseek-v3": Case(128),
-    "kimi-k2": Case(64),
-    "glm-4.7-flash": Case(20),
-    "mistral-small-4": Case(32, 256),
+CASES: dict[str, _Case] = {
+    "tiny": _Case(2, 16, 8),
+    "deepseek-v2-lite": _Case(16),
+    "deepseek-v3": _Case(128),
+    "kimi-k2": _Case(64),
+    "glm-4.7-flash": _Case(20),
+    "mistral-small-4": _Case(32, 256),
 }

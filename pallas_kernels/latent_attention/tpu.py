@@ -19,12 +19,12 @@ from pallas_kernels.paged_attention.tpu.step import attend_step
 
 from .layout import LANES, LatentPool, LatentShape, row_columns
 
-KV_TILE = 512
-QUERY_ROWS = 2048
-"""The rows, tokens times heads, of a query tile, unless that is fewer tokens than `LEAST_TOKENS`."""
-LEAST_TOKENS = 32
+_KV_TILE = 512
+_QUERY_ROWS = 2048
+"""The rows, tokens times heads, of a query tile, unless that is fewer tokens than `_LEAST_TOKENS`."""
+_LEAST_TOKENS = 32
 """The least tokens of a query tile: the rows of an 8-bit tile of the pool, as writing needs them."""
-MOST_HEAD_BYTES = 256
+_MOST_HEAD_BYTES = 256
 """The most heads of a device times the bytes of a number: a larger query tile leaves too little of a TPU's VMEM."""
 
 
@@ -80,7 +80,7 @@ def tpu_refusal(shape: LatentShape) -> str | None:
         return f"latents must have a multiple of {LANES} numbers, not {shape.latent_dim}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
-    most = MOST_HEAD_BYTES // jnp.dtype(shape.dtype).itemsize
+    most = _MOST_HEAD_BYTES // jnp.dtype(shape.dtype).itemsize
     if shape.num_heads > most:
         return f"a device can have at most {most} heads in {jnp.dtype(shape.dtype).name}, not {shape.num_heads}"
     if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
@@ -94,7 +94,7 @@ def tpu_refusal(shape: LatentShape) -> str | None:
 
 def tpu_tiles(shape: LatentShape, architecture: str | None) -> Tiles:
     """Return tile sizes that fit the fast memory of every generation; see those of paged attention."""
-    tile_bytes = KV_TILE * row_columns(shape) * jnp.dtype(shape.kv_dtype).itemsize
-    sizes = (LEAST_TOKENS, 64, 128, 256)
-    query = max(tokens for tokens in sizes if tokens == LEAST_TOKENS or tokens * shape.num_heads <= QUERY_ROWS)
-    return Tiles(decode=ring_length(tile_bytes, architecture), query=query, kv=KV_TILE)
+    tile_bytes = _KV_TILE * row_columns(shape) * jnp.dtype(shape.kv_dtype).itemsize
+    sizes = (_LEAST_TOKENS, 64, 128, 256)
+    query = max(tokens for tokens in sizes if tokens == _LEAST_TOKENS or tokens * shape.num_heads <= _QUERY_ROWS)
+    return Tiles(decode=ring_length(tile_bytes, architecture), query=query, kv=_KV_TILE)

@@ -49,13 +49,13 @@ def xla_linear(
         else:
             out_to = multiply(w_oi, preferred_element_type=out_dtype)
     elif weight.dtype != x_ti.dtype:
-        out_to = multiply_in_parts(x_ti, one(weight)).astype(out_dtype)
+        out_to = _multiply_in_parts(x_ti, one(weight)).astype(out_dtype)
     else:
         out_to = multiply(one(weight), preferred_element_type=out_dtype)
     return finish(out_to, activation, plus_to, bias_o, is_gated=is_gated)
 
 
-def multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
+def _multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
     """Return the float32 product [t, o] of bfloat16 rows and float32 weights, as exact as if both were float32.
 
     A weight is the sum of three bfloat16 numbers, and their products with x are exact. A matrix unit multiplies by them

@@ -23,11 +23,11 @@ from llvmlite import ir
 from . import processor
 from .emitter import I32, I64, NULL, POINTER, VOID, Emitter
 
-MAX_BUFFERS = 25
+_MAX_BUFFERS = 25
 """The number of addresses that there is room for: those of a call's buffers, and the one that `prepare` leaves."""
 VERSION = (0, 1)
 """The interface's version; nothing newer is used."""
-MAX_PAUSES = 2048
+_MAX_PAUSES = 2048
 """How often a thread checks whether the others are done before it offers its core: for 50 to 100 us."""
 METADATA = 1
 """The type of the extension by which XLA asks for the version."""
@@ -51,7 +51,7 @@ class Fields:
     SCHEDULE_SIZE, NUM_THREADS_SIZE = 40, 32
 
 
-class Job:
+class _Job:
     """Byte offsets in the memory that threads share during a call; the last thread that leaves frees it."""
 
     NEXT, COUNT, DONE, USERS, BUFFERS, DIMS, SIZE = 0, 8, 64, 128, 136, 144, 192
@@ -78,7 +78,7 @@ def add_handler(
                 e.ir.store(I32(number), e.at(metadata, byte, offset))
             e.ir.ret(NULL)
 
-    buffers, dims = (e.array(POINTER, MAX_BUFFERS) for _ in range(2))
+    buffers, dims = (e.array(POINTER, _MAX_BUFFERS) for _ in range(2))
     buffer_index = e.variable(I64, I64(0))
     for offset in (Fields.ARGS, Fields.RETS):
         group = e.at(frame, byte, offset)
@@ -114,15 +114,15 @@ def add_handler(
     e.ir.store(I64(1), threads)
     call(Fields.NUM_THREADS, Fields.NUM_THREADS_SIZE, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
     helpers = e.ir.sub(e.least(e.ir.load(threads, typ=I64), units), I64(1))
-    job = e.ir.call(libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
+    job = e.ir.call(libc(module, "malloc", POINTER, [I64]), [I64(_Job.SIZE)])
     fields = {
-        Job.NEXT: I64(0),
-        Job.COUNT: units,
-        Job.DONE: I64(0),
+        _Job.NEXT: I64(0),
+        _Job.COUNT: units,
+        _Job.DONE: I64(0),
         # Each helper, this thread taking units, and this thread waiting for the last.
-        Job.USERS: e.sum(helpers, 2),
-        Job.BUFFERS: buffers,
-        Job.DIMS: dims,
+        _Job.USERS: e.sum(helpers, 2),
+        _Job.BUFFERS: buffers,
+        _Job.DIMS: dims,
     }
     for offset, value in fields.items():
         e.ir.store(value, e.at(job, byte, offset))
@@ -131,7 +131,7 @@ def add_handler(
         task = {Fields.POOL_CONTEXT: context, Fields.TASK: take, Fields.TASK_DATA: job}
         call(Fields.SCHEDULE, Fields.SCHEDULE_SIZE, task)
     e.ir.call(take, [job])
-    wait(e, e.at(job, byte, Job.DONE), units)
+    wait(e, e.at(job, byte, _Job.DONE), units)
     _leave(e, module, job)
     end()
 
@@ -154,7 +154,7 @@ def wait(e: Emitter, count: Any, wanted: Any) -> None:
     elif processor.current().is_x86:
         e.call_named("llvm.x86.sse2.pause", result=VOID)
     turns.value = e.sum(turns.value, 1)
-    with e.ir.if_then(e.ir.icmp_signed(">", turns.value, I64(MAX_PAUSES))):
+    with e.ir.if_then(e.ir.icmp_signed(">", turns.value, I64(_MAX_PAUSES))):
         e.ir.call(libc(e.module, "sched_yield", I32, []), [])
     e.ir.branch(test)
     e.ir.position_at_end(after)
@@ -165,17 +165,17 @@ def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), name)
     e, job = Emitter(function), function.args[0]
     byte = ir.IntType(8)
-    units = e.ir.load(e.at(job, byte, Job.COUNT), typ=I64)
+    units = e.ir.load(e.at(job, byte, _Job.COUNT), typ=I64)
     take, work, after = (function.append_basic_block() for _ in range(3))
     e.ir.branch(take)
     e.ir.position_at_end(take)
-    unit = e.ir.atomic_rmw("add", e.at(job, byte, Job.NEXT), I64(1), "monotonic")
+    unit = e.ir.atomic_rmw("add", e.at(job, byte, _Job.NEXT), I64(1), "monotonic")
     e.ir.cbranch(e.ir.icmp_signed("<", unit, units), work, after)
     e.ir.position_at_end(work)
     # Only now: a task that begins after all units are taken may outlive the call.
-    buffers, dims = (e.ir.load(e.at(job, byte, offset), typ=POINTER) for offset in (Job.BUFFERS, Job.DIMS))
+    buffers, dims = (e.ir.load(e.at(job, byte, offset), typ=POINTER) for offset in (_Job.BUFFERS, _Job.DIMS))
     e.ir.call(run, [buffers, dims, unit])
-    e.ir.atomic_rmw("add", e.at(job, byte, Job.DONE), I64(1), "release")
+    e.ir.atomic_rmw("add", e.at(job, byte, _Job.DONE), I64(1), "release")
     e.ir.branch(take)
     e.ir.position_at_end(after)
     _leave(e, module, job)
@@ -184,7 +184,7 @@ def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:
 
 
 def _leave(e: Emitter, module: ir.Module, job: Any) -> None:
-    users = e.ir.atomic_rmw("sub", e.at(job, ir.IntType(8), Job.USERS), I64(1), "acq_rel")
+    users = e.ir.atomic_rmw("sub", e.at(job, ir.IntType(8), _Job.USERS), I64(1), "acq_rel")
     with e.ir.if_then(e.ir.icmp_signed("==", users, I64(1))):
         e.ir.call(libc(module, "free", VOID, [POINTER]), [job])
 

@@ -11,10 +11,10 @@ import sys
 
 from jax import Array
 
-PAGE_BYTES = 2 << 20
-LEAST_PAGES = 8
+_PAGE_BYTES = 2 << 20
+_LEAST_PAGES = 8
 """The number of pages that each part of an array must fill, since a whole page is taken as soon as a part is begun."""
-MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE = 14
 """The advice that is passed to Linux' `madvise`."""
 
 
@@ -27,8 +27,8 @@ def use_huge_pages(array: Array, num_parts: int) -> None:
         return
     for shard in array.addressable_shards:
         data = shard.data
-        if data.nbytes < LEAST_PAGES * PAGE_BYTES * num_parts:
+        if data.nbytes < _LEAST_PAGES * _PAGE_BYTES * num_parts:
             continue
-        start = -(-data.unsafe_buffer_pointer() // PAGE_BYTES) * PAGE_BYTES
-        size = (data.unsafe_buffer_pointer() + data.nbytes - start) // PAGE_BYTES * PAGE_BYTES
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_HUGEPAGE)
+        start = -(-data.unsafe_buffer_pointer() // _PAGE_BYTES) * _PAGE_BYTES
+        size = (data.unsafe_buffer_pointer() + data.nbytes - start) // _PAGE_BYTES * _PAGE_BYTES
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_HUGEPAGE)

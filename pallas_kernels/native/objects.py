@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-CHECKSUM_BYTES = 4
+_CHECKSUM_BYTES = 4
 
 
 def load(path: Path) -> bytes | None:
@@ -19,7 +19,7 @@ def load(path: Path) -> bytes | None:
             content = file.read() if is_own else b""
     except OSError:
         return None
-    checksum, code = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
+    checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
     return code if _checksum(code) == checksum else None
 
 
@@ -34,4 +34,4 @@ def save(path: Path, code: bytes) -> None:
 
 
 def _checksum(code: bytes) -> bytes:
-    return zlib.crc32(code).to_bytes(CHECKSUM_BYTES, "little")
+    return zlib.crc32(code).to_bytes(_CHECKSUM_BYTES, "little")

@@ -8,8 +8,8 @@ from . import processor
 from .emitter import BF16, F32, I16, I32, LANES, Emitter, vector
 
 PAIRS = vector(I32)
-X86_DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
-AARCH64_DOT = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+_X86_DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
+_AARCH64_DOT = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
 
 
 def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
@@ -17,7 +17,7 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     present = processor.current()
     if present.has_bfloat16_dot:
         x, y = (e.ir.bitcast(pairs, vector(BF16, 2 * pairs.type.count)) for pairs in (x, y))
-        return _add_by_four(e, total, x, y) if present.is_aarch64 else e.call_named(X86_DOT, total, x, y)
+        return _add_by_four(e, total, x, y) if present.is_aarch64 else e.call_named(_X86_DOT, total, x, y)
     for half in (first, second):
         total = e.fma(half(e, x), half(e, y), total)
     return total
@@ -43,7 +43,7 @@ def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     parts = []
     for start in range(0, total.type.count, 4):
         pairs = (e.shuffle(each, each, range(2 * start, 2 * start + 8)) for each in (x, y))
-        parts.append(e.call_named(AARCH64_DOT, e.shuffle(total, total, range(start, start + 4)), *pairs))
+        parts.append(e.call_named(_AARCH64_DOT, e.shuffle(total, total, range(start, start + 4)), *pairs))
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         parts = [e.shuffle(a, b, range(count)) for a, b in zip(parts[::2], parts[1::2], strict=True)]

@@ -22,15 +22,15 @@ SETTING = "JAXLLM_CPU"
 AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 AVX2 = ("avx2", "fma", "f16c")
 AMX = ("amx-tile", "amx-bf16")
-type SetName = Literal["amx", "avx512", "avx2", "neon", "plain"]
-LESSER: Mapping[SetName, tuple[SetName, ...]] = {
+type _SetName = Literal["amx", "avx512", "avx2", "neon", "plain"]
+LESSER: Mapping[_SetName, tuple[_SetName, ...]] = {
     "amx": ("avx512", "avx2", "plain"),
     "avx512": ("avx2", "plain"),
     "avx2": ("plain",),
     "neon": ("plain",),
 }
 """The sets that a processor with a better one can run."""
-MICROARCHITECTURES = {"avx2": "x86-64-v3", "plain": "x86-64"}
+_MICROARCHITECTURES = {"avx2": "x86-64-v3", "plain": "x86-64"}
 """LLVM's processors that have a lesser set and nothing else."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Linux' call by which a process requests AMX registers, its request code, and the number of the state."""
@@ -40,7 +40,7 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 class Processor:
     """A processor, as far as kernels depend on it."""
 
-    name: SetName
+    name: _SetName
     """The instruction set, which includes each lesser one; there are no kernels for a plain one."""
     triple: str
     cpu: str
@@ -123,7 +123,7 @@ def restricted(processor: Processor, name: str | None) -> Processor:
     """
     if name in (None, processor.name):
         return processor
-    if name not in get_args(SetName.__value__):
+    if name not in get_args(_SetName.__value__):
         raise ValueError(f"{SETTING}={name} is no instruction set: choose one of {', '.join(_sets(processor))}")
     if name not in LESSER.get(processor.name, ()):
         raise ValueError(f"{SETTING}={name}: the processor lacks it; it has {', '.join(_sets(processor))}")
@@ -132,7 +132,7 @@ def restricted(processor: Processor, name: str | None) -> Processor:
     if name == "avx512":
         features = {flag[1:]: flag[0] == "+" for flag in processor.features.split(",")}
         return x86(processor.triple, processor.cpu, _without_amx(features))
-    made = x86(processor.triple, MICROARCHITECTURES[name], dict.fromkeys(AVX2 if name == "avx2" else (), True))
+    made = x86(processor.triple, _MICROARCHITECTURES[name], dict.fromkeys(AVX2 if name == "avx2" else (), True))
     assert made.name == name
     return made
 

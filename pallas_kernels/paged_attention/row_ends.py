@@ -9,11 +9,11 @@ from jax import Array, lax
 
 from .layout import AttentionBatch
 
-NO_ROWS = 2**30
+_NO_ROWS = 2**30
 """The least end of a part that has no rows."""
 
 
-class TileEnds(NamedTuple):
+class _TileEnds(NamedTuple):
     """How far the rows of a batch's tiles see, int32."""
 
     ahead_t: Array
@@ -26,7 +26,7 @@ class TileEnds(NamedTuple):
     """The largest end of those rows; 0 where there are none."""
 
 
-def tile_ends(batch: AttentionBatch, query: int, part: int) -> TileEnds:
+def tile_ends(batch: AttentionBatch, query: int, part: int) -> _TileEnds:
     """Return how far the batch's tiles of `query` rows see, and their parts of `part` rows."""
     assert batch.row_ends_t is not None
     t, num_tiles = batch.row_ends_t.shape[0], batch.tile_rows_i.shape[0]
@@ -39,6 +39,6 @@ def tile_ends(batch: AttentionBatch, query: int, part: int) -> TileEnds:
     ahead_t = jnp.zeros(t, jnp.int32).at[jnp.where(is_row_ir, rows_ir, t)].set(ahead_ir, mode="drop")
     least_ip, most_ip = (
         reduce(jnp.where(is_row_ir, ends_ir, without).reshape(num_tiles, -1, part), axis=2)
-        for reduce, without in ((jnp.min, NO_ROWS), (jnp.max, 0))
+        for reduce, without in ((jnp.min, _NO_ROWS), (jnp.max, 0))
     )
-    return TileEnds(ahead_t, jnp.where(is_row_ir, ends_ir, lens_i[:, None]), least_ip, most_ip)
+    return _TileEnds(ahead_t, jnp.where(is_row_ir, ends_ir, lens_i[:, None]), least_ip, most_ip)

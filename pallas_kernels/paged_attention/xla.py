@@ -16,13 +16,13 @@ from jax import Array, lax
 from .layout import AttentionBatch, SplitPool
 from .tiles import XLA_TILES, Tiles
 
-Attend = Callable[[Array, Array, Array, Array | None], Array]
-Read = Callable[[Array], tuple[Array, Array]]
+_Attend = Callable[[Array, Array, Array, Array | None], Array]
+_Read = Callable[[Array], tuple[Array, Array]]
 """A function that returns the keys [s, k, h, c] and the values [s, k, c, v] of blocks [s, b], in the queries' dtype."""
-MAX_POSITION = 2**30
-MASKED = float(jnp.finfo(jnp.float32).min)
-MIN_ROWS = 2  # a dot of one row is rounded otherwise than the same row among many
-MAX_SINGLES = 2  # a group of 8 decode rows takes 2.5 to 4 times as long as one row, measured
+_MAX_POSITION = 2**30
+_MASKED = float(jnp.finfo(jnp.float32).min)
+_MIN_ROWS = 2  # a dot of one row is rounded otherwise than the same row among many
+_MAX_SINGLES = 2  # a group of 8 decode rows takes 2.5 to 4 times as long as one row, measured
 
 
 class _Softmax(NamedTuple):
@@ -80,7 +80,7 @@ def xla_paged_attention(
 def attend_step(
     q_tnh: Array,
     batch: AttentionBatch,
-    read: Read,
+    read: _Read,
     *,
     num_kv_heads: int,
     value_dim: int,
@@ -128,7 +128,7 @@ def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | 
     )
 
 
-def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, group: int) -> Array:
+def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: _Attend, group: int) -> Array:
     """Attend the leading decode rows, `group` at a time, in the order of their lengths.
 
     A group takes as long as its longest row. One or two rows that are left over are attended singly: a group takes as
@@ -148,12 +148,12 @@ def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atten
         positions_sr = jnp.broadcast_to(lens[:, None] - 1, (count, q_skrh.shape[2]))
         return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr, None), mode="drop")
 
-    num_groups = (batch.num_decodes + group - 1 - min(MAX_SINGLES, group - 1)) // group
+    num_groups = (batch.num_decodes + group - 1 - min(_MAX_SINGLES, group - 1)) // group
     out_tkgh = lax.fori_loop(0, num_groups, lambda i, out: attend_rows(out, i * group, group), out_tkgh)
     return lax.fori_loop(num_groups * group, batch.num_decodes, lambda i, out: attend_rows(out, i, 1), out_tkgh)
 
 
-def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, tile: int) -> Array:
+def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: _Attend, tile: int) -> Array:
     """Attend the longer chunks, one tile of query rows after the other."""
     _, k, g, h = q_tkgh.shape
     q_tkgh = jnp.pad(q_tkgh, ((0, tile), (0, 0), (0, 0), (0, 0)))
@@ -184,7 +184,7 @@ def _attend(
     positions_sr: Array,
     ends_sr: Array | None,
     *,
-    read: Read,
+    read: _Read,
     value_dim: int,
     block_size: int,
     window: Array | int,
@@ -201,12 +201,12 @@ def _attend(
     blocks = max(1, tile // block_size)
     tile = blocks * block_size
     tables_sm = jnp.pad(tables_sm, ((0, 0), (0, -tables_sm.shape[1] % blocks)))
-    if r < MIN_ROWS:
-        q_skrh = jnp.pad(q_skrh, ((0, 0), (0, 0), (0, MIN_ROWS - r), (0, 0)))
-        positions_sr = jnp.pad(positions_sr, ((0, 0), (0, MIN_ROWS - r)), constant_values=-1)
+    if r < _MIN_ROWS:
+        q_skrh = jnp.pad(q_skrh, ((0, 0), (0, 0), (0, _MIN_ROWS - r), (0, 0)))
+        positions_sr = jnp.pad(positions_sr, ((0, 0), (0, _MIN_ROWS - r)), constant_values=-1)
     rows = q_skrh.shape[2]
     lengths_s = positions_sr.max(axis=1) + 1 if ends_sr is None else ends_sr.max(axis=1)
-    first_tile = jnp.maximum(jnp.where(positions_sr < 0, MAX_POSITION, positions_sr).min() - window + 1, 0) // tile
+    first_tile = jnp.maximum(jnp.where(positions_sr < 0, _MAX_POSITION, positions_sr).min() - window + 1, 0) // tile
     last_tile = (lengths_s.max() + tile - 1) // tile
     # By default a GPU rounds float32 operands to 11 bits, and a TPU to 8.
     precision = lax.Precision.HIGHEST if q_skrh.dtype == jnp.float32 else None
@@ -220,10 +220,10 @@ def _attend(
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         ahead_src = positions_sr[:, :, None] - kv_positions[None, None]
         is_before_end = ahead_src >= 0 if ends_sr is None else kv_positions < ends_sr[:, :, None]
-        scores = jnp.where((is_before_end & (ahead_src < window))[:, None], scores, MASKED)
+        scores = jnp.where((is_before_end & (ahead_src < window))[:, None], scores, _MASKED)
         max_skr = jnp.maximum(state.max_skr, scores.max(axis=-1))
-        # MASKED - MASKED is 0: rows that have seen nothing yet must not count masked entries as exp(0).
-        probs = jnp.where(scores > MASKED, jnp.exp(scores - max_skr[..., None]), 0.0)
+        # _MASKED - _MASKED is 0: rows that have seen nothing yet must not count masked entries as exp(0).
+        probs = jnp.where(scores > _MASKED, jnp.exp(scores - max_skr[..., None]), 0.0)
         decay_skr = jnp.exp(state.max_skr - max_skr)
         # Slots beyond the length may hold anything, and 0 x NaN is NaN.
         is_live_sc = kv_positions[None] < lengths_s[:, None]
@@ -233,7 +233,7 @@ def _attend(
             max_skr, state.sum_skr * decay_skr + probs.sum(axis=-1), state.acc_skrh * decay_skr[..., None] + acc
         )
 
-    nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, value_dim)))
+    nothing = _Softmax(jnp.full((s, k, rows), _MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, value_dim)))
     if sinks_kg is not None:  # one more score per head, without a value
         sinks_kr = jnp.pad(jnp.tile(sinks_kg, (1, r // sinks_kg.shape[1])), ((0, 0), (0, rows - r)))
         nothing = nothing._replace(max_skr=jnp.broadcast_to(sinks_kr, (s, k, rows)), sum_skr=jnp.ones((s, k, rows)))

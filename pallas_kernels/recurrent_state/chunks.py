@@ -55,10 +55,12 @@ class Tiles(NamedTuple):
     """The slot where the state after a chunk's last tile is saved too; 0 for none."""
 
 
-def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
+def _cut_into_tiles(
+    batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1
+) -> tuple[Tiles, Array]:
     """Return the tiles of a step of `num_rows` rows, in arrays with a multiple of `multiple` entries, and their number.
 
-    A state to be saved after a chunk's last row is in `copies_n`; `copy_saved` does the same afterwards.
+    A state to be saved after a chunk's last row is in `copies_n`; `_copy_saved` does the same afterwards.
     """
     num_sequences = len(batch.query_starts_s)
     is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
@@ -102,7 +104,7 @@ def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, mu
     return tiles, totals_p[-1]
 
 
-def copy_saved(pool: Array, batch: StateBatch, first_slot: Array | int) -> Array:
+def _copy_saved(pool: Array, batch: StateBatch, first_slot: Array | int) -> Array:
     """Copy the states that are to be saved after longer chunks' last rows, one after the other."""
     is_long_s = lax.iota(jnp.int32, len(batch.query_starts_s)) >= batch.num_decodes
     is_copied_s = is_long_s & (batch.save_slots_s > 0) & (batch.all_save_ends_s == batch.query_ends_s)
@@ -137,7 +139,7 @@ def take_tiles(
     """
     if not batch.has_chunks:
         return pool, out
-    tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
+    tiles, num_tiles = _cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
 
     def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         pool, out = carry
@@ -151,7 +153,7 @@ def take_tiles(
         return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
 
     pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))
-    return pool if saves_copies else copy_saved(pool, batch, first_slot), out
+    return pool if saves_copies else _copy_saved(pool, batch, first_slot), out
 
 
 def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:

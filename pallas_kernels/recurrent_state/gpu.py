@@ -24,7 +24,7 @@ from .batch import StateBatch
 
 PART = 64
 """The rows, or columns, of a head's matrix that a thread block takes: 32 KiB where the other axis has length 128."""
-MOST_SUMMED = 256
+_MOST_SUMMED = 256
 """The greatest length of the other axis, over which a query sums: a thread block has all of it."""
 MATRIX = plgpu.Layout.WGMMA
 """The layout of a matrix in registers."""
@@ -47,9 +47,9 @@ def refuse_state(parted: int, summed: int, names: tuple[str, str], dtype: Any) -
     `parted` and `summed` are the lengths of the axis that is cut into parts and of the axis that a query sums over;
     `names` are their names.
     """
-    if parted % PART or summed % PART or summed > MOST_SUMMED:
+    if parted % PART or summed % PART or summed > _MOST_SUMMED:
         return (
-            f"{names[0]} and {names[1]} must be multiples of {PART}, and {names[1]} at most {MOST_SUMMED}, "
+            f"{names[0]} and {names[1]} must be multiples of {PART}, and {names[1]} at most {_MOST_SUMMED}, "
             f"not {parted} and {summed}"
         )
     if dtype not in (jnp.bfloat16, jnp.float32):

@@ -35,7 +35,7 @@ TILES_BYTES = 96 << 20
 """The most bytes of the inputs, in float32, of tiles that are prepared at once: few launches, with much to do."""
 NUM_SMS, MOST_RUNS = 132, 4
 """The multiprocessors of an H100, and the most runs of tiles side by side, where some of these would be idle."""
-STATE_COLUMNS = 128
+_STATE_COLUMNS = 128
 """The most columns of a state that are one array in registers."""
 
 
@@ -232,7 +232,7 @@ class _Run:
     @property
     def slices(self) -> list[Any]:
         """Return the slices of columns that a state is cut into."""
-        width = min(self.matrix.shape[1], STATE_COLUMNS)
+        width = min(self.matrix.shape[1], _STATE_COLUMNS)
         return [pl.ds(column, width) for column in range(0, self.matrix.shape[1], width)]
 
     def pass_from(self, start: Any) -> None:

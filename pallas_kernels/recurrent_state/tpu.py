@@ -23,14 +23,14 @@ from . import chunks
 from .batch import StateBatch
 from .chunks import TILE_ROWS, Tiles, copy_states
 
-VMEM_LIMIT = 56 * 2**20
-MOST_STATE_BYTES = 8 << 20
+_VMEM_LIMIT = 56 * 2**20
+_MOST_STATE_BYTES = 8 << 20
 """The largest state that a kernel takes: VMEM holds two being loaded, two being stored, and one that stays."""
 
 
 def refuse_state(num_bytes: int, dtype: Any) -> str | None:
     """Return why the TPU's kernels cannot have states of a size and inputs of a dtype, or None if they can."""
-    if num_bytes > MOST_STATE_BYTES:
+    if num_bytes > _MOST_STATE_BYTES:
         return f"a state of {num_bytes >> 20} MiB does not fit in VMEM several times"
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(dtype).name}"
@@ -66,7 +66,7 @@ def take_decodes(
     )
     rows = [x[:count] for x in rows]
     state = (None, *pool.shape[1:])
-    options: dict[str, Any] = {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT)}
+    options: dict[str, Any] = {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT)}
     if interpret:
         options = {"interpret": pltpu.InterpretParams()}
     scalars = (first_slot + reads_s, first_slot + writes_s, jnp.sign(reads_s), batch.num_decodes.reshape(1))
@@ -157,7 +157,7 @@ def _run_tiles(
     flags = (tiles.begins_n, is_first_n.astype(jnp.int32), tiles.is_kept_n | (tiles_n == count - 1))
     scalars = (reads_n, tiles.writes_n, tiles.ends_n - tiles.starts_n, *flags)
     read = jax.ShapeDtypeStruct((count, TILE_ROWS, out.shape[1]), out.dtype)
-    options: dict[str, Any] = {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT)}
+    options: dict[str, Any] = {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT)}
     if interpret:
         options = {"interpret": pltpu.InterpretParams()}
     read, pool = pl.pallas_call(

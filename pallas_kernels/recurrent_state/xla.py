@@ -13,13 +13,13 @@ from jax import Array, lax
 
 from .batch import StateBatch
 
-MAX_DECODES = 32
+_MAX_DECODES = 32
 """The number of decodes that are computed at a time: their states are copied out of the pool and back."""
 
-type TakeChunks = Callable[..., tuple[Array, Array]]
+type _TakeChunks = Callable[..., tuple[Array, Array]]
 """Takes the pool, the batch, the layer's first slot, inputs and `out`, and returns the pool and `out`."""
 
-type Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
+type _Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
 """Takes states of sequences and their tokens' inputs, and returns the states and the outputs."""
 
 
@@ -29,8 +29,8 @@ def scan_tokens(
     first_slot: Array | int,
     inputs: tuple[Array, ...],
     out: Array,
-    step: Step,
-    take_chunks: TakeChunks,
+    step: _Step,
+    take_chunks: _TakeChunks,
 ) -> tuple[Array, Array]:
     """Return the pool after the step, and `out` with the outputs of live rows in it."""
     first_slot = jnp.asarray(first_slot, jnp.int32)
@@ -43,10 +43,10 @@ def scan_tokens(
 
 
 def _decode(
-    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: _Step
 ) -> tuple[Array, Array]:
     num_sequences = len(batch.query_starts_s)
-    group = min(MAX_DECODES, num_sequences)
+    group = min(_MAX_DECODES, num_sequences)
 
     def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         pool, out = carry
@@ -73,7 +73,7 @@ def _decode(
 
 
 def _scan_chunks(
-    step: Step, pool: Array, batch: StateBatch, first_slot: Array, inputs: tuple[Array, ...], out: Array
+    step: _Step, pool: Array, batch: StateBatch, first_slot: Array, inputs: tuple[Array, ...], out: Array
 ) -> tuple[Array, Array]:
 
     def advance(row: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from pallas_kernels.native.emitter import F32, I64, LANES, POINTER, VOID, Emitte
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
-ROWS = 16
+_ROWS = 16
 """The number of rows of a unit of work."""
 
 
@@ -45,15 +45,15 @@ class Kernel:
 
     def _add_prepare(self) -> ir.Function:
         e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
-        e.ir.ret(e.ceil_div(self._sizes(e, dims)[0], ROWS))
+        e.ir.ret(e.ceil_div(self._sizes(e, dims)[0], _ROWS))
         return e.function
 
     def _add_run(self) -> ir.Function:
         """Norm, or clear, the rows of a unit."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of, (t, d), storage = self._operands(e, buffers, dims), self._sizes(e, dims), self.format.storage
-        first = e.product(unit, ROWS)
-        with e.range(first, e.least(e.sum(first, ROWS), t)) as row:
+        first = e.product(unit, _ROWS)
+        with e.range(first, e.least(e.sum(first, _ROWS), t)) as row:
             source, target = (e.at(base, storage, e.product(row, d)) for base in (of.x, of.y))
             with e.ir.if_else(e.ir.icmp_signed("<", row, of.num_rows)) as (is_live, is_padding):
                 with is_live:

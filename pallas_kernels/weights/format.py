@@ -36,7 +36,7 @@ PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors", "or
 """The arrays that can hold a matrix, in the order in which kernels take them, except the last."""
 CHUNK = 64
 """The number of codes of a row that are packed together."""
-WIDENED = 16
+_WIDENED = 16
 """The number of 16-bit numbers that are widened together."""
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How a code's bits are divided into planes, the lowest bits first."""
@@ -150,7 +150,7 @@ class WeightFormat:
         if part == "order":
             per, count = 1, num_inputs
         elif part == "codes":
-            per = CHUNK if packed and self.is_packed else WIDENED if self.is_half else 1
+            per = CHUNK if packed and self.is_packed else _WIDENED if self.is_half else 1
             count = num_inputs * self.bits // 8 if packed and self.is_packed else num_inputs
         else:
             per = (self.factor_group if part.endswith("factors") else self.group) or num_inputs

@@ -21,13 +21,13 @@ from jaxllm.params.checks import INT32_MAX, check_int, check_str, shown
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.resolve.engine_args import EngineArgs
 
-TASKS = {"embed": "embedding", "classify": "probs"}
+_TASKS = {"embed": "embedding", "classify": "probs"}
 """The tasks, and the names of their vectors in the output."""
-SUFFIXES = (".jsonl", ".npy", ".parquet")
-FORMS = ("text", "prompt", "prompt_token_ids")
+_SUFFIXES = (".jsonl", ".npy", ".parquet")
+_FORMS = ("text", "prompt", "prompt_token_ids")
 """The possible fields with a line's text; a line has one of them."""
-MORE_OF_PROMPT = ("text_pair", "token_type_ids", "cache_salt")
-OF_THE_RUN = ("dimensions", "use_activation", "truncate_prompt_tokens")
+_MORE_OF_PROMPT = ("text_pair", "token_type_ids", "cache_salt")
+_OF_THE_RUN = ("dimensions", "use_activation", "truncate_prompt_tokens")
 """Fields that hold for all lines, whose vectors would not be comparable otherwise."""
 
 
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--input", metavar="FILE", help="texts: .jsonl, or .txt with one per line")
     parser.add_argument("--output", metavar="FILE", help="results: .jsonl, .npy or, with pyarrow, .parquet")
     parser.add_argument(
-        "--task", choices=TASKS, default="embed", help="embed, or classify: probabilities of the model's classes"
+        "--task", choices=_TASKS, default="embed", help="embed, or classify: probabilities of the model's classes"
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -78,7 +78,7 @@ def _add_integer(parser: argparse.ArgumentParser, name: str, kind: Kind, help_te
     parser.add_argument(name, help=help_text, **(kind.flag() or {}))
 
 
-class Wish(NamedTuple):
+class _Wish(NamedTuple):
     """The settings from the flags on which results depend."""
 
     task: str
@@ -101,13 +101,13 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
     engine_args = read_engine_args(args)
     if engine_args.runner == "auto":
         engine_args = dataclasses.replace(engine_args, runner="pooling")
-    wish = Wish(*(getattr(args, name) for name in Wish._fields))
+    wish = _Wish(*(getattr(args, name) for name in _Wish._fields))
     wish.params()
     for flag in ("input", "output"):
         if getattr(args, flag) is None:
             raise VLLMValidationError(f"say --{flag} FILE.", parameter=flag)
     jobs = read_jobs(args.input)
-    output = output_path(args.output, args.input, SUFFIXES)
+    output = output_path(args.output, args.input, _SUFFIXES)
     if output.suffix == ".parquet":
         require_pyarrow(args.output)
     settings = result_settings(engine_args, wish)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
         jobs,
         sink,
         lambda: (make_engine or load_engine)(engine_args),
-        lambda engine: EmbedRun(engine, sink, len(jobs), wish, as_lines=output.suffix == ".jsonl"),
+        lambda engine: _EmbedRun(engine, sink, len(jobs), wish, as_lines=output.suffix == ".jsonl"),
     )
     return exit_status(counts, len(jobs))
 
@@ -125,7 +125,7 @@ def _writer(output: Path, task: str, num_rows: int) -> Write:
     if output.suffix == ".npy":
         return partial(write_npy, num_rows=num_rows, errors=output.with_name(output.name + ".errors.jsonl"))
     if output.suffix == ".parquet":
-        return partial(write_parquet, vector=TASKS[task], has_labels=task == "classify")
+        return partial(write_parquet, vector=_TASKS[task], has_labels=task == "classify")
     return write_lines
 
 
@@ -138,23 +138,23 @@ class Text(NamedTuple):
     priority: int
 
 
-def parse_text(job: Job, prefix: str) -> Text:
+def _parse_text(job: Job, prefix: str) -> Text:
     """Parse a job's line and put `prefix` before its text. Raises VLLMValidationError."""
     line = read_value(job)
     line = {"text": line} if isinstance(line, str) else line
     if not isinstance(line, dict):
         message = f'the line must be a JSON string, or an object such as {{"text": "..."}}, got {shown(line)}.'
         raise VLLMValidationError(message, parameter="prompt", value=shown(line))
-    forms = [name for name in FORMS if line.get(name) is not None]
+    forms = [name for name in _FORMS if line.get(name) is not None]
     if len(forms) != 1:
-        message = f"a line needs one of {', '.join(FORMS)}; this one has {' and '.join(forms) or 'none'}."
+        message = f"a line needs one of {', '.join(_FORMS)}; this one has {' and '.join(forms) or 'none'}."
         raise VLLMValidationError(message, parameter="prompt", value=line)
-    for name in OF_THE_RUN:
+    for name in _OF_THE_RUN:
         if name in line:
             message = f"{name} is the same for all lines: leave it out, and see `jaxllm embed --help`."
             raise VLLMValidationError(message, parameter=name, value=line[name])
     (form,) = forms
-    prompt = {name: line[name] for name in MORE_OF_PROMPT if line.get(name) is not None}
+    prompt = {name: line[name] for name in _MORE_OF_PROMPT if line.get(name) is not None}
     if form == "prompt_token_ids":
         prompt[form] = line[form]
     elif line[form] == "":
@@ -164,10 +164,10 @@ def parse_text(job: Job, prefix: str) -> Text:
     return Text(prompt, line, check_int("priority", line.get("priority") or 0, -(2**31), 2**31 - 1))
 
 
-class EmbedRun(Run):
+class _EmbedRun(Run):
     """Pools each text with the flags' settings. Raises VLLMValidationError if the model cannot."""
 
-    def __init__(self, engine: Engine, sink: Journal, num_prompts: int, wish: Wish, *, as_lines: bool) -> None:
+    def __init__(self, engine: Engine, sink: Journal, num_prompts: int, wish: _Wish, *, as_lines: bool) -> None:
         super().__init__(engine, sink, num_prompts)
         from jaxllm.engine.front.pooling_resolver import resolve_pooling_params, verify_pooling_task
         from jaxllm.text.tokenizer import encode_options
@@ -180,14 +180,14 @@ class EmbedRun(Run):
         )
         encode_options(self._options, engine.front.ready.max_model_len, outputs=0)
         self._prefix = _prefix(wish, settings)
-        self._name = TASKS[wish.task]
+        self._name = _TASKS[wish.task]
         self._labels = settings.id2label if wish.task == "classify" else {}
         self._as_lines = as_lines
         self._fields: dict[int, dict[str, Any]] = {}
 
     def submit(self, request_id: str, job: Job) -> None:
         """Submit a text to the engine. Raises VLLMValidationError."""
-        text = parse_text(job, self._prefix)
+        text = _parse_text(job, self._prefix)
         self.engine.add_request(
             request_id, text.prompt, self._params, tokenization_kwargs=self._options, priority=text.priority
         )
@@ -213,7 +213,7 @@ class EmbedRun(Run):
         self.sink.put(job.index, record)
 
 
-def _prefix(wish: Wish, settings: Any) -> str:
+def _prefix(wish: _Wish, settings: Any) -> str:
     """Return the prefix of texts: from the flags, or else the default prompt of the model's embeddings."""
     if wish.prompt_prefix is not None:
         return wish.prompt_prefix

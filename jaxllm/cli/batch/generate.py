@@ -65,14 +65,14 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
         jobs,
         sink,
         lambda: (make_engine or load)(engine_args),
-        lambda engine: GenerateRun(engine, sink, len(jobs), flags, args.chat),
+        lambda engine: _GenerateRun(engine, sink, len(jobs), flags, args.chat),
     )
     if counts is not None and counts.cut_off and "max_tokens" not in flags:
         say(f"Prompts cut off at max_tokens: {counts.cut_off}; set --max-tokens for more.")
     return exit_status(counts, len(jobs))
 
 
-class GenerateRun(Run):
+class _GenerateRun(Run):
     """Generates for each prompt with the settings of the flags and its line."""
 
     def __init__(

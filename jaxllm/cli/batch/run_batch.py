@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from jaxllm.engine.online.async_llm import AsyncLLM
     from jaxllm.server.http.caller import Caller
 
-QUEUE_LENGTH = 1024
+_QUEUE_LENGTH = 1024
 """The default number of requests in the engine at a time; twice its batch, if that is more."""
-BUSY_SECONDS = 0.1
+_BUSY_SECONDS = 0.1
 """The pause before a request is retried that the full engine has refused."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE_URL = "/v1/responses"
-URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
-METRICS_FLAGS = ("host", "port", "metrics_prefix")
-SERVER_FLAGS = (
+_URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
+_METRICS_FLAGS = ("host", "port", "metrics_prefix")
+_SERVER_FLAGS = (
     "lora_modules",
     "chat_template_content_format",
     "default_chat_template_kwargs",
@@ -52,7 +52,7 @@ SERVER_FLAGS = (
 )
 """The server's arguments that change answers."""
 
-type MakeEngine = Callable[[argparse.Namespace], AbstractAsyncContextManager[AsyncLLM]]
+type _MakeEngine = Callable[[argparse.Namespace], AbstractAsyncContextManager[AsyncLLM]]
 
 
 class BatchLine(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "run-batch",
         help="answer a file of requests in OpenAI's batch format",
         description="Answer a file of requests, one per line with custom_id, method, url and body, on one engine in "
-        f"this process. URLs are {URLS}. A killed run resumes when started again.",
+        f"this process. URLs are {_URLS}. A killed run resumes when started again.",
         epilog="A request that fails has its error in its line of the output. Exit statuses: 0 all requests are "
         "answered or have failed, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
@@ -87,13 +87,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     parser.add_argument(
-        "--max-inflight", type=int, metavar="N", help=f"most requests in the engine; by default {QUEUE_LENGTH} or more"
+        "--max-inflight", type=int, metavar="N", help=f"most requests in the engine; by default {_QUEUE_LENGTH} or more"
     )
     parser.add_argument(
         "--enable-metrics", action="store_true", help="serve metrics to Prometheus at --host and --port, without a key"
     )
     refused = {each.name for each in dataclasses.fields(UnsupportedServerArguments)}
-    taken = {*SERVER_FLAGS, *METRICS_FLAGS, *refused}
+    taken = {*_SERVER_FLAGS, *_METRICS_FLAGS, *refused}
     add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in taken))
     AsyncEngineArgs.add_cli_args(parser)
     add_help(parser, AsyncEngineArgs, ServerArgs)
@@ -101,7 +101,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
+def run(args: argparse.Namespace, make_engine: _MakeEngine | None = None) -> int:
     """Answer all requests and return the exit status. Arguments and files are checked before the model loads."""
     from jaxllm.server.openai.output_parsers import check_parsers
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
     check_parsers(server_args)
     jobs = [Job(i, line, True) for i, line in enumerate(read_lines(args.input_file, "input-file"))]
     output = output_path(args.output_file, args.input_file, flag="output-file")
-    shown = [getattr(server_args, name) for name in SERVER_FLAGS]
+    shown = [getattr(server_args, name) for name in _SERVER_FLAGS]
     settings = result_settings(engine_args, engine_args.served_model_name, args.reasoning_parser, shown)
     keys = [job.key(settings) for job in jobs]
     with Journal(output, keys, opens=overwriting) as journal:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
         again = "Start the same command again to go on."
         if todo:
             try:
-                answering = _answer_all(args, server_args, make_engine or _start, Batch(keys, todo, journal, counts))
+                answering = _answer_all(args, server_args, make_engine or _start, _Batch(keys, todo, journal, counts))
                 asyncio.run(answering)
             except KeyboardInterrupt:
                 say(f"interrupted: {len(journal.done)} of {len(jobs)} requests are done. {again}")
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
     return 0
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """The requests of a run and where their results go."""
 
     keys: Sequence[str]
@@ -160,10 +160,10 @@ async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
         yield engine
 
 
-async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: MakeEngine, batch: Batch) -> None:
+async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: _MakeEngine, batch: _Batch) -> None:
     """Answer requests, many at a time. Raises EngineDeadError and OutputError."""
     async with make(args) as engine, _metrics(engine, args, server_args):
-        limit = args.max_inflight or max(QUEUE_LENGTH, 2 * engine.vllm_config.scheduler_config.max_num_seqs)
+        limit = args.max_inflight or max(_QUEUE_LENGTH, 2 * engine.vllm_config.scheduler_config.max_num_seqs)
         answers = Answers(engine, server_args, args.served_model_name, args.reasoning_parser)
         await answers.load_adapters()
         waiting = iter(batch.todo)
@@ -204,7 +204,9 @@ async def _metrics(engine: AsyncLLM, args: argparse.Namespace, server_args: Serv
         thread.join()
 
 
-async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance: Callable[[int, Counts], None]) -> None:
+async def _work(
+    answers: Answers, waiting: Iterator[Job], batch: _Batch, advance: Callable[[int, Counts], None]
+) -> None:
     """Answer requests one after another."""
     for job in waiting:
         record, is_good = await answers.record(job, "batch_req_" + batch.keys[job.index])
@@ -301,7 +303,7 @@ class Answers:
             reranker = supported(self._pooled.scores, "Rerank (Score)")
             documents = decode(body, RerankRequest, RERANK_REFUSED)
             return lambda: reranker.answer_rerank(documents, caller)
-        raise VLLMValidationError(f"url must be {URLS}, got {line.url!r}.", parameter="url", value=line.url)
+        raise VLLMValidationError(f"url must be {_URLS}, got {line.url!r}.", parameter="url", value=line.url)
 
     def _repeatable[T: Any](self, request: T, job: Job) -> T:
         """Return a request with a seed from its line's index, so that a resumed run samples the same."""
@@ -321,7 +323,7 @@ class Answers:
             except EngineBusyError:
                 if not self._engine.front.outputs.num_unfinished_requests:
                     raise
-                await asyncio.sleep(BUSY_SECONDS)
+                await asyncio.sleep(_BUSY_SECONDS)
 
 
 def _parse(job: Job) -> BatchLine:

@@ -17,7 +17,7 @@ from jaxllm.text.tokenizer import HALF, Tokenizer
 
 SHORTEST, LONGEST_PROMPT, LONGEST_TOTAL = 4, 1024, 2048
 """The range of prompt and output lengths, in tokens, of ShareGPT conversations that are used."""
-ROUNDS = 8
+_ROUNDS = 8
 """The most attempts to make a random text with the right number of tokens."""
 
 
@@ -67,7 +67,7 @@ def make_samples(args: argparse.Namespace, tokenizer: Tokenizer, *, is_chat: boo
     return _MAKERS[args.dataset_name](args, tokenizer, Random(args.seed), is_chat)
 
 
-class TextMaker:
+class _TextMaker:
     """Makes texts of random tokens with a fixed number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, random: Random) -> None:
@@ -85,7 +85,7 @@ class TextMaker:
         """Return the text of tokens, changed until it tokenizes to the same number of tokens."""
         num = len(token_ids)
         text, again = self._text(token_ids)
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             if len(again) == num:
                 break
             text, again = self._text(again[:num] if len(again) > num else [*again, *self.ids(num - len(again))])
@@ -98,7 +98,7 @@ class TextMaker:
 
 
 def _random(args: argparse.Namespace, tokenizer: Tokenizer, random: Random, _is_chat: bool) -> list[Sample]:
-    maker = TextMaker(tokenizer, random)
+    maker = _TextMaker(tokenizer, random)
     prefix = maker.ids(args.random_prefix_len)
 
     def length(mean: int) -> int:
@@ -112,7 +112,7 @@ def _random(args: argparse.Namespace, tokenizer: Tokenizer, random: Random, _is_
 
 
 def _prefix_repetition(args: argparse.Namespace, tokenizer: Tokenizer, random: Random, _is_chat: bool) -> list[Sample]:
-    maker = TextMaker(tokenizer, random)
+    maker = _TextMaker(tokenizer, random)
     num = args.prefix_repetition_num_prefixes
     if num > args.num_prompts:
         message = f"prefix_repetition_num_prefixes={num} must be at most num_prompts={args.num_prompts}."

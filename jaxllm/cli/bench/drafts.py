@@ -9,11 +9,11 @@ from jaxllm.cli.client.openai_client import OpenAIClient
 
 PREFIX = "vllm:spec_decode_num_"
 
-type DraftCounts = Mapping[str, float]
+type _DraftCounts = Mapping[str, float]
 """The counters by their names; those per position have it at the end."""
 
 
-async def read_drafts(client: OpenAIClient) -> DraftCounts:
+async def read_drafts(client: OpenAIClient) -> _DraftCounts:
     """Return the server's counters since its start; empty if it makes no drafts or has no metrics."""
     try:
         return parse_drafts(await client.metrics() or "")
@@ -21,7 +21,7 @@ async def read_drafts(client: OpenAIClient) -> DraftCounts:
         return {}
 
 
-def parse_drafts(text: str) -> DraftCounts:
+def parse_drafts(text: str) -> _DraftCounts:
     """Parse the draft counters in Prometheus' text format; engines of one server are added up."""
     from prometheus_client.parser import text_string_to_metric_families  # part of the extra that the client needs too
 
@@ -35,7 +35,7 @@ def parse_drafts(text: str) -> DraftCounts:
     return counts
 
 
-def draft_figures(before: DraftCounts, after: DraftCounts) -> dict[str, Any]:
+def draft_figures(before: _DraftCounts, after: _DraftCounts) -> dict[str, Any]:
     """Return the figures of a run from the counters before and after it; empty if it had no drafts."""
     counts = {name: count - before.get(name, 0.0) for name, count in after.items()}
     num_drafts, num_tokens = counts.get("drafts", 0.0), counts.get("draft_tokens", 0.0)

@@ -18,7 +18,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "e2el": ("E2EL", "End-to-end Latency"),
 }
 """The short and the long name of each latency."""
-WIDTH = 50
+_WIDTH = 50
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,7 +128,7 @@ def _most_at_once(results: Sequence[Result]) -> int:
 
 def report(figures: Mapping[str, Any], conditions: Conditions) -> Iterator[str]:
     """Yield the lines of the report."""
-    yield f"{' Serving Benchmark Result ':=^{WIDTH}}"
+    yield f"{' Serving Benchmark Result ':=^{_WIDTH}}"
     yield _line("Successful requests", figures["completed"])
     yield _line("Failed requests", figures["failed"])
     if conditions.max_concurrency is not None:
@@ -148,16 +148,16 @@ def report(figures: Mapping[str, Any], conditions: Conditions) -> Iterator[str]:
     for name, (short, long) in METRICS.items():
         if name not in conditions.metrics:
             continue
-        yield f"{long:-^{WIDTH}}"
+        yield f"{long:-^{_WIDTH}}"
         yield _line(f"Mean {short} (ms)", figures[f"mean_{name}_ms"])
         yield _line(f"Median {short} (ms)", figures[f"median_{name}_ms"])
         for percent in conditions.percentiles:
             yield _line(f"P{percent:g} {short} (ms)", figures[f"p{percent:g}_{name}_ms"])
     drafts = [_line(label, value) for label, value in draft_lines(figures)]
     if drafts:
-        yield f"{'Speculative Decoding':-^{WIDTH}}"
+        yield f"{'Speculative Decoding':-^{_WIDTH}}"
         yield from drafts
-    yield "=" * WIDTH
+    yield "=" * _WIDTH
 
 
 def _line(label: str, value: float) -> str:

@@ -13,7 +13,7 @@ from jaxllm.cli.bench.datasets import Sample
 from jaxllm.cli.bench.figures import Result
 from jaxllm.cli.client.openai_client import Chunk, OpenAIClient, RequestError
 
-RETRY_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,4 +127,4 @@ async def wait_ready(target: Target, sample: Sample, count: Callable[[str], int]
     while (result := await target.ask(sample, count)).error is not None:
         if time.monotonic() > deadline:
             raise RequestError(f"the server was not ready in {seconds:g} s: {result.error}")
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)

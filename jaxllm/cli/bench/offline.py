@@ -24,7 +24,7 @@ from jaxllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxllm.inputs import TokensPrompt
 
-PERCENTILES = (10, 25, 50, 75, 90, 99)
+_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 class Model(Protocol):
@@ -38,7 +38,7 @@ class Model(Protocol):
     def shutdown(self) -> None: ...
 
 
-type MakeModel = Callable[[EngineArgs], Model]
+type _MakeModel = Callable[[EngineArgs], Model]
 
 
 def add_throughput_parser(commands: Any) -> argparse.ArgumentParser:
@@ -93,7 +93,7 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_throughput(
-    args: argparse.Namespace, make: MakeModel | None = None, clock: Callable[[], float] = time.perf_counter
+    args: argparse.Namespace, make: _MakeModel | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Measure one run of all prompts and return the exit status."""
     llm = (make or _load)(_engine_args(args))
@@ -125,7 +125,7 @@ def run_throughput(
 
 
 def run_latency(
-    args: argparse.Namespace, make: MakeModel | None = None, clock: Callable[[], float] = time.perf_counter
+    args: argparse.Namespace, make: _MakeModel | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Measure the runs of one batch and return the exit status."""
     llm = (make or _load)(_engine_args(args))
@@ -143,7 +143,7 @@ def run_latency(
         llm.shutdown()
     ordered = sorted(latencies)
     mean = sum(ordered) / len(ordered)
-    percentiles = {percent: percentile(ordered, percent) for percent in PERCENTILES}
+    percentiles = {percent: percentile(ordered, percent) for percent in _PERCENTILES}
     lines = [f"{percent}% percentile latency: {value:.6f} seconds" for percent, value in percentiles.items()]
     show("\n".join([f"Avg latency: {mean:.6f} seconds", *lines]))
     _save(args, {"avg_latency": mean, "latencies": latencies, "percentiles": percentiles})

@@ -30,10 +30,10 @@ from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer, load_named_tokenizer
 
-ENDPOINTS = {"vllm": "/v1/completions", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+_ENDPOINTS = {"vllm": "/v1/completions", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """The endpoint of each backend; all three are OpenAI's API."""
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-MOST_ERRORS = 5
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+_MOST_ERRORS = 5
 """The number of different errors shown."""
 
 
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--backend", choices=tuple(ENDPOINTS), default="openai", help="kind of API; default: openai")
+    group.add_argument("--backend", choices=tuple(_ENDPOINTS), default="openai", help="kind of API; default: openai")
     group.add_argument("--base-url", metavar="URL", help="address of the server, in place of --host and --port")
     group.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     group.add_argument("--port", type=positive, default=8000, metavar="N", help="default: %(default)s")
@@ -97,7 +97,7 @@ def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
 def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests")
     group.add_argument("--ignore-eos", action="store_true", help="do not end outputs at EOS")
-    for name in SAMPLING:
+    for name in _SAMPLING:
         kind = int if name == "top_k" else float
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help="default: the server's")
     group.add_argument("--logprobs", type=natural, metavar="N", help="log-probabilities of this many tokens")
@@ -146,17 +146,17 @@ def run(args: argparse.Namespace) -> int:
     figures = summarize(measured.results, measured.seconds, measured.cpu_seconds, conditions) | measured.drafts
     show("\n".join(report(figures, conditions)))
     errors = count_errors(measured.results)
-    for error, num in errors[:MOST_ERRORS]:
+    for error, num in errors[:_MOST_ERRORS]:
         say(f"{num} failed: {error}")
-    if len(errors) > MOST_ERRORS:
-        say(f"and {len(errors) - MOST_ERRORS} other errors; --save-detailed has them all.")
+    if len(errors) > _MOST_ERRORS:
+        say(f"and {len(errors) - _MOST_ERRORS} other errors; --save-detailed has them all.")
     if args.save_result or args.append_result:
         _save(args, measured, figures)
     return 1 if errors else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class _Measured:
     """The measurements of a run."""
 
     model: str
@@ -178,7 +178,7 @@ def _runner() -> Any:
     return uvloop.run
 
 
-async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
+async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> _Measured:
     """Send all requests. Raises RequestError if the server cannot be reached, VLLMValidationError for bad flags."""
     host = f"[{args.host}]" if ":" in args.host else args.host
     client = OpenAIClient(
@@ -192,7 +192,7 @@ async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
         tokenizer = load_named_tokenizer(loaded, default_cache_dir())
         is_chat = args.backend == "openai-chat"
         target = Target(
-            client, args.endpoint or ENDPOINTS[args.backend], is_chat, args.served_model_name or name, _extra(args)
+            client, args.endpoint or _ENDPOINTS[args.backend], is_chat, args.served_model_name or name, _extra(args)
         )
         samples = make_samples(args, tokenizer, is_chat=is_chat)
         count = partial(_count, tokenizer)
@@ -215,7 +215,7 @@ async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
             )
             taken, cpu = time.perf_counter() - start, time.process_time() - cpu_start
         drafts = draft_figures(drafts_before, await read_drafts(client))
-    return Measured(name, loaded, samples, results, taken, cpu, drafts)
+    return _Measured(name, loaded, samples, results, taken, cpu, drafts)
 
 
 async def _find_model(args: argparse.Namespace, client: OpenAIClient) -> tuple[str, str]:
@@ -253,7 +253,7 @@ class _Progress:
 
 def _extra(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of every request that the flags set."""
-    extra = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    extra = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
     if args.ignore_eos:
         extra["ignore_eos"] = True
     if args.logprobs is not None:
@@ -296,7 +296,7 @@ def _ramp(args: argparse.Namespace) -> Ramp | None:
     return Ramp(args.ramp_up_strategy, *ends)
 
 
-def _save(args: argparse.Namespace, measured: Measured, figures: dict[str, Any]) -> None:
+def _save(args: argparse.Namespace, measured: _Measured, figures: dict[str, Any]) -> None:
     """Write the JSON file. Raises OutputError."""
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     rate = "inf" if math.isinf(args.request_rate) else args.request_rate

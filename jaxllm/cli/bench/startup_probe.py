@@ -12,10 +12,10 @@ from jaxllm.cli.bench.startup import Part, Request, Startup
 from jaxllm.utils.child_process import reply
 from jaxllm.utils.log import show_log
 
-MISS = "/jax/compilation_cache/cache_misses"
+_MISS = "/jax/compilation_cache/cache_misses"
 
 
-class Marks(logging.Handler):
+class _Marks(logging.Handler):
     """Records when each part of the start-up ended, and the compile time of each program."""
 
     def __init__(self, started: float) -> None:
@@ -47,7 +47,7 @@ def main() -> int:
 
 def measure(engine_args: EngineArgs, started: float) -> Startup:
     """Start the engine, generate a token, wait for all programs."""
-    marks, misses = Marks(started), []
+    marks, misses = _Marks(started), []
     logger = logging.getLogger("jaxllm")
     logger.setLevel(logging.DEBUG)
     for handler in logger.handlers:
@@ -56,7 +56,7 @@ def measure(engine_args: EngineArgs, started: float) -> Startup:
     import jax
 
     def count(event: str, **_: Any) -> None:
-        if event == MISS:
+        if event == _MISS:
             misses.append(event)
 
     jax.monitoring.register_event_listener(count)

@@ -18,13 +18,13 @@ from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.interrupts import deferred_interrupts
 
-type Messages = list[dict[str, str]]
+type _Messages = list[dict[str, str]]
 
 
-class ChatModel(Protocol):
+class _ChatModel(Protocol):
     """A model that answers conversations."""
 
-    def reply(self, messages: Messages, write: Write) -> int:
+    def reply(self, messages: _Messages, write: Write) -> int:
         """Write the answer piece by piece and return its number of tokens."""
         ...
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
         return 1
 
 
-def _talk(model: ChatModel, args: argparse.Namespace) -> int:
+def _talk(model: _ChatModel, args: argparse.Namespace) -> int:
     return talk(_Conversation(model, args.system_prompt), args.quick, shows_stats=args.stats)
 
 
@@ -99,9 +99,9 @@ def _refuse_engine_flags(args: argparse.Namespace) -> None:
 class _Conversation:
     """A conversation: answers each message with all earlier ones as context."""
 
-    def __init__(self, model: ChatModel, system_prompt: str | None) -> None:
+    def __init__(self, model: _ChatModel, system_prompt: str | None) -> None:
         self._model = model
-        self._messages: Messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._messages: _Messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
     def answer(self, message: str, write: Write) -> int:
         """Write the answer. The part written before a stop or failure stays in the conversation."""
@@ -125,7 +125,7 @@ class _RemoteChat:
     def __init__(self, model: RemoteModel, fields: Mapping[str, Any], counts: bool) -> None:
         self._model, self._fields, self._counts = model, fields, counts
 
-    def reply(self, messages: Messages, write: Write) -> int:
+    def reply(self, messages: _Messages, write: Write) -> int:
         """Write the answer."""
 
         def take(choice: Choice) -> None:
@@ -147,7 +147,7 @@ class _EngineChat:
         self._sampling["output_kind"] = RequestOutputKind.DELTA
         self._num_asked = 0
 
-    def reply(self, messages: Messages, write: Write) -> int:
+    def reply(self, messages: _Messages, write: Write) -> int:
         """Write the answer; Ctrl-C ends it between two steps."""
         prompt = self._engine.front.chat_renderer.render(messages, "messages")
         self._num_asked += 1

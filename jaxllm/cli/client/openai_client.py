@@ -15,9 +15,9 @@ from jaxllm.exceptions import VLLMValidationError
 if TYPE_CHECKING:
     import aiohttp
 
-TOTAL_SECONDS = 6 * 3600.0
+_TOTAL_SECONDS = 6 * 3600.0
 """The timeout of a request."""
-MAX_ERROR = 2000
+_MAX_ERROR = 2000
 """The number of characters of a server's answer that an error shows."""
 
 
@@ -118,7 +118,7 @@ class OpenAIClient:
         import aiohttp
 
         connector = aiohttp.TCPConnector(limit=0, ssl=self._checks_certificates)
-        timeout = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=30)
+        timeout = aiohttp.ClientTimeout(total=_TOTAL_SECONDS, sock_connect=30)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
         return self
 
@@ -205,4 +205,4 @@ def _shown(status: int, body: bytes) -> str:
 
 def _message(error: Any) -> str:
     text = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(text).split())[:MAX_ERROR]
+    return " ".join(str(text).split())[:_MAX_ERROR]

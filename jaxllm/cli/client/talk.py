@@ -19,7 +19,7 @@ MARK = "> "
 type Write = Callable[[str], None]
 
 
-class Talker(Protocol):
+class _Talker(Protocol):
     """The answering side of a talk."""
 
     def answer(self, message: str, write: Write) -> int:
@@ -30,7 +30,7 @@ class Talker(Protocol):
         ...
 
 
-def talk(talker: Talker, quick: str | None, *, shows_stats: bool = False) -> int:
+def talk(talker: _Talker, quick: str | None, *, shows_stats: bool = False) -> int:
     """Let a talker answer the message `quick`, or each line of standard input; return the exit status.
 
     At a terminal, errors and Ctrl-C end an answer; elsewhere they end the talk.
@@ -49,7 +49,7 @@ def talk(talker: Talker, quick: str | None, *, shows_stats: bool = False) -> int
     return 0
 
 
-def _converse(talker: Talker, shows_stats: bool) -> None:
+def _converse(talker: _Talker, shows_stats: bool) -> None:
     """Answer the lines that a person types, until Ctrl-D."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # lets input() edit lines and keep their history
@@ -96,7 +96,7 @@ def _lines() -> Iterator[str]:
             yield message
 
 
-def _answer(talker: Talker, message: str, shows_stats: bool) -> None:
+def _answer(talker: _Talker, message: str, shows_stats: bool) -> None:
     """Show the answer to a message, and a newline after it."""
     started = time.monotonic()
     first: float | None = None

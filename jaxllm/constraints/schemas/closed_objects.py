@@ -39,7 +39,7 @@ _MAX_SIZE = 2 * MAX_SCHEMA_NODES
 and a closed one gets those names too.
 """
 
-type Schema = dict[str, Any]
+type _Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class _Part(NamedTuple):
     """Parts with the same alternative exclude each other; "" for parts that hold together with all others."""
 
 
-def close_objects(parameter: str, schema: Schema, target: Callable[[Schema], Any]) -> Schema:
+def close_objects(parameter: str, schema: _Schema, target: Callable[[_Schema], Any]) -> _Schema:
     """Return a schema that forbids other properties wherever some are listed and no rule for others exists.
 
     `target` returns the target of a subschema's $ref, or None without one. Subschemas that values are only compared
@@ -115,7 +115,7 @@ def close_objects(parameter: str, schema: Schema, target: Callable[[Schema], Any
 class _Closer:
     """Copies a schema, and each reference's target once for each set of names beside it."""
 
-    def __init__(self, parameter: str, target: Callable[[Schema], Any]) -> None:
+    def __init__(self, parameter: str, target: Callable[[_Schema], Any]) -> None:
         self._parameter = parameter
         self._target = target
         self._definitions: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class _Closer:
         self._listed: dict[int, _Listed] = {}
         self._size = 0
 
-    def whole(self, schema: Schema) -> Schema:
+    def whole(self, schema: _Schema) -> _Schema:
         """Return a copy of the root."""
         self._pointers[_key(schema, _NOTHING, closes=True)] = "#"
         copied = self._copied(schema, _NOTHING, closes=True)
@@ -170,7 +170,7 @@ class _Closer:
             return copied if isinstance(value, list) else copied[0]
         return value.copy() if key in _WITH_PARTS else value
 
-    def _put(self, copied: Schema, part: _Part, beside: _Listed | None, *, closes: bool) -> None:
+    def _put(self, copied: _Schema, part: _Part, beside: _Listed | None, *, closes: bool) -> None:
         if part.key == "$ref":
             copied["$ref"] = self._pointer(part.schema, beside, closes=closes)
         elif part.position is None:
@@ -187,7 +187,7 @@ class _Closer:
             self._definitions[name] = self._copied(target, beside, closes=closes)
         return self._pointers[key]
 
-    def _parts(self, node: Schema) -> Iterator[_Part]:
+    def _parts(self, node: _Schema) -> Iterator[_Part]:
         target = self._target(node)
         if target is not None:
             yield _Part("$ref", None, target, "")
@@ -230,7 +230,7 @@ class _Closer:
         self._charge(listed.size)
         return listed
 
-    def _close(self, node: Schema, listed: list[_Listed]) -> None:
+    def _close(self, node: _Schema, listed: list[_Listed]) -> None:
         """Make `node` allow only what is listed."""
         for key in ("properties", "patternProperties"):
             properties = node.get(key, {})
@@ -252,7 +252,7 @@ class _Closer:
         return self._listed[id(node)]
 
     @staticmethod
-    def _own(node: Schema) -> _Listed:
+    def _own(node: _Schema) -> _Listed:
         """Return what a schema itself lists, without its parts."""
         names: dict[str, None] = {}
         condition = node.get("if")

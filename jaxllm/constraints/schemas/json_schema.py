@@ -37,7 +37,7 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
 
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # bounded: small models write white space for ever
 
-type Schema = dict[str, Any]
+type _Schema = dict[str, Any]
 
 
 def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, one_of: OneOf = OneOf.KEPT) -> str:
@@ -113,7 +113,7 @@ def _whitespace(params: StructuredOutputsParams, options: dict[str, Any]) -> dic
     return {"whitespace_pattern": _WHITESPACE, **options} if options.get("whitespace_flexible", True) else options
 
 
-def _subschemas(node: Schema) -> Iterator[Schema]:
+def _subschemas(node: _Schema) -> Iterator[_Schema]:
     """Yield the schemas directly inside one, except those of $defs, which are reached by reference only."""
     for key, value in node.items():
         if key in _MAPS and isinstance(value, dict):
@@ -123,7 +123,7 @@ def _subschemas(node: Schema) -> Iterator[Schema]:
             yield from (inner for inner in inside if isinstance(inner, dict))
 
 
-def _check_schema(parameter: str, schema: Schema, references: _References) -> None:
+def _check_schema(parameter: str, schema: _Schema, references: _References) -> None:
     """Check every reachable subschema and the depth of their nesting."""
     graph: dict[int, list[int]] = {}
     pending = [schema]
@@ -143,7 +143,7 @@ def _check_schema(parameter: str, schema: Schema, references: _References) -> No
     check_depth(parameter, "subschemas", graph)
 
 
-def _check_keywords(parameter: str, node: Schema) -> None:
+def _check_keywords(parameter: str, node: _Schema) -> None:
     for key, (what, kind) in _KINDS.items():
         if key in node and not isinstance(node[key], kind):
             raise refuse(parameter, f"{key} must be {what}, got {shown(node[key])}.")
@@ -172,11 +172,11 @@ def _joined(base: str, own: str) -> str:
 class _References:
     """Finds the target of a schema's `$ref`s: a part of the schema itself, of a subschema's `$id`, or an `$anchor`."""
 
-    def __init__(self, parameter: str, schema: Schema) -> None:
+    def __init__(self, parameter: str, schema: _Schema) -> None:
         self._parameter = parameter
         self._bases: dict[int, str] = {}
-        self._resources: dict[str, Schema] = {"": schema}
-        self._anchors: dict[tuple[str, str], Schema] = {}
+        self._resources: dict[str, _Schema] = {"": schema}
+        self._anchors: dict[tuple[str, str], _Schema] = {}
         pending: list[tuple[Any, str]] = [(schema, "")]
         while pending:
             node, base = pending.pop()
@@ -190,7 +190,7 @@ class _References:
                 self._bases[id(node)] = base
             pending.extend((inner, base) for inner in _inside(node))
 
-    def target(self, node: Schema) -> Any:
+    def target(self, node: _Schema) -> Any:
         """Return the target of `node`'s $ref, which may be a boolean; None without a $ref."""
         reference = node.get("$ref")
         if not isinstance(reference, str):
@@ -211,7 +211,7 @@ class _References:
         return found
 
     @staticmethod
-    def _pointed(resource: Schema, pointer: str) -> Any:
+    def _pointed(resource: _Schema, pointer: str) -> Any:
         found: Any = resource
         for part in pointer.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")

@@ -72,7 +72,7 @@ class _Running:
         return Step(top, top if mask_w is None else [each for each in top if bits.has(mask_w, each)])
 
 
-class BeamEngine(Protocol):
+class _BeamEngine(Protocol):
     """The calls that a search makes of an engine; none of them waits."""
 
     def enqueue(self, request: ProcessedRequest) -> None:
@@ -97,7 +97,7 @@ class BeamSearcher:
     """
 
     def __init__(
-        self, engine: BeamEngine, front: FrontEnd, params: BeamSearchParams, concurrency_limit: int | None
+        self, engine: _BeamEngine, front: FrontEnd, params: BeamSearchParams, concurrency_limit: int | None
     ) -> None:
         """Check the params. Raises VLLMValidationError for those that this engine cannot search by."""
         num_candidates = _check_params(front, params)

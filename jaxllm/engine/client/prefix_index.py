@@ -10,14 +10,14 @@ from typing import NamedTuple
 from jaxllm.core_messages import EngineCoreRequest
 
 
-class Prefix(NamedTuple):
+class _Prefix(NamedTuple):
     """A beginning of a prompt."""
 
     key: Hashable
     num_tokens: int
 
 
-def prefixes(request: EngineCoreRequest, block_size: int) -> list[Prefix]:
+def prefixes(request: EngineCoreRequest, block_size: int) -> list[_Prefix]:
     """Return beginnings of a request's prompt of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... whole blocks, shortest first.
 
     Long prompts too have few of them, and of whole blocks that two prompts share, one of these has at least two thirds.
@@ -25,11 +25,11 @@ def prefixes(request: EngineCoreRequest, block_size: int) -> list[Prefix]:
     """
     tokens = array("i", request.prompt_token_ids)
     key: Hashable = (request.lora and request.lora.lora_int_id, request.cache_salt)
-    prefixes: list[Prefix] = []
+    prefixes: list[_Prefix] = []
     start, num_blocks, step = 0, 1, 1
     while (end := num_blocks * block_size) <= len(tokens):
         key = hash((key, tokens[start:end].tobytes()))
-        prefixes.append(Prefix(key, end))
+        prefixes.append(_Prefix(key, end))
         start = end
         if num_blocks >= 4 and num_blocks & (num_blocks - 1) == 0:
             step = num_blocks // 2
@@ -47,7 +47,7 @@ class PrefixIndex:
         """The tokens that each prefix adds to the next shorter one, by its key; those used last at the end."""
         self._num_tokens = 0
 
-    def num_cached(self, prompt: Sequence[Prefix]) -> int:
+    def num_cached(self, prompt: Sequence[_Prefix]) -> int:
         """Return the number of a prompt's tokens that are likely to be cached."""
         longest = 0
         for prefix in prompt:
@@ -56,7 +56,7 @@ class PrefixIndex:
             longest = prefix.num_tokens
         return longest
 
-    def add(self, prompt: Sequence[Prefix]) -> None:
+    def add(self, prompt: Sequence[_Prefix]) -> None:
         """Note that the replica computes a prompt; a prefix stays for longer than those that go on from it."""
         before = [0, *(prefix.num_tokens for prefix in prompt)]
         for prefix, shorter in zip(reversed(prompt), reversed(before[:-1]), strict=True):

@@ -49,7 +49,7 @@ KILL_SECONDS = 5.0
 """The time that a core has to end, or to finish after a failure, before it is killed."""
 REPORT_SECONDS = 30.0
 """The time between log lines of a start that takes long."""
-GONE_SECONDS = 1.0
+_GONE_SECONDS = 1.0
 """The time in which a core whose socket is gone is expected to end."""
 
 
@@ -251,7 +251,7 @@ class RemoteCore(RemoteClient):
         try:
             self._sockets.send(message)
         except zmq.Again:
-            self._sockets.wait_writable(GONE_SECONDS, *self._handle.fds)
+            self._sockets.wait_writable(_GONE_SECONDS, *self._handle.fds)
             self.look()
             try:
                 self._sockets.send(message)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from jaxllm.core_messages import EngineCoreRequest, SchedulerStats, sequence_ids
 from jaxllm.engine.client.remote_core import RemoteCore
 
-STEADY_SECONDS = 60.0
+_STEADY_SECONDS = 60.0
 """A core that has served this long is replaced at once when it fails; otherwise each wait doubles."""
-LONGEST_REST = 60.0
+_LONGEST_REST = 60.0
 """The longest wait before a core is replaced, in seconds."""
 MOST_FAILURES = 6
 """An engine ends when each replica has failed this often in a row, the last time half a minute after the first."""
@@ -98,9 +98,9 @@ class Replica:
     def rest(self) -> float:
         """Set the time at which a failed core is replaced, and return the seconds until then."""
         now = time.monotonic()
-        if self._ready_at is not None and now - self._ready_at >= STEADY_SECONDS:
+        if self._ready_at is not None and now - self._ready_at >= _STEADY_SECONDS:
             self._num_failures = 0
-        seconds = min(LONGEST_REST, 2.0 ** (self._num_failures - 1)) if self._num_failures else 0.0
+        seconds = min(_LONGEST_REST, 2.0 ** (self._num_failures - 1)) if self._num_failures else 0.0
         self._num_failures += 1
         self.restart_at = now + seconds
         return seconds

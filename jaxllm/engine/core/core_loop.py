@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 0.5
 
 
-class Inbox(Protocol):
+class _Inbox(Protocol):
     """The messages from a front end."""
 
     def receive(self, *, wait: bool) -> list[ToCore | FrameError]:
@@ -42,7 +42,7 @@ class Inbox(Protocol):
         ...
 
 
-class Outbox(Protocol):
+class _Outbox(Protocol):
     """The sender of messages to the front end, for any thread."""
 
     def send(self, message: FromCore) -> None:
@@ -53,7 +53,7 @@ class Outbox(Protocol):
 class CoreLoop:
     """Runs a core for one front end: drain the inbox, do a step, post its outcome; wait on an empty inbox."""
 
-    def __init__(self, core: RunnableCore, inbox: Inbox, outbox: Outbox) -> None:
+    def __init__(self, core: RunnableCore, inbox: _Inbox, outbox: _Outbox) -> None:
         self._core, self._inbox, self._outbox = core, inbox, outbox
         self._began: float | None = None
         """The time.monotonic() at which the present step, message or call began; None while there is none."""
@@ -154,7 +154,7 @@ class CoreLoop:
 class Heart:
     """A thread that sends a heartbeat twice a second until `stop`: at first that something is being compiled."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: _Outbox) -> None:
         self._outbox = outbox
         self._loop: CoreLoop | None = None
         self._stopped = threading.Event()

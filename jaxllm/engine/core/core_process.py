@@ -26,9 +26,9 @@ from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
 
-type OnTokenizer = Callable[[Tokenizer | None], None]
-type Made = tuple[RunnableCore, EngineReady]
-type StartCore = Callable[[OnTokenizer], Made]
+type _OnTokenizer = Callable[[Tokenizer | None], None]
+type _Made = tuple[RunnableCore, EngineReady]
+type StartCore = Callable[[_OnTokenizer], _Made]
 """A function that makes a core; it passes the tokenizer to its argument as soon as it is loaded."""
 
 
@@ -83,7 +83,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
     return 0
 
 
-def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], Made]) -> int:
+def serve(start: Callable[[AsyncEngineArgs, _OnTokenizer], _Made]) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=StartOrder)
     end_with(order.front_pid, order.clear)
@@ -91,13 +91,13 @@ def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], Made]) -> int:
     return carry_out(order, start)
 
 
-def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, OnTokenizer], Made] | None = None) -> int:
+def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, _OnTokenizer], _Made] | None = None) -> int:
     """Run the core that an order asks for, made by `start`; return the exit status."""
     begin = start or _start
     logging.getLogger("jaxllm").setLevel(order.log_level)
     show_log()
 
-    def start_and_freeze(on_tokenizer: OnTokenizer) -> Made:
+    def start_and_freeze(on_tokenizer: _OnTokenizer) -> _Made:
         engine_args = AsyncEngineArgs(**order.engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
@@ -118,7 +118,7 @@ def _take_share(replica: int, engine_args: AsyncEngineArgs) -> None:
     take_share(replica, engine_args.data_parallel_size, engine_args.tensor_parallel_size)
 
 
-def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> Made:
+def _start(engine_args: AsyncEngineArgs, on_tokenizer: _OnTokenizer) -> _Made:
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
     return start_core(engine_args, on_tokenizer)

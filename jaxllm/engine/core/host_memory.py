@@ -9,7 +9,7 @@ from jaxllm.config.environment import tunes_malloc
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """The parameters of glibc's `mallopt`, from malloc.h."""
-KEPT_BYTES = 1 << 30
+_KEPT_BYTES = 1 << 30
 """The free memory at a heap's end that is not given back to the system."""
 
 
@@ -26,4 +26,4 @@ def keep_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
+    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, _KEPT_BYTES))

@@ -26,10 +26,10 @@ def take_share(replica: int, num_replicas: int, devices_each: int) -> None:
     jax.config.update("jax_rocm_visible_devices", devices)
     take_tpu_chips(devices, devices_each)
     if not _has_accelerator() and sys.platform == "linux":
-        os.sched_setaffinity(0, share_of(sorted(os.sched_getaffinity(0)), replica, num_replicas))
+        os.sched_setaffinity(0, _share_of(sorted(os.sched_getaffinity(0)), replica, num_replicas))
 
 
-def share_of(cores: list[int], replica: int, num_replicas: int) -> list[int]:
+def _share_of(cores: list[int], replica: int, num_replicas: int) -> list[int]:
     """Return a replica's part of some cores; replicas have one in common where there are more of them than cores."""
     replica %= num_replicas  # a later replica shares the cores of an older one
     if num_replicas >= len(cores):

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
+_XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
 """The prefixes of environment variables that compiled programs depend on."""
 
 
@@ -219,7 +219,7 @@ def _compile_ahead(
     rare: Sequence[ProgramKey] = (),
 ) -> Programs[ProgramKey]:
     """Begin to compile programs, or to load those that are kept."""
-    cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
+    cache = ProgramCache(compiler, num_blocks, folders, environment(_XLA_VARIABLES))
     ahead = not config.enforce_eager
     return Programs(cache.compile, keys, ahead=ahead, load=cache.load, is_kept=cache.is_kept, rare=rare)
 

@@ -26,10 +26,10 @@ from jaxllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jaxllm.resolve.pooling_settings import PoolingSettings
 
-type Resolved = SamplingParams | PoolingParams
+type _Resolved = SamplingParams | PoolingParams
 """The complete params of a request, to generate or to pool."""
 
-UNSAMPLED = SamplingParams(max_tokens=1, detokenize=False)
+_UNSAMPLED = SamplingParams(max_tokens=1, detokenize=False)
 """The sampling parameters of requests that are pooled."""
 # How long a single request may keep the caller, who has steps to run, waiting for its grammar.
 GRAMMAR_SECONDS = 0.05
@@ -107,7 +107,7 @@ class InputProcessor:
             adapter=adapter,
         )
 
-    def resolve(self, params: Any, grammar_seconds: float | None = None) -> Resolved:
+    def resolve(self, params: Any, grammar_seconds: float | None = None) -> _Resolved:
         """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
         if isinstance(params, PoolingParams):
             return self._resolve_pooling(params)
@@ -124,7 +124,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: EncodedPrompt,
-        params: Resolved,
+        params: _Resolved,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
@@ -170,10 +170,10 @@ class InputProcessor:
             for i, prompt in enumerate(tokenized)
         ]
 
-    def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[Resolved]:
+    def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[_Resolved]:
         """Resolve each distinct object once: a batch mostly shares one."""
         same = len({id(request_params) for request_params in params}) == 1
-        resolved: dict[int, Resolved] = {}
+        resolved: dict[int, _Resolved] = {}
         for i, request_params in enumerate(params):
             if id(request_params) not in resolved:
                 if isinstance(request_params, PoolingParams):
@@ -189,7 +189,7 @@ class InputProcessor:
         assert self._pooling is not None
         return resolve_pooling_params(params, None, self._pooling)
 
-    def _check_lengths(self, ids: Sequence[int], params: Resolved, label: str) -> int:
+    def _check_lengths(self, ids: Sequence[int], params: _Resolved, label: str) -> int:
         """Return the number of tokens that may be generated: max_tokens cut to what the context has left."""
         limit = self._limits.max_model_len
         if len(ids) > limit:
@@ -260,7 +260,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: EncodedPrompt,
-        params: Resolved,
+        params: _Resolved,
         max_tokens: int,
         priority: int,
         arrival_time: float,
@@ -270,7 +270,7 @@ class InputProcessor:
         """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
         number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
         pooling = params if isinstance(params, PoolingParams) else None
-        params = UNSAMPLED if isinstance(params, PoolingParams) else params
+        params = _UNSAMPLED if isinstance(params, PoolingParams) else params
         core = EngineCoreRequest(
             request_id=str(number),
             prompt_token_ids=prompt.token_ids,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.front.front_end import FrontEnd
     from jaxllm.text.tokenizer import Tokenizer
 
-TASKS: Mapping[str, str] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
+_TASKS: Mapping[str, str] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
 """The task that is run for each way to score."""
 _TINY = 1e-12
 """The least length that a vector counts with, as in sentence-transformers."""
@@ -73,7 +73,7 @@ class Scorer:
         self._front = front
         self.is_cross_encoder = settings.score_type == "cross-encoder"
         """Whether both texts of a pair make one prompt."""
-        self.task = TASKS[settings.score_type]
+        self.task = _TASKS[settings.score_type]
         self._compare = SIMILARITIES[settings.similarity] if settings.score_type == "bi-encoder" else max_sim
         # As in vLLM, a decoder that was trained as a reranker reads on from one text to the other.
         self._has_separator = settings.runs_whole

@@ -27,10 +27,10 @@ from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
 
-SPAN_NAME = "llm_request"
+_SPAN_NAME = "llm_request"
 FLUSH_SECONDS = 3.0
 """The time that an engine's last spans have to be sent at its end."""
-EXPORTERS_LOGS = (EXPORTERS["http/protobuf"], "opentelemetry.exporter.otlp.proto.grpc.exporter")
+_EXPORTERS_LOGS = (EXPORTERS["http/protobuf"], "opentelemetry.exporter.otlp.proto.grpc.exporter")
 """The loggers of the exporters, which log each attempt."""
 
 
@@ -72,7 +72,7 @@ class RequestTracer:
         if request.trace is None:
             return
         span = self._tracer.start_span(
-            SPAN_NAME,
+            _SPAN_NAME,
             context=self._propagator.extract({name.lower(): value for name, value in request.trace.items()}),
             kind=SpanKind.SERVER,
             attributes=self._attributes(request, stats, finish_reasons) | _latencies(stats, now),
@@ -127,7 +127,7 @@ class _Collector(SpanExporter):
         self._is_lost = self._is_ended = False
         self._thread: int | None = None
         """The thread that sends."""
-        for name in EXPORTERS_LOGS:
+        for name in _EXPORTERS_LOGS:
             logging.getLogger(name).addFilter(self)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -148,7 +148,7 @@ class _Collector(SpanExporter):
         if not self._is_ended:
             self._is_ended = True
             self._inner.shutdown()
-            for name in EXPORTERS_LOGS:
+            for name in _EXPORTERS_LOGS:
                 logging.getLogger(name).removeFilter(self)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:

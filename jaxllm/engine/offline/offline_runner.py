@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
-type Pooled = PoolingParams | Sequence[PoolingParams] | None
+type _Pooled = PoolingParams | Sequence[PoolingParams] | None
 type Priority = int | Sequence[int] | None
 type Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -120,7 +120,7 @@ class OfflineRunner:
     def add_pooled(
         self,
         prompts: Any,
-        params: Pooled,
+        params: _Pooled,
         task: str | None,
         options: dict[str, Any] | None,
         adapters: Adapters = None,
@@ -231,7 +231,7 @@ class OfflineRunner:
             return list(params)
         return [params] * num_prompts
 
-    def _spread_pooling(self, params: Pooled, task: str | None, num_prompts: int) -> list[PoolingParams]:
+    def _spread_pooling(self, params: _Pooled, task: str | None, num_prompts: int) -> list[PoolingParams]:
         """Return one PoolingParams per prompt; prompts share an object where they are given one."""
         ready = self._engine.front.ready
         verify_pooling_task(task, ready.pooling, ready.vllm_config.model_config.runner_type)

@@ -20,8 +20,8 @@ from jaxllm.utils.fork_safety import engines_home
 
 logger = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.5
-END_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 0.5
+_END_POLL_SECONDS = 0.2
 
 
 class AsyncCore:
@@ -75,7 +75,7 @@ class AsyncCore:
         self._loop = loop
         for fd in self.remote.fds:
             loop.add_reader(fd, self._on_readable)
-        self._watching = loop.call_later(WATCH_SECONDS, self._watch)
+        self._watching = loop.call_later(_WATCH_SECONDS, self._watch)
         self._on_readable()
 
     def detach(self) -> None:
@@ -176,7 +176,7 @@ class AsyncCore:
 
     def _watch(self) -> None:
         assert self._loop is not None
-        self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)
+        self._watching = self._loop.call_later(_WATCH_SECONDS, self._watch)
         self.look()
 
     def _on_readable(self) -> None:
@@ -248,7 +248,7 @@ def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], 
     if not loop.is_running():
         return False
     closing = asyncio.run_coroutine_threadsafe(close(), loop)
-    while loop.is_running() and not wait([closing], END_POLL_SECONDS).done:
+    while loop.is_running() and not wait([closing], _END_POLL_SECONDS).done:
         pass
     if not closing.done() or closing.cancelled():  # the loop has ended first
         return False

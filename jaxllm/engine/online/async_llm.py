@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
-type Start = Callable[[], tuple[RemoteClient, FrontEnd]]
+type _Start = Callable[[], tuple[RemoteClient, FrontEnd]]
 """A function that starts a core and its front end, each time it is called."""
 
 
@@ -57,7 +57,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     """The most characters or token ids of a prompt that are logged; None is all."""
     _finalizer: weakref.finalize[Any, Any] | None = None
 
-    def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
+    def __init__(self, start: _Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
         self._start = start
         self.log_requests = logs_requests
@@ -428,7 +428,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
             raise VLLMValidationError(message, parameter="new_data_parallel_size", value=new_data_parallel_size)
         remote.replicas.scale(new_data_parallel_size, drain_timeout)
         while remote.replicas.is_scaling:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             self._check_awake()
             self._core.look()
         if (error := remote.replicas.take_scale_error()) is not None:

@@ -29,11 +29,11 @@ class _Running:
 
     __slots__ = ("reader", "reservation")
 
-    def __init__(self, reader: Reader, reservation: Reservation | None) -> None:
+    def __init__(self, reader: _Reader, reservation: Reservation | None) -> None:
         self.reader, self.reservation = reader, reservation
 
 
-class Reader(Protocol):
+class _Reader(Protocol):
     """The receiver of a request's outputs."""
 
     def put(self, output: AnyOutput | Exception) -> None:
@@ -45,7 +45,7 @@ class Reader(Protocol):
         ...
 
 
-class Group(Protocol):
+class _Group(Protocol):
     """Several requests under one id of the user's, such as a beam search."""
 
     def put(self, output: AnyOutput | Exception) -> None:
@@ -69,7 +69,7 @@ class RunningRequests:
         self._admission = admission
         front.metrics.rejections = admission.num_rejected
         self._running: dict[str, _Running] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, _Group] = {}
         self.idle = Flag()
         """The flag is set while no request is in hand."""
 
@@ -124,7 +124,7 @@ class RunningRequests:
         """Reserve room for a number of sequences. Raises QueueOverflowError."""
         return Reservation(self._admission, num_sequences)
 
-    def add(self, request: ProcessedRequest, reader: Reader, reservation: Reservation | None) -> None:
+    def add(self, request: ProcessedRequest, reader: _Reader, reservation: Reservation | None) -> None:
         """Take on a complete request, which gives `reservation` back at its end.
 
         Raises VLLMValidationError if its id is in use.
@@ -135,7 +135,7 @@ class RunningRequests:
         self.idle.clear()
 
     @contextmanager
-    def hold(self, request_id: str, group: Group) -> Iterator[None]:
+    def hold(self, request_id: str, group: _Group) -> Iterator[None]:
         """Have a group in hand while a block runs, also between its requests. Raises VLLMValidationError if its id is
         in use.
         """

@@ -28,11 +28,11 @@ class Programs(NamedTuple):
     """True once all are compiled; before, a step may have to wait for one."""
 
 
-DECLARED: Any = None
+_DECLARED: Any = None
 """The body of a declared call, which never runs; type checkers take `...` for a method that clients lack."""
 
 
-class CallRule(NamedTuple):
+class _CallRule(NamedTuple):
     """How a call crosses to its core, and back from several."""
 
     arguments: Any
@@ -70,7 +70,7 @@ def _call[**P, R](
 
         hints = [kind for argument, kind in get_type_hints(declaration).items() if argument != "return"]
         types = [kind if inspect.isclass(kind) and kind.__module__ != "builtins" else Any for kind in hints]
-        vars(send)["rule"] = CallRule(tuple[*types], gather, asks_one, takes_long)
+        vars(send)["rule"] = _CallRule(tuple[*types], gather, asks_one, takes_long)
         return send
 
     return decorate
@@ -89,7 +89,7 @@ class Core(Protocol):
 
         A grammar that has not compiled after `seconds` passes; None waits to its deadline.
         """
-        return DECLARED
+        return _DECLARED
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks at once; unknown ids are ignored."""
@@ -102,12 +102,12 @@ class Core(Protocol):
     @_call(max)
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return the number of a sequence's computed tokens; 0 unless it runs."""
-        return DECLARED
+        return _DECLARED
 
     @_call(all)
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        return DECLARED
+        return _DECLARED
 
     @_call(all, takes_long=True)
     def add_lora(self, request: LoRARequest) -> bool:
@@ -115,37 +115,37 @@ class Core(Protocol):
 
         Raises VLLMValidationError for a bad one, or for an engine without adapters.
         """
-        return DECLARED
+        return _DECLARED
 
     @_call(any)
     def remove_lora(self, adapter_id: int) -> bool:
         """Forget an adapter, with which running requests go on; return False for an unknown id."""
-        return DECLARED
+        return _DECLARED
 
     @_call(_union)
     def list_loras(self) -> list[int]:
         """Return the ids of the loaded adapters."""
-        return DECLARED
+        return _DECLARED
 
     @_call(any)
     def pin_lora(self, adapter_id: int) -> bool:
         """Keep an adapter until it is removed; return False for an unknown id."""
-        return DECLARED
+        return _DECLARED
 
     @_call(takes_long=True)
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
-        return DECLARED
+        return _DECLARED
 
     @_call()
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""
-        return DECLARED
+        return _DECLARED
 
     @_call()
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
-        return DECLARED
+        return _DECLARED
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
@@ -156,7 +156,7 @@ class Core(Protocol):
         ...
 
 
-CALLS: Mapping[str, CallRule] = MappingProxyType(
+CALLS: Mapping[str, _CallRule] = MappingProxyType(
     {name: method.rule for name, method in vars(Core).items() if hasattr(method, "rule")}
 )
 """The calls of a core, by name."""

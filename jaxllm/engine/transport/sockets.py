@@ -25,7 +25,7 @@ from jaxllm.engine.transport.wire import (
     encode_to_core,
 )
 
-LAST_MESSAGES_MS = 1000
+_LAST_MESSAGES_MS = 1000
 """The time that the last messages of a core have to reach the front end."""
 
 
@@ -222,4 +222,4 @@ class SocketOutbox:
     def close(self) -> None:
         """Close the socket; the last messages have a second to arrive."""
         with self._lock:
-            self._socket.close(LAST_MESSAGES_MS)
+            self._socket.close(_LAST_MESSAGES_MS)

@@ -13,7 +13,7 @@ from jaxllm.loading.gguf.numbers import Numbers
 from jaxllm.loading.gguf.rope import rope_scaling
 from jaxllm.loading.gguf.special_tokens import SpecialTokens, read_special_tokens
 
-ARCHITECTURES: Mapping[str, tuple[str, str]] = {
+_ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
     "llama4": ("llama4_text", "Llama4ForCausalLM"),
     "mistral3": ("ministral3", "Ministral3ForCausalLM"),
@@ -45,8 +45,8 @@ PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
 def architecture(file: GGUFFile) -> str:
     """Return the GGUF architecture. Raises ValueError for an unsupported one, naming the supported ones."""
     name = file.value("general.architecture", str, "")
-    if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if name not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
         raise ValueError(f"the GGUF architecture {name!r} is not supported; supported: {known}")
     return name
 
@@ -54,7 +54,7 @@ def architecture(file: GGUFFile) -> str:
 def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     """Return the config. Raises ValueError for a missing key or an architecture that is not supported."""
     arch = architecture(file)
-    model_type, class_name = ARCHITECTURES[arch]
+    model_type, class_name = _ARCHITECTURES[arch]
     numbers = Numbers(file, arch)
     hidden_size = numbers.count("embedding_length")
     num_heads, num_layers = numbers.count("attention.head_count"), _num_layers(file, numbers)

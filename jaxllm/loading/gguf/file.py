@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxllm.loading.mapped_file import MappedFile
 
-MAGIC = b"GGUF"
-DEFAULT_ALIGNMENT = 32
-MAX_DIMS = 4
+_MAGIC = b"GGUF"
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMS = 4
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS: Mapping[int, struct.Struct] = {
@@ -66,7 +66,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     30: TensorType("BF16", 1, 2),
     39: TensorType("MXFP4", 32, 17),
 }
-UNSUPPORTED_TYPES: Mapping[int, str] = {
+_UNSUPPORTED_TYPES: Mapping[int, str] = {
     9: "Q8_1",
     15: "Q8_K",
     16: "IQ2_XXS",
@@ -194,7 +194,7 @@ class GGUFFile:
         self._holders[name].drop(tensor.start, tensor.num_bytes)
 
     def _alignment(self) -> int:
-        alignment = self.value("general.alignment", int, DEFAULT_ALIGNMENT)
+        alignment = self.value("general.alignment", int, _DEFAULT_ALIGNMENT)
         if alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {alignment}, not a power of two")
         return alignment
@@ -209,7 +209,7 @@ class _Reader:
 
     def read_start(self) -> tuple[int, int]:
         """Check magic and version, and return the numbers of tensors and of metadata values."""
-        if self._take(4) != MAGIC:
+        if self._take(4) != _MAGIC:
             raise ValueError("not a GGUF file: it does not start with the letters GGUF")
         version = self._unpack(_U32)
         if version in (2 << 24, 3 << 24):
@@ -242,12 +242,12 @@ class _Reader:
         for _ in range(count):
             name = self.read_string()
             num_dims = self._unpack(_U32)
-            if not 1 <= num_dims <= MAX_DIMS:
-                raise ValueError(f"tensor {name!r} has {num_dims} dimensions, not 1 to {MAX_DIMS}")
+            if not 1 <= num_dims <= _MAX_DIMS:
+                raise ValueError(f"tensor {name!r} has {num_dims} dimensions, not 1 to {_MAX_DIMS}")
             shape = tuple(self._unpack(_U64) for _ in range(num_dims))[::-1]
             kind = self._unpack(_U32)
             if kind not in TENSOR_TYPES:
-                label = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
+                label = _UNSUPPORTED_TYPES.get(kind, f"number {kind}")
                 known = ", ".join(known.name for known in TENSOR_TYPES.values())
                 raise ValueError(
                     f"tensor {name!r} has the type {label}, which is not supported; supported: {known}. Take a file of "

@@ -9,7 +9,7 @@ from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.numbers import Numbers
 from jaxllm.loading.gguf.rope import ROPE_FACTORS_NAME, rope_factors
 
-NOT_ROTATED = 1e29
+_NOT_ROTATED = 1e29
 """A frequency divisor from this on means that the dimension is not rotated."""
 
 
@@ -85,7 +85,7 @@ def _rotated(file: GGUFFile) -> float:
     if ROPE_FACTORS_NAME not in file.tensors:
         raise ValueError(f"the file has no {ROPE_FACTORS_NAME}, which says how much of a head is rotated")
     factors = rope_factors(file)
-    rotated = factors < NOT_ROTATED
+    rotated = factors < _NOT_ROTATED
     if not (factors[rotated] == 1).all() or not rotated[: rotated.sum()].all():
         raise ValueError(f"{ROPE_FACTORS_NAME} scales frequencies, which is not supported for Gemma 4")
     return float(rotated.mean())

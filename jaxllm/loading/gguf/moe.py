@@ -9,7 +9,7 @@ from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.names import ATTENTION, has_biases
 from jaxllm.loading.gguf.numbers import Numbers
 
-SIGMOID = 2
+_SIGMOID = 2
 """llama.cpp's number of the gating function sigmoid."""
 
 
@@ -61,9 +61,9 @@ def _qwen_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) ->
 
 
 def _check_scores(numbers: Numbers, config: Mapping[str, Any]) -> None:
-    scores = numbers.whole("expert_gating_func", SIGMOID)
-    if scores != SIGMOID:
-        raise ValueError(f"expert_gating_func is {scores}; of {config['model_type']} only {SIGMOID} is supported")
+    scores = numbers.whole("expert_gating_func", _SIGMOID)
+    if scores != _SIGMOID:
+        raise ValueError(f"expert_gating_func is {scores}; of {config['model_type']} only {_SIGMOID} is supported")
 
 
 def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxllm.loading.gguf.file import GGUFTensor
 from jaxllm.loading.gguf.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 
-IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
+_IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 """Architectures whose norm weights the converter stores plus one."""
 ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
@@ -17,7 +17,7 @@ ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ff
 _ALWAYS_BIASED = ("qwen2", "qwen2vl")
 _NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe")
 """Architectures for which HF has query, key and value biases (always, or if the file has any) but no output bias."""
-MAX_EXPERTS = 4096
+_MAX_EXPERTS = 4096
 """Far above any model: a larger number of experts in a file is corrupt, and would cost memory for their names."""
 
 _TOP_NAMES = {
@@ -193,7 +193,7 @@ def find_sources(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: r
     sources: dict[str, Source] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_0-9]+)\.(weight|bias|scale)", name)
-        if name in IGNORED_NAMES or (ignored_layers and _layer_of(name) in ignored_layers):
+        if name in _IGNORED_NAMES or (ignored_layers and _layer_of(name) in ignored_layers):
             continue
         if match is None:
             sources[names.top.get(name, name)] = Source((name,))
@@ -243,7 +243,7 @@ def _layer_sources(
             yield ours and f"{names.fused_experts}.{ours}", source._replace(alternates=names.alternates)
     elif f"{stem}.{kind}" in names.bare:
         yield names.bare[f"{stem}.{kind}"], Source((name,))
-    elif stem in names.experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MAX_EXPERTS:
+    elif stem in names.experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= _MAX_EXPERTS:
         for expert in range(tensor.shape[0]):
             yield names.experts[stem].format(e=expert), Source((name,), expert)
     elif stem in names.layer and kind != "scale":

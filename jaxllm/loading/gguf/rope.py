@@ -74,12 +74,12 @@ def _from_factors(file: GGUFFile, arch: str) -> dict[str, Any]:
         "original_max_position_embeddings": 8192,
     }
     for candidate in (usual, usual | {"high_freq_factor": 1.0}, _fit(factors, wavelengths, factor)):
-        if candidate and np.allclose(llama3_factors(wavelengths, candidate), factors, rtol=1e-4):
+        if candidate and np.allclose(_llama3_factors(wavelengths, candidate), factors, rtol=1e-4):
             return candidate
     raise ValueError(f"{ROPE_FACTORS_NAME} does not follow Llama 3's RoPE scaling, so it is not supported")
 
 
-def llama3_factors(wavelengths: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+def _llama3_factors(wavelengths: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
     """Return the divisor of each frequency: 1 for short waves, `factor` for long ones, smooth in between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     trained = scaling["original_max_position_embeddings"]

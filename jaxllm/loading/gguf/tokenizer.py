@@ -20,7 +20,7 @@ _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 logger = logging.getLogger(__name__)
 
 
-class GGUFTokenizer(PreTrainedTokenizerFast):
+class _GGUFTokenizer(PreTrainedTokenizerFast):
     """transformers' wrapper, without its copy of the tokenizer, which takes a second or more."""
 
     def __init__(self, *, backend: Tokenizer, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class GGUFTokenizer(PreTrainedTokenizerFast):
         super().__init__(**kwargs)
 
 
-def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
+def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
     """Build the tokenizer that the file describes. Raises ValueError for an unsupported kind."""
     if not file.is_array(PREFIX + "tokens"):
         raise ValueError(f"the file has no {PREFIX}tokens, so it describes no tokenizer")
@@ -53,7 +53,7 @@ def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
     strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
     _add_whole_tokens(tokenizer, tokens, _token_types(file, len(tokens), special), strips=strips)
     texts = {f"{role}_token": tokens[index] for role, index in special.roles.items()}
-    return GGUFTokenizer(
+    return _GGUFTokenizer(
         backend=tokenizer,
         add_bos_token=adds_bos and "bos_token" in texts,
         add_eos_token=file.value(PREFIX + "add_eos_token", bool, False) and "eos_token" in texts,

@@ -14,8 +14,8 @@ from jaxllm.loading.quantized.patterns import SkipList
 from jaxllm.loading.quantized.scheme import SCALE_DTYPES, Infos, Layout, Scheme, Stored, expect, expect_matrix
 from pallas_kernels.weights import WeightFormat
 
-PER_WORD = 8
-ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+_PER_WORD = 8
+_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position in a word of each of its eight outputs."""
 
 
@@ -28,12 +28,12 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     group = read_int(config, "group_size" if "group_size" in config else "q_group_size", 128)
     skipped = SkipList(read_names(config, "modules_to_not_convert"), "modules_to_not_convert")
     skipped.check()
-    layout = AWQLayout(WeightFormat(4, max(group, 0), scale_dtype=dtype, zero_dtype="uint8"))
+    layout = _AWQLayout(WeightFormat(4, max(group, 0), scale_dtype=dtype, zero_dtype="uint8"))
     return Scheme(f"AWQ of 4 bits in groups of {group}", lambda module: None if module in skipped else layout)
 
 
 @dataclass(frozen=True)
-class AWQLayout(Layout):
+class _AWQLayout(Layout):
     """Words [in, out / 8] of eight outputs, zeros packed alike [groups, out / 8], and scales [groups, out]."""
 
     @property
@@ -46,8 +46,8 @@ class AWQLayout(Layout):
         num_inputs, num_words = expect_matrix(infos, ".qweight", "int32")
         num_groups = -(-num_inputs // (self.form.group or num_inputs))
         expect(infos, ".qzeros", (num_groups, num_words), "int32")
-        expect(infos, ".scales", (num_groups, num_words * PER_WORD), *SCALE_DTYPES)
-        return num_words * PER_WORD, num_inputs
+        expect(infos, ".scales", (num_groups, num_words * _PER_WORD), *SCALE_DTYPES)
+        return num_words * _PER_WORD, num_inputs
 
     @override
     def scales(self, infos: Infos) -> TensorInfo | None:
@@ -59,7 +59,7 @@ class AWQLayout(Layout):
             return np.ascontiguousarray(stored[".scales"].T)
         words = np.ascontiguousarray(stored[".qweight" if name == "codes" else ".qzeros"].T)
         in_bytes = words.view(np.uint8).reshape(*words.shape, 4)
-        out = np.empty((len(words), PER_WORD, words.shape[1]), np.uint8)
-        for output, position in enumerate(ORDER):
+        out = np.empty((len(words), _PER_WORD, words.shape[1]), np.uint8)
+        for output, position in enumerate(_ORDER):
             np.bitwise_and(in_bytes[..., position // 2] >> np.uint8(position % 2 * 4), np.uint8(15), out=out[:, output])
         return out.reshape(-1, words.shape[1])

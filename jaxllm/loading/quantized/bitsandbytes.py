@@ -17,9 +17,9 @@ from jaxllm.loading.quantized.scheme import Infos, Layout, Scheme, Stored, expec
 from jaxllm.loading.quantized.words import unpack_nibbles
 from pallas_kernels.weights import CODEBOOKS, WeightFormat, dequantize
 
-STATE = ".weight.quant_state.bitsandbytes__nf4"
-BLOCK = 64
-MAX_STATE_BYTES = 4096
+_STATE = ".weight.quant_state.bitsandbytes__nf4"
+_BLOCK = 64
+_MAX_STATE_BYTES = 4096
 
 
 def read(config: Mapping[str, Any], dtype: str) -> Scheme:
@@ -33,7 +33,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     skipped.check()
     if is_4bit:
         read_choice(config, "bnb_4bit_quant_type", ("nf4",), "fp4")
-        layout: Layout = NF4Layout(WeightFormat(4, BLOCK, values="nf4", scale_dtype="float32"))
+        layout: Layout = _NF4Layout(WeightFormat(4, _BLOCK, values="nf4", scale_dtype="float32"))
         return Scheme("NF4", lambda module: None if module in skipped else layout, needs_weights=True)
     form = WeightFormat(8, None, scale_dtype="float32")
     rows = ByteLayout(form, scale_ends=(".SCB",), factor=1 / 127)
@@ -52,13 +52,13 @@ class _State:
 
 
 @dataclass(frozen=True)
-class NF4Layout(Layout):
+class _NF4Layout(Layout):
     """Bytes of a flat matrix [out * in / 2, 1], the high half of a byte first, and a scale for each block."""
 
     @property
     @override
     def needed(self) -> tuple[str, ...]:
-        return (".weight", ".weight.absmax", ".weight.quant_map", STATE)
+        return (".weight", ".weight.absmax", ".weight.quant_map", _STATE)
 
     @property
     @override
@@ -81,7 +81,7 @@ class NF4Layout(Layout):
 
     @override
     def held_as(self, num_inputs: int, infos: Infos) -> WeightFormat | None:
-        return None if num_inputs % BLOCK else super().held_as(num_inputs, infos)
+        return None if num_inputs % _BLOCK else super().held_as(num_inputs, infos)
 
     @override
     def part(self, name: str, stored: Stored) -> np.ndarray:
@@ -115,9 +115,9 @@ class NF4Layout(Layout):
 
 
 def _read_state(stored: Stored) -> _State:
-    data = stored[STATE]
-    if data.dtype != np.uint8 or data.size > MAX_STATE_BYTES:
-        raise ValueError(f"{STATE} is no text")
+    data = stored[_STATE]
+    if data.dtype != np.uint8 or data.size > _MAX_STATE_BYTES:
+        raise ValueError(f"{_STATE} is no text")
     try:
         values = json.loads(data.tobytes())
         shape, block, nested = values["shape"], values["blocksize"], values.get("nested_blocksize", 256)
@@ -126,7 +126,7 @@ def _read_state(stored: Stored) -> _State:
         if not is_matrix or not all(type(size) is int and 0 < size < 1 << 31 for size in (*shape, block, nested)):
             raise ValueError("no shape and blocks")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{STATE} cannot be read: {error!r}") from None
-    if block != BLOCK:
-        raise ValueError(f"{STATE}: blocksize is {block}, which is not supported, only {BLOCK}")
+        raise ValueError(f"{_STATE} cannot be read: {error!r}") from None
+    if block != _BLOCK:
+        raise ValueError(f"{_STATE}: blocksize is {block}, which is not supported, only {_BLOCK}")
     return _State((shape[0], shape[1]), block, nested, offset)

@@ -26,8 +26,16 @@ logger = logging.getLogger(__name__)
 
 CHUNK_NUMBERS = 1 << 17
 """The number of elements dequantized at once, so that temporaries stay small."""
-CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
-INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
+_CACHE_SCALES = (
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".kv_scale",
+    ".prob_output_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+)
+_INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -47,7 +55,7 @@ class QuantizedCheckpoint(Checkpoint):
             inner.fetch()
         self._matrices = {matrix.module + matrix.layout.target: matrix for matrix in self._find()}
         consumed = {name for matrix in self._matrices.values() for name in matrix.stored}
-        unused = {name for name in inner.tensors if name.endswith(CACHE_SCALES + INPUT_SCALES)}
+        unused = {name for name in inner.tensors if name.endswith(_CACHE_SCALES + _INPUT_SCALES)}
         plain = {name: info for name, info in inner.tensors.items() if name not in consumed | unused}
         self.tensors = plain | {name: matrix.info for name, matrix in self._matrices.items()}
         self.spare = frozenset(f"{m.module}.bias" for m in self._matrices.values() if m.layout.writes_biases)
@@ -175,7 +183,7 @@ class QuantizedCheckpoint(Checkpoint):
             )
         for note in self._scheme.notes:
             logger.info("%s: %s", self.source, note)
-        if any(name.endswith(CACHE_SCALES) for name in unused):
+        if any(name.endswith(_CACHE_SCALES) for name in unused):
             logger.info(
                 "%s: its scales of keys and values are not used; kv_cache_dtype says what they are", self.source
             )

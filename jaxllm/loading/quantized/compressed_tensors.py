@@ -25,8 +25,8 @@ FORMATS = (
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
 )
-BITS = (2, 3, 4, 5, 6, 8)
-ORDERS = ("", "weight", "static", "group", "dynamic")
+_BITS = (2, 3, 4, 5, 6, 8)
+_ORDERS = ("", "weight", "static", "group", "dynamic")
 _BYTES = FORMATS[1:4]
 _LINEAR = ("Linear", "LinearBase")
 
@@ -103,10 +103,10 @@ def _layout(group: Mapping[str, Any], config: Mapping[str, Any], dtype: str) -> 
 def _packed(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
     del kind
     _check_type(weights, "int")
-    bits, group, is_even = read_choice(weights, "num_bits", BITS, 8), _group(weights), _is_symmetric(weights)
+    bits, group, is_even = read_choice(weights, "num_bits", _BITS, 8), _group(weights), _is_symmetric(weights)
     order = weights.get("actorder")
     order = ("group" if order else None) if isinstance(order, bool) else order
-    is_ordered = read_choice({"actorder": order}, "actorder", ORDERS, "") in ("group", "dynamic")
+    is_ordered = read_choice({"actorder": order}, "actorder", _ORDERS, "") in ("group", "dynamic")
     if bits == 8 and group == 0 and is_even:
         return PackedLayout(WeightFormat(8, None, scale_dtype="float32"))
     offset = 1 << (bits - 1) if is_even and bits < 8 else 0
@@ -126,7 +126,7 @@ def _bytes(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
             return ByteLayout(form, block_rows=rows)
         group = _group(weights)
         return ByteLayout(WeightFormat(8, group, values="e4m3", scale_dtype=dtype) if group else WHOLE)
-    read_choice(weights, "num_bits", BITS, 8)
+    read_choice(weights, "num_bits", _BITS, 8)
     group, is_even = _group(weights), _is_symmetric(weights)
     if group == 0 and is_even:
         return ByteLayout(WeightFormat(8, None, scale_dtype="float32"))

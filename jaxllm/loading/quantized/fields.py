@@ -8,15 +8,15 @@ from typing import Any
 from jaxllm.params.checks import shown
 
 MAX_NAMES = 100_000
-MAX_NAME = 1000
-MAX_INT = 1 << 20
+_MAX_NAME = 1000
+_MAX_INT = 1 << 20
 
 
 def read_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """Return an integer of at least -1; `default` if it is missing or null."""
     value = config.get(key)
     value = default if value is None else value
-    if type(value) is not int or not -1 <= value <= MAX_INT:
+    if type(value) is not int or not -1 <= value <= _MAX_INT:
         raise ValueError(f"quantization_config: {key} is {shown(value)}, expected a number")
     return value
 
@@ -49,7 +49,7 @@ def read_names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAX_NAMES:
         raise ValueError(f"quantization_config: {key} is {shown(value)}, expected a list of names")
     for name in value:
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise ValueError(f"quantization_config: {key} holds {shown(name)}, expected a name")
     return tuple(value)
 

@@ -13,14 +13,14 @@ from jaxllm.params.checks import shown
 from pallas_kernels.weights import WeightFormat
 
 ROUNDED_INPUTS = "the method rounds the inputs of matmuls too; here they keep the model's dtype"
-MAX_BLOCK = 4096
+_MAX_BLOCK = 4096
 WHOLE = WeightFormat(8, None, values="e4m3", scale_dtype="float32")
 
 
 def blocks_of(shape: Any, key: str, scale_dtype: str = "float32") -> tuple[WeightFormat, int]:
     """Return the format of blocks and their number of rows. Raises ValueError if the value is not a pair of numbers."""
     is_pair = isinstance(shape, list | tuple) and len(shape) == 2
-    if not is_pair or not all(type(size) is int and 0 < size <= MAX_BLOCK for size in shape):
+    if not is_pair or not all(type(size) is int and 0 < size <= _MAX_BLOCK for size in shape):
         raise ValueError(f"quantization_config: {key} is {shown(shape)}, expected numbers of rows and columns")
     return WeightFormat(8, shape[1], values="e4m3", scale_dtype=scale_dtype), shape[0]
 

@@ -17,7 +17,7 @@ from jaxllm.loading.quantized.words import order_by_group, signed, unpack_words
 from jaxllm.params.checks import shown
 from pallas_kernels.weights import WeightFormat
 
-BITS = (2, 3, 4, 8)
+_BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
 
 
@@ -28,7 +28,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     blocks = _read_blocks(config)
     has_head = read_bool(config, "lm_head", False)
 
-    def layout_of(module: str) -> GPTQLayout | None:
+    def layout_of(module: str) -> _GPTQLayout | None:
         if blocks and not module.endswith(blocks):
             return None
         return next((layout for pattern, layout in rules if pattern.match(module)), default)
@@ -37,8 +37,8 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     return Scheme(f"GPTQ of {default.form.bits} bits in groups of {group}", layout_of, has_head=has_head)
 
 
-def _layout(config: Mapping[str, Any], dtype: str) -> GPTQLayout:
-    bits, group = read_choice(config, "bits", BITS, 4), max(read_int(config, "group_size", 128), 0)
+def _layout(config: Mapping[str, Any], dtype: str) -> _GPTQLayout:
+    bits, group = read_choice(config, "bits", _BITS, 4), max(read_int(config, "group_size", 128), 0)
     read_choice(config, "pack_dtype", ("int32",), "int32")
     key = "checkpoint_format" if config.get("checkpoint_format") is not None else "format"
     kind = read_choice(config, key, FORMATS, "gptq")
@@ -49,10 +49,10 @@ def _layout(config: Mapping[str, Any], dtype: str) -> GPTQLayout:
         form = WeightFormat(bits, group, offset=offset, scale_dtype=dtype)
     else:
         form = WeightFormat(bits, group, scale_dtype=dtype, zero_dtype="int8" if bits == 8 else "uint8")
-    return GPTQLayout(form, is_v1=kind == "gptq", is_ordered=read_bool(config, "desc_act", False))
+    return _GPTQLayout(form, is_v1=kind == "gptq", is_ordered=read_bool(config, "desc_act", False))
 
 
-def _read_dynamic(config: Mapping[str, Any], dtype: str) -> list[tuple[re.Pattern[str], GPTQLayout | None]]:
+def _read_dynamic(config: Mapping[str, Any], dtype: str) -> list[tuple[re.Pattern[str], _GPTQLayout | None]]:
     """Return the layouts for modules with matching names; None for modules that are not quantized."""
     rules = []
     for pattern, change in read_object(config, "dynamic").items():
@@ -77,7 +77,7 @@ def _read_blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class GPTQLayout(Layout):
+class _GPTQLayout(Layout):
     """Words [in * bits / 32, out] of inputs, zeros [groups, out * bits / 32], scales [groups, out], inputs' groups."""
 
     writes_biases: ClassVar[bool] = True

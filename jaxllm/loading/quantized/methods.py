@@ -28,7 +28,7 @@ ALIASES: Mapping[str, str] = {
     "modelopt_mixed": "modelopt",
     "gpt_oss_mxfp4": "mxfp4",
 }
-WAY_OUT = "use the original checkpoint, a GGUF file, or one quantized with one of those"
+_WAY_OUT = "use the original checkpoint, a GGUF file, or one quantized with one of those"
 
 
 def read_scheme(quantization: Any, dtype: str | None = None) -> Scheme:
@@ -44,6 +44,6 @@ def read_scheme(quantization: Any, dtype: str | None = None) -> Scheme:
         known = ", ".join(METHODS)
         raise ValueError(
             f"quantization_config: its weights are quantized with {shown(method)} (quant_method), which is not "
-            f"supported, only {known}; {WAY_OUT}"
+            f"supported, only {known}; {_WAY_OUT}"
         )
     return read(quantization, dtype if dtype in SCALE_DTYPES else "float16")

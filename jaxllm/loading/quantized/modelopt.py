@@ -19,7 +19,7 @@ MIXED = "mixed_precision"
 _NVFP4 = Float4Layout(NVFP4, codes_end=".weight", factor_end=".weight_scale_2")
 _BLOCKS = ByteLayout(WeightFormat(8, 128, values="e4m3", scale_dtype="float32"), block_rows=128)
 _MXFP8 = ByteLayout(WeightFormat(8, 32, values="e4m3", scale_dtype="bfloat16"))
-LAYOUTS: Mapping[str, Layout] = {
+_LAYOUTS: Mapping[str, Layout] = {
     "fp8": ByteLayout(WHOLE),
     "fp8_per_channel_per_token": ByteLayout(WHOLE),
     "fp8_pb_wo": _BLOCKS,
@@ -34,7 +34,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     """Read a quantization_config of ModelOpt, or the contents of hf_quant_config.json."""
     del dtype
     config = {**config, **read_object(config, "quantization")}
-    algorithm = read_choice(config, "quant_algo", (*LAYOUTS, MIXED), "")
+    algorithm = read_choice(config, "quant_algo", (*_LAYOUTS, MIXED), "")
     _check_group(config, algorithm)
     is_excluded = _matcher(config, "exclude_modules", "ignore")
     layers = _read_layers(config) if algorithm == MIXED else {}
@@ -42,14 +42,14 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     def layout_of(module: str) -> Layout | None:
         if is_excluded(module):
             return None
-        return layers.get(module) if algorithm == MIXED else LAYOUTS[algorithm]
+        return layers.get(module) if algorithm == MIXED else _LAYOUTS[algorithm]
 
     notes = () if algorithm == "w4a16_nvfp4" else (ROUNDED_INPUTS,)
     return Scheme(f"ModelOpt's {algorithm.upper()}", layout_of, notes, has_head=layout_of("lm_head") is not None)
 
 
 def _check_group(config: Mapping[str, Any], algorithm: str) -> None:
-    layout = LAYOUTS.get(algorithm)
+    layout = _LAYOUTS.get(algorithm)
     if isinstance(layout, Float4Layout) and read_int(config, "group_size", layout.form.group) != layout.form.group:
         raise ValueError(f"quantization_config: group_size is {config['group_size']}, expected {layout.form.group}")
 
@@ -60,9 +60,9 @@ def _read_layers(config: Mapping[str, Any]) -> dict[str, Layout]:
     for module, layer in read_object(config, "quantized_layers").items():
         if not isinstance(layer, Mapping):
             raise ValueError(f"quantization_config: quantized_layers has {shown(layer)} for {shown(module)}")
-        algorithm = read_choice(layer, "quant_algo", LAYOUTS, "")
+        algorithm = read_choice(layer, "quant_algo", _LAYOUTS, "")
         _check_group(layer, algorithm)
-        layouts[module] = LAYOUTS[algorithm]
+        layouts[module] = _LAYOUTS[algorithm]
     return layouts
 
 

@@ -18,7 +18,7 @@ from jaxllm.loading.quantized.patterns import SkipList
 from jaxllm.loading.quantized.scheme import Infos, Layout, Scheme, Stored, as_scales, expect
 from jaxllm.loading.quantized.words import unpack_nibbles
 
-BLOCK_BYTES = 16
+_BLOCK_BYTES = 16
 BLOCKS, SCALES = "_blocks", "_scales"
 CHUNK_BYTES = 1 << 16
 """The number of bytes decoded at once, so that temporaries stay in the cache."""
@@ -29,7 +29,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     del dtype
     skipped = SkipList(read_names(config, "modules_to_not_convert"), "modules_to_not_convert")
     skipped.check()
-    layout = StackedMXFP4(MXFP4)
+    layout = _StackedMXFP4(MXFP4)
 
     def layout_of(name: str) -> Layout | None:
         return layout if name.endswith((".gate_up_proj", ".down_proj")) and name not in skipped else None
@@ -38,7 +38,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
 
 
 @dataclass(frozen=True)
-class StackedMXFP4(Layout):
+class _StackedMXFP4(Layout):
     """All experts' blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32].
 
     HF's matrix is [experts, in, out].
@@ -58,9 +58,9 @@ class StackedMXFP4(Layout):
         sizes = expect(infos, SCALES, None, "uint8")
         if len(sizes) != 3:
             raise ValueError(f"{SCALES} has shape {list(sizes)}, expected experts, outputs and blocks")
-        expect(infos, BLOCKS, (*sizes, BLOCK_BYTES), "uint8")
+        expect(infos, BLOCKS, (*sizes, _BLOCK_BYTES), "uint8")
         experts, rows, num_blocks = sizes
-        return experts, num_blocks * BLOCK_BYTES * 2, rows
+        return experts, num_blocks * _BLOCK_BYTES * 2, rows
 
     @override
     def part(self, name: str, stored: Stored) -> np.ndarray:
@@ -90,9 +90,9 @@ _PAIRS = _make_pairs()
 
 def widen(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return the bfloat16 numbers of uint8 blocks [..., b, 16] with scales [..., b], as [..., b * 32]."""
-    flat, exponents = blocks.reshape(-1, BLOCK_BYTES), scales.reshape(-1, 1)
+    flat, exponents = blocks.reshape(-1, _BLOCK_BYTES), scales.reshape(-1, 1)
     out = np.empty(flat.shape, np.uint32)
-    step = CHUNK_BYTES // BLOCK_BYTES
+    step = CHUNK_BYTES // _BLOCK_BYTES
     for start in range(0, len(flat), step):
         part = slice(start, start + step)
         codes = (exponents[part].astype(np.uint16) << 8) | flat[part]

@@ -70,7 +70,7 @@ class Layout(ABC):
 
         Its scale dtype is that of the stored scales.
         """
-        form = whole_groups(self.form, num_inputs)
+        form = _whole_groups(self.form, num_inputs)
         scales = None if form is None or form.group is None else self.scales(infos)
         return form if form is None or scales is None else replace(form, scale_dtype=_SCALE_DTYPES[scales.dtype])
 
@@ -85,7 +85,7 @@ class Layout(ABC):
         return None
 
 
-def whole_groups(form: WeightFormat, num_inputs: int) -> WeightFormat | None:
+def _whole_groups(form: WeightFormat, num_inputs: int) -> WeightFormat | None:
     """Return the format for rows of `num_inputs`, with groups of 0 as whole rows; None if a group is incomplete."""
     if not num_inputs:
         return form
@@ -124,7 +124,7 @@ class Scheme:
         layout = self.layout_of(module)
         if layout is None or name != module + layout.target:
             return None
-        form = whole_groups(layout.form, num_inputs)
+        form = _whole_groups(layout.form, num_inputs)
         return None if form is None else replace(form, is_ordered=layout.is_ordered)
 
 

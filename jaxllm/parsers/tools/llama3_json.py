@@ -12,7 +12,7 @@ from jaxllm.parsers.incoming import Reading
 from jaxllm.parsers.json_calls import JsonCall
 from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
-TAG = "<|python_tag|>"
+_TAG = "<|python_tag|>"
 _FENCE = "```"
 _LANGUAGE = re.compile(r"\w+")
 _MAX_LANGUAGE = 20
@@ -27,19 +27,19 @@ class Llama3JsonParser(ToolParser):
     a call from JSON that the user asked for.
     """
 
-    marks = (TAG,)
+    marks = (_TAG,)
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
         incoming = self.incoming
-        while mark := (yield from incoming.until((TAG, _FENCE, "[", "{"), self.show_text)):
+        while mark := (yield from incoming.until((_TAG, _FENCE, "[", "{"), self.show_text)):
             attempt = self.attempt(mark)
             if mark == _FENCE:
                 yield from incoming.take_while(_LANGUAGE, _MAX_LANGUAGE)
             elif mark == "{":
                 incoming.unread(mark)
             is_list = mark == "[" or (mark != "{" and (yield from incoming.take_spaced("[")))
-            if (yield from self._calls(attempt, bool if mark == TAG else self.tools.__contains__)):
+            if (yield from self._calls(attempt, bool if mark == _TAG else self.tools.__contains__)):
                 if is_list:
                     yield from incoming.take_spaced("]")
                 if mark == _FENCE:
@@ -70,7 +70,7 @@ class Llama3JsonParser(ToolParser):
             self.give_up(attempt)
             return False
         if not call.has_arguments:
-            yield from self.malformed_arguments((TAG,))
+            yield from self.malformed_arguments((_TAG,))
         return self.conclude(attempt, is_call=True)
 
     def _json_as_text(self) -> Reading[None]:

@@ -12,8 +12,8 @@ from jaxllm.parsers.incoming import Reading
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_BETWEEN = (START, CHANNEL, *ENDS)
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_BETWEEN = (START, CHANNEL, *_ENDS)
 _TO = " to="
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
@@ -30,7 +30,7 @@ class OpenAIParser(ToolParser):
     Other messages are text, or dropped if addressed to the assistant or a built-in tool.
     """
 
-    marks = (START, CHANNEL, MESSAGE, *ENDS)
+    marks = (START, CHANNEL, MESSAGE, *_ENDS)
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
         """Read calls of any function."""
@@ -44,7 +44,7 @@ class OpenAIParser(ToolParser):
         if (yield from incoming.next_is(_TO)):
             show = yield from self._message("")
         while mark := (yield from incoming.until(_BETWEEN, show, leaves_part=show == self.show_arguments)):
-            show = self.show_text if mark in ENDS else (yield from self._message(mark))
+            show = self.show_text if mark in _ENDS else (yield from self._message(mark))
         if show == self.show_arguments:
             incoming.rest()
 
@@ -132,7 +132,7 @@ def final_message(content: dict[str, Any]) -> dict[str, Any]:
 def after_analysis(message: dict[str, Any]) -> dict[str, Any]:
     """Return the format of a message with optional reasoning before it."""
     thoughts = formats.sequence(
-        formats.tag(f"{CHANNEL}analysis{MESSAGE}", formats.any_text(), ENDS[0]),
+        formats.tag(f"{CHANNEL}analysis{MESSAGE}", formats.any_text(), _ENDS[0]),
         formats.text(f"{START}assistant"),
     )
     return formats.sequence(formats.optional(thoughts), message)

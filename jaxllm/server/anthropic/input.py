@@ -17,7 +17,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Anthropic's efforts as chat templates know them."""
 
-type Block = tuple[str, Mapping[str, Any]]
+type _Block = tuple[str, Mapping[str, Any]]
 """A content block after its label, which tells its position."""
 
 
@@ -113,7 +113,7 @@ def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapp
     first = (
         [("system", {"type": "text", "text": system})] if isinstance(system, str) else _blocks(system or [], "system")
     )
-    turns: list[tuple[str, list[Block]]] = []
+    turns: list[tuple[str, list[_Block]]] = []
     for i, message in enumerate(messages):
         role, content, label = message.get("role"), message.get("content"), f"messages[{i}]"
         if role not in ("user", "assistant", "system"):
@@ -140,16 +140,16 @@ def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapp
     return conversation
 
 
-def _blocks(content: Any, label: str) -> list[Block]:
+def _blocks(content: Any, label: str) -> list[_Block]:
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
         text = f"{label}: must be a text or a list of blocks, got {shown(content)}."
         raise VLLMValidationError(text, parameter=label.partition("[")[0], value=shown(content))
     return [(f"{label}[{j}]", block) for j, block in enumerate(content)]
 
 
-def _without_billing(blocks: Sequence[Block]) -> list[Block]:
+def _without_billing(blocks: Sequence[_Block]) -> list[_Block]:
     """Return the system's blocks without Claude Code's billing header."""
-    kept: list[Block] = []
+    kept: list[_Block] = []
     for label, block in blocks:
         text = block.get("text")
         if isinstance(text, str):
@@ -159,7 +159,7 @@ def _without_billing(blocks: Sequence[Block]) -> list[Block]:
     return kept
 
 
-def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
+def _assistant(blocks: Sequence[_Block]) -> dict[str, Any]:
     calls, thoughts, texts = [], [], []
     for label, block in blocks:
         match block.get("type"):
@@ -179,7 +179,7 @@ def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _user(blocks: Sequence[_Block]) -> list[dict[str, Any]]:
     """Return the tools' results, then the user's other content."""
     results, texts = [], []
     for label, block in blocks:
@@ -199,7 +199,7 @@ def _result(block: Mapping[str, Any], label: str) -> str:
     return f"Error: {text}" if block.get("is_error") is True and "error" not in text.lower() else text
 
 
-def _texts(blocks: Sequence[Block]) -> list[str]:
+def _texts(blocks: Sequence[_Block]) -> list[str]:
     """Return the texts of blocks; other types are refused."""
     return [_block_text(block, label) for label, block in blocks]
 

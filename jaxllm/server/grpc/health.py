@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from jaxllm.server.grpc.service import SERVICE
 from jaxllm.server.http.state import ServerState, check_serving
 
-WATCH_SECONDS = 0.25
+_WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health.aio.HealthServicer):  # type: ignore[attr-defined] # its types leave out this half
@@ -33,7 +33,7 @@ class EngineHealth(health.aio.HealthServicer):  # type: ignore[attr-defined] # i
         """Update the status forever, for watching clients."""
         while True:
             await self.update()
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def update(self) -> None:
         """Update the status."""

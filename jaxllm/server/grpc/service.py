@@ -31,10 +31,10 @@ from jaxllm.server.operations.prometheus import HttpMetrics
 type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
 
 SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
-MAX_DETAILS = 500
+_MAX_DETAILS = 500
 """The maximum characters of an error: percent-encoded it must fit the 8 KiB of headers that clients accept."""
-CLIENT_LEFT = 499
-STATUS_CODES = {
+_CLIENT_LEFT = 499
+_STATUS_CODES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -86,7 +86,7 @@ class InferenceService:
 
     async def _serve[T](self, name: str, context: Context, answer: Callable[[], Awaitable[T]]) -> T:
         """Return a request's answer, or end it with the error's status. gRPC cancels this when the client leaves."""
-        began, status = time.perf_counter(), CLIENT_LEFT
+        began, status = time.perf_counter(), _CLIENT_LEFT
         try:
             with self._state.load.counted():
                 self._state.load.check_open()
@@ -129,9 +129,9 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorRes
         metadata.append(("param", error.param))
     if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
         metadata.append(("grpc-retry-pushback-ms", str(RETRY_AFTER_SECONDS * 1000)))
-    code = STATUS_CODES.get(HTTPStatus(error.code), grpc.StatusCode.INTERNAL)
+    code = _STATUS_CODES.get(HTTPStatus(error.code), grpc.StatusCode.INTERNAL)
     try:
-        await context.abort(code, error.message[:MAX_DETAILS], tuple(metadata))
+        await context.abort(code, error.message[:_MAX_DETAILS], tuple(metadata))
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None  # the client has left meanwhile
 

@@ -15,7 +15,7 @@ from jaxllm.server.http.endpoint import ASGIApp, Receive, Refusals, Scope, Send,
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.request_ids import new_request_id
 
-MAX_FILE = 1 << 20
+_MAX_FILE = 1 << 20
 _BEARER, _PLAIN = b"authorization", b"x-api-key"
 
 
@@ -93,7 +93,7 @@ def _read_file(name: str | None) -> list[str]:
         return []
     try:
         with Path(name).expanduser().open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE)
+            text = file.read(_MAX_FILE)
     except (OSError, RuntimeError, ValueError) as error:
         message = f"api_key_file={name!r} cannot be read: {error}."
         raise VLLMValidationError(message, parameter="api_key_file", value=name) from error

@@ -10,10 +10,10 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.server.http.request_ids import shown_request_id
 
-TRACE_HEADERS = ("traceparent", "tracestate")
+_TRACE_HEADERS = ("traceparent", "tracestate")
 """The headers that name a request's trace: https://www.w3.org/TR/trace-context/."""
 RANK_HEADER = "X-data-parallel-rank"
-MAX_RANK_DIGITS = 18
+_MAX_RANK_DIGITS = 18
 
 
 class Caller(NamedTuple):
@@ -43,7 +43,7 @@ def _trace(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> dict[str, str] |
     """Return the headers that name a request's trace; None for an engine that does not trace."""
     if engine.vllm_config.observability_config.otlp_traces_endpoint is None:
         return None
-    values = {name: headers.get(name.encode()) for name in TRACE_HEADERS}
+    values = {name: headers.get(name.encode()) for name in _TRACE_HEADERS}
     return {name: value.decode("latin-1") for name, value in values.items() if value is not None}
 
 
@@ -52,7 +52,7 @@ def _rank(headers: Mapping[bytes, bytes]) -> int | None:
     value = headers.get(RANK_HEADER.lower().encode())
     if value is None:
         return None
-    if not value.isdigit() or len(value) > MAX_RANK_DIGITS:
+    if not value.isdigit() or len(value) > _MAX_RANK_DIGITS:
         text = value.decode(errors="replace")
         message = f"{RANK_HEADER} must be the number of a replica, 0 or greater, got {shown(text)}."
         raise VLLMValidationError(message, parameter=RANK_HEADER, value=text)

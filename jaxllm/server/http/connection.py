@@ -23,9 +23,9 @@ PIECE = 1024
 MAX_AHEAD = 4
 """Pipelined requests that may wait for the answer to another. Beyond them nothing is parsed or read.
 """
-SEND_BUFFER = 1 << 17
+_SEND_BUFFER = 1 << 17
 """Bytes that the system buffers for a client that does not read, before the server waits."""
-KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """TCP keep-alive detects a vanished peer within two minutes, even if nothing is sent to it."""
 
 
@@ -274,10 +274,10 @@ def _set_up(connection: socket.socket | None, stall_seconds: float) -> None:
     with contextlib.suppress(OSError):  # not every system has all of them
         # uvloop leaves this off for a socket passed to it; each piece would wait for an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
-        for name, value in KEEPALIVE:
+        for name, value in _KEEPALIVE:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -27,7 +27,7 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 BODY_SECONDS = 60.0
 """The time limit for receiving a body."""
-MAX_LENGTH_DIGITS = 18
+_MAX_LENGTH_DIGITS = 18
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -73,7 +73,7 @@ class Reply(NamedTuple):
         return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
 
 
-type Refusal = Callable[[BaseException, str], Reply]
+type _Refusal = Callable[[BaseException, str], Reply]
 """Makes the answer to a failed request from the error and the request's id."""
 
 
@@ -108,7 +108,7 @@ class Endpoint[S]:
         *,
         takes_json: bool = True,
         runs_model: bool = False,
-        refusal: Refusal = refuse,
+        refusal: _Refusal = refuse,
     ) -> None:
         """Answer with `handler`, which gets what `serving` returns for each request.
 
@@ -173,7 +173,7 @@ class Refusals:
     """Looks up the form of errors by path, for failures outside a route's endpoint."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._below: dict[str, set[Refusal]] = {}
+        self._below: dict[str, set[_Refusal]] = {}
         """The forms of all routes at and below each path."""
         for route in routes:
             if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
@@ -181,7 +181,7 @@ class Refusals:
                     self._below.setdefault(path, set()).add(route.endpoint.refusal)
         self._most_parts = 1 + max((path.count("/") for path in self._below), default=0)
 
-    def at(self, path: str) -> Refusal:
+    def at(self, path: str) -> _Refusal:
         """Return the form of errors at a path: that of its routes, or the one that all its neighbours share."""
         parts = path.split("/", self._most_parts)[: self._most_parts]  # a path may have thousands
         for beginning in _beginnings(parts):
@@ -215,7 +215,7 @@ async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> by
     ConnectionError if the client leaves before its end.
     """
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > limit):
+    if length.isdigit() and (len(length) > _MAX_LENGTH_DIGITS or int(length) > limit):
         raise _too_large(limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -19,9 +19,9 @@ from jaxllm.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE = 2000
+_MAX_MESSAGE = 2000
 """Characters of an error's message; what a client sent may be quoted in it."""
-MAX_MESSAGE_BYTES = 3500
+_MAX_MESSAGE_BYTES = 3500
 """Bytes of the message in JSON, where one character may take six."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """An object's address in its repr, which errors of chat templates may quote."""
@@ -50,10 +50,10 @@ class RequestFailedError(Exception):
     def __init__(self, status: HTTPStatus, message: str, *, kind: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.param = status, param
-        self.kind = kind or error_type(status)
+        self.kind = kind or _error_type(status)
 
 
-def error_type(status: HTTPStatus) -> str:
+def _error_type(status: HTTPStatus) -> str:
     """Return vLLM's name for the errors of a status: "BadRequestError", "NotFoundError" and so on."""
     words = status.phrase.replace("-", " ").removesuffix(" Error").split()
     return "".join(word.capitalize() for word in words) + "Error"
@@ -84,15 +84,15 @@ def make_error(
 ) -> ErrorResponse:
     """Return an error with a status."""
     status = HTTPStatus(status)
-    return ErrorResponse(ErrorInfo(_brief(_ADDRESS.sub("", message)), kind or error_type(status), param, status.value))
+    return ErrorResponse(ErrorInfo(_brief(_ADDRESS.sub("", message)), kind or _error_type(status), param, status.value))
 
 
 def _brief(message: str) -> str:
     """Cut a message that is too long."""
-    if len(message) > MAX_MESSAGE:
-        message = message[:MAX_MESSAGE] + "..."
-    if len(msgspec.json.encode(message)) > MAX_MESSAGE_BYTES:
-        message = message[: MAX_MESSAGE_BYTES // 6 - 3] + "..."
+    if len(message) > _MAX_MESSAGE:
+        message = message[:_MAX_MESSAGE] + "..."
+    if len(msgspec.json.encode(message)) > _MAX_MESSAGE_BYTES:
+        message = message[: _MAX_MESSAGE_BYTES // 6 - 3] + "..."
     return message
 
 
@@ -105,7 +105,7 @@ def error_headers(response: ErrorResponse) -> list[tuple[bytes, bytes]]:
     return []
 
 
-def refuse_fields(values: dict[str, Any], reasons: dict[str, str]) -> None:
+def _refuse_fields(values: dict[str, Any], reasons: dict[str, str]) -> None:
     """Raise VLLMValidationError for a field that is not None; `reasons` has the way out by field."""
     for name, reason in reasons.items():
         if values.get(name) is not None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from jaxllm.engine.front.metrics import PREFIX, Gauge
 from jaxllm.engine.online.async_llm import AsyncLLM
 
-ASKED = b"endpoint-load-metrics-format"
+_ASKED = b"endpoint-load-metrics-format"
 """The request's header: "text" or "json"."""
-TOLD = b"endpoint-load-metrics"
+_TOLD = b"endpoint-load-metrics"
 _NAMES = ("kv_cache_usage_perc", "num_requests_waiting")
 
 
@@ -19,7 +19,7 @@ def load_headers(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> tuple[tupl
 
     With several replicas it is the fullest cache, and the sum of waiting requests.
     """
-    form = headers.get(ASKED, b"").lower()
+    form = headers.get(_ASKED, b"").lower()
     if form not in (b"text", b"json"):
         return ()
     gauges = [each for each in engine.get_metrics() if isinstance(each, Gauge)]
@@ -28,5 +28,5 @@ def load_headers(engine: AsyncLLM, headers: Mapping[bytes, bytes]) -> tuple[tupl
         return ()
     named = dict(zip(_NAMES, (float(max(values[0])), float(sum(values[1]))), strict=True))
     if form == b"json":
-        return ((TOLD, f"JSON {json.dumps({'named_metrics': named})}".encode()),)
-    return ((TOLD, f"TEXT {', '.join(f'named_metrics.{name}={value}' for name, value in named.items())}".encode()),)
+        return ((_TOLD, f"JSON {json.dumps({'named_metrics': named})}".encode()),)
+    return ((_TOLD, f"TEXT {', '.join(f'named_metrics.{name}={value}' for name, value in named.items())}".encode()),)

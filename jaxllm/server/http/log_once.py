@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 MAX_KNOWN = 1000
 MAX_LINE = 20
 """The maximum number of names in a line."""
-MAX_NAME = 64
+_MAX_NAME = 64
 """The maximum number of characters of a name."""
 
 
@@ -27,7 +27,7 @@ class LogOnce:
         room = min(MAX_LINE, MAX_KNOWN - len(self._seen))
         if room <= 0:
             return
-        unknown = (short for name in names if (short := name[:MAX_NAME]) not in self._seen)
+        unknown = (short for name in names if (short := name[:_MAX_NAME]) not in self._seen)
         new: set[str] = set()
         for name in unknown:
             new.add(name)

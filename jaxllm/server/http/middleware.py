@@ -14,7 +14,7 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.http.request_ids import new_request_id
 
-ALL_METHODS = ["GET", "POST", "OPTIONS"]
+_ALL_METHODS = ["GET", "POST", "OPTIONS"]
 
 
 class RequestIdHeaders:
@@ -58,7 +58,7 @@ def add_cors(app: FastAPI, args: ServerArgs) -> None:
             CORSMiddleware,
             allow_origins=args.allowed_origins,
             allow_credentials=args.allow_credentials,
-            allow_methods=args.allowed_methods or ALL_METHODS,
+            allow_methods=args.allowed_methods or _ALL_METHODS,
             allow_headers=args.allowed_headers or ["*"],
             expose_headers=["X-Request-Id"],
         )

@@ -12,7 +12,7 @@ _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
     """Return a new id, and the client's X-Request-Id if it is well formed."""
     client_id = headers.get(b"x-request-id", b"")
-    return uuid.uuid4().hex, well_formed(client_id)
+    return uuid.uuid4().hex, _well_formed(client_id)
 
 
 def headers_of(raw_request: Any) -> dict[bytes, bytes]:
@@ -24,9 +24,9 @@ def headers_of(raw_request: Any) -> dict[bytes, bytes]:
 
 def shown_request_id(of_header: str | None, of_body: str | None, new_id: str) -> str:
     """Return the id that an answer shows: the header's, or a well-formed one from the body, or `new_id`."""
-    return of_header or well_formed((of_body or "").encode()) or new_id
+    return of_header or _well_formed((of_body or "").encode()) or new_id
 
 
-def well_formed(client_id: bytes) -> str | None:
+def _well_formed(client_id: bytes) -> str | None:
     """Return a client's id if it can be shown: up to 128 letters, digits, dots, dashes and underscores."""
     return client_id.decode() if _WELL_FORMED.fullmatch(client_id) else None

@@ -12,7 +12,7 @@ from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.errors import RequestFailedError
 
-DRAINING = "The server is about to end, and takes no more requests: another one may."
+_DRAINING = "The server is about to end, and takes no more requests: another one may."
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class ServerLoad:
     def check_open(self) -> None:
         """Raise RequestFailedError, 503, while the server drains."""
         if self.is_draining:
-            raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+            raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, _DRAINING)
 
 
 class ServerState(Protocol):

@@ -45,7 +45,7 @@ from jaxllm.server.pooling.vectors import numbers
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.utils.async_utils import threaded_if_long
 
-LATEST = ":latest"
+_LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Ollama's names of float types."""
@@ -76,7 +76,7 @@ class OllamaServing:
     def known(self, name: str) -> str:
         """Return the model's name on this server: Ollama's clients may add a tag. Raises what `models.check` does."""
         names = [card.id for card in self._chat.models.show().data]
-        for known_name in (name, name + LATEST, name.removesuffix(LATEST)):
+        for known_name in (name, name + _LATEST, name.removesuffix(_LATEST)):
             if known_name in names:
                 return known_name
         self._chat.models.check(name)
@@ -169,7 +169,7 @@ class OllamaServing:
 
     def _model(self, name: str, loaded: tuple[str, int] | None = None) -> OllamaModel:
         """Return the entry of a name, for `/api/ps` with its expiry and context length."""
-        tagged = name if ":" in name else name + LATEST
+        tagged = name if ":" in name else name + _LATEST
         expires_at, context_length = loaded or (UNSET, UNSET)
         return OllamaModel(
             name=tagged,

@@ -34,7 +34,7 @@ def answer_grammar(
     form = None if asked is None else formats.as_format(asked)
     knows_channels = parser is not None and reasoning == HARMONY
     if form is not None and knows_channels:
-        form = after_reasoning(form, reasoning, prompt)
+        form = _after_reasoning(form, reasoning, prompt)
     if parser is not None and use.needs_grammar:
         form = _calls(asked, form, use, parser)
     elif parser is not None and form is not None:
@@ -42,7 +42,7 @@ def answer_grammar(
     if form is None:
         return asked
     if not knows_channels:
-        form = after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
+        form = _after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
     return formats.from_format(form, asked)
 
 
@@ -58,7 +58,7 @@ def _calls(
     return calls if form is None or use.is_required else formats.either(calls, form)
 
 
-def after_reasoning(
+def _after_reasoning(
     form: dict[str, Any], reasoning: str | None, prompt: str, call_marks: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the format of outputs that match `form` once the model has done reasoning.

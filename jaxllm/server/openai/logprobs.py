@@ -12,7 +12,7 @@ from jaxllm.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """The log-probability shown for impossible tokens, as in vLLM: JSON has no infinity."""
-type Positions = Iterable[LogprobsOnePosition | None]
+type _Positions = Iterable[LogprobsOnePosition | None]
 
 
 class ChatTopLogprob(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class PromptTokenLogprob(msgspec.Struct, frozen=True):
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], positions: Positions, num_top: int | None, *, as_token_ids: bool = False
+    token_ids: Sequence[int], positions: _Positions, num_top: int | None, *, as_token_ids: bool = False
 ) -> ChatLogprobs:
     """Return the chat form with `num_top` tokens at each position, or all known ones for None or -1. As in vLLM the
     sampled token is one of them.
@@ -80,7 +80,7 @@ def chat_logprobs(
 
 def completion_logprobs(
     token_ids: Sequence[int],
-    positions: Positions,
+    positions: _Positions,
     *,
     as_token_ids: bool = False,
     text_offset: int = 0,
@@ -97,21 +97,21 @@ def completion_logprobs(
     for token_id, position in zip(token_ids, positions, strict=True):
         sampled = position[token_id] if position else None
         decoded = sampled.decoded_token if sampled else tokenizer.token_string(token_id) if tokenizer else None
-        tokens.append(token_text(token_id, decoded, as_token_ids))
-        values.append(None if sampled is None else shown_logprob(sampled.logprob))
+        tokens.append(_token_text(token_id, decoded, as_token_ids))
+        values.append(None if sampled is None else _shown_logprob(sampled.logprob))
         tops.append(_tops(position, as_token_ids) if position else None)
         offsets.append(text_offset)
         text_offset += len(tokens[-1])
     return CompletionLogprobs(offsets, values, tokens, tops)
 
 
-def prompt_logprobs(positions: Positions | None) -> list[dict[int, PromptTokenLogprob] | None] | None:
+def prompt_logprobs(positions: _Positions | None) -> list[dict[int, PromptTokenLogprob] | None] | None:
     """Return vLLM's form for prompts: a dict by token id per position, None for the first; None if not requested."""
     if positions is None:
         return None
     return [
         {
-            token_id: PromptTokenLogprob(shown_logprob(each.logprob), each.rank, each.decoded_token)
+            token_id: PromptTokenLogprob(_shown_logprob(each.logprob), each.rank, each.decoded_token)
             for token_id, each in position.items()
         }
         if position
@@ -120,12 +120,12 @@ def prompt_logprobs(positions: Positions | None) -> list[dict[int, PromptTokenLo
     ]
 
 
-def token_text(token_id: int, decoded: str | None, as_token_id: bool) -> str:
+def _token_text(token_id: int, decoded: str | None, as_token_id: bool) -> str:
     """Return a token as its text or as "token_id:5"."""
     return f"token_id:{token_id}" if as_token_id or decoded is None else decoded
 
 
-def shown_logprob(value: float) -> float:
+def _shown_logprob(value: float) -> float:
     """Return a log-probability that JSON can hold."""
     return max(value, LEAST)
 
@@ -133,14 +133,14 @@ def shown_logprob(value: float) -> float:
 def _chat_token(token_id: int, entry: Logprob, as_token_ids: bool) -> ChatTopLogprob:
     text = entry.decoded_token
     encoded = None if text is None else list(text.encode(errors="replace"))
-    return ChatTopLogprob(token_text(token_id, text, as_token_ids), shown_logprob(entry.logprob), encoded)
+    return ChatTopLogprob(_token_text(token_id, text, as_token_ids), _shown_logprob(entry.logprob), encoded)
 
 
 def _tops(position: Mapping[int, Logprob], as_token_ids: bool) -> dict[str, float]:
     """Return the values by text. Of several tokens with one text the first is shown, which may be the sampled one."""
     tops: dict[str, float] = {}
     for token_id, entry in position.items():
-        tops.setdefault(token_text(token_id, entry.decoded_token, as_token_ids), shown_logprob(entry.logprob))
+        tops.setdefault(_token_text(token_id, entry.decoded_token, as_token_ids), _shown_logprob(entry.logprob))
     return tops
 
 

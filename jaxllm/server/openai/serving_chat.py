@@ -41,7 +41,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
 from jaxllm.utils.async_utils import LONG
 
-NO_CHAT = "The model does not support Chat Completions API"
+_NO_CHAT = "The model does not support Chat Completions API"
 
 
 class OpenAIServingChat:
@@ -166,7 +166,7 @@ class OpenAIServingChat:
         """Return the conversation of a checked request as a prompt. Raises VLLMValidationError."""
         if not self.has_template(request):
             raise VLLMValidationError(
-                f"{NO_CHAT}: it has no chat template. Use /v1/completions, or --chat-template at the start."
+                f"{_NO_CHAT}: it has no chat template. Use /v1/completions, or --chat-template at the start."
             )
         prompt = None if _is_long(request) else self._render_briefly(request)
         if prompt is None:

@@ -19,7 +19,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.utils.async_utils import threaded_if_long
 
-MAX_IDS = 2**20
+_MAX_IDS = 2**20
 """The maximum number of ids of a request, more than any context has."""
 
 
@@ -56,8 +56,8 @@ class OpenAIServingTokenization:
         """Return the text of ids. Raises VLLMValidationError for an id without a token."""
         self._chat.models.check(request.model)
         tokenizer, ids = self._front.require_tokenizer(), request.tokens
-        if len(ids) > MAX_IDS:
-            message = f"tokens must have at most {MAX_IDS} entries, got {len(ids)}."
+        if len(ids) > _MAX_IDS:
+            message = f"tokens must have at most {_MAX_IDS} entries, got {len(ids)}."
             raise VLLMValidationError(message, parameter="tokens", value=len(ids))
         vocab_size = self._chat.engine_client.model_config.get_vocab_size()
         bad = next((each for each in ids if not 0 <= each < vocab_size), None)

@@ -23,11 +23,11 @@ from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.operations.prometheus_help import HELP
 
-NO_ROUTE = "none"
+_NO_ROUTE = "none"
 """The handler label of unknown paths. A label for each path would let clients fill the memory."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _LOOP_SECONDS = 10.0
-DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The histogram bounds of answer times in seconds."""
 
 
@@ -93,7 +93,7 @@ class HttpMetrics:
             "http_request_duration_seconds",
             "Time from a request's headers to the end of its answer.",
             labels,
-            buckets=DURATIONS,
+            buckets=_DURATIONS,
             registry=registry,
         )
 
@@ -135,7 +135,7 @@ class CountedRequests:
         """Return the route's path, with the names of its variables."""
         if scope["path"] in self._paths:
             return scope["path"]
-        return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), NO_ROUTE)
+        return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), _NO_ROUTE)
 
 
 def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:

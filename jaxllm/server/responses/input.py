@@ -12,7 +12,7 @@ from jaxllm.params.checks import shown
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.text.chat import SYSTEM_ROLES
 
-MAX_ITEMS = 65_536
+_MAX_ITEMS = 65_536
 _ROLES = ("user", "assistant", *SYSTEM_ROLES)
 _TEXTS = {
     **dict.fromkeys(("input_text", "output_text", "text", "summary_text", "reasoning_text"), "text"),
@@ -31,8 +31,8 @@ def read_input(
     """
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
-    if len(value) > MAX_ITEMS:
-        raise _refusal("input", f"must have at most {MAX_ITEMS} items, got {len(value)}", len(value))
+    if len(value) > _MAX_ITEMS:
+        raise _refusal("input", f"must have at most {_MAX_ITEMS} items, got {len(value)}", len(value))
     known: set[str] = set()
     return [_resolved(item, f"input[{i}]", find, known) for i, item in enumerate(value)]
 

@@ -12,9 +12,9 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.errors import RequestFailedError
 
-MAX_RESPONSES = 4096
+_MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
-CONVERSATIONS = 8
+_CONVERSATIONS = 8
 """The longest conversation may take this fraction of the bytes."""
 _ENTRY_BYTES = 1024
 """The approximate bytes of an entry besides its texts."""
@@ -40,7 +40,7 @@ class StoredResponse(NamedTuple):
 class ResponseStore:
     """Stores responses by id, and drops the least recently used first."""
 
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_responses: int = _MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         """Limit the number of responses and their total bytes."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -54,7 +54,7 @@ class ResponseStore:
 
     def check_room(self, turns: tuple[bytes, ...]) -> None:
         """Raise VLLMValidationError for a conversation that is too long to store."""
-        most = self._max_bytes // CONVERSATIONS
+        most = self._max_bytes // _CONVERSATIONS
         if size_of(turns) > most:
             message = f"store: the conversation is longer than the {most} bytes that are kept: send store=false."
             raise VLLMValidationError(message, parameter="store", value=True)
@@ -72,7 +72,7 @@ class ResponseStore:
         """Return a response. Raises RequestFailedError, 404, naming the parameter, for an unknown one."""
         kept = self._kept.get(response_id)
         if kept is None:
-            raise not_found(response_id, parameter)
+            raise _not_found(response_id, parameter)
         self._kept.move_to_end(response_id)
         return kept
 
@@ -106,7 +106,7 @@ def size_of(turns: tuple[bytes, ...]) -> int:
     return sum(map(len, turns))
 
 
-def not_found(response_id: str, parameter: str) -> RequestFailedError:
+def _not_found(response_id: str, parameter: str) -> RequestFailedError:
     """Return the error for a response that is not stored, or no longer."""
     shown = response_id if len(response_id) <= 100 else f"{response_id[:100]}..."
     return RequestFailedError(HTTPStatus.NOT_FOUND, f"Response with id '{shown}' not found.", param=parameter)

@@ -16,14 +16,14 @@ from ..shape import MatmulShape
 
 ROW_SLAB = 16
 """The rows of a piece in which results are stored. Each expert's rows begin with a piece."""
-ROW_TILES = (16, 32, 64, 128)
+_ROW_TILES = (16, 32, 64, 128)
 """The numbers of rows that a tile can have."""
-HALF_COLUMNS = (128, 64, 32)
+_HALF_COLUMNS = (128, 64, 32)
 DEPTH = 64
 """The inputs that are multiplied at a time: in bfloat16 the width of a swizzled tile."""
 WORKERS = 132
 """The number of thread blocks: one for each multiprocessor of an H100 or H200."""
-MOST_STAGES = 12
+_MOST_STAGES = 12
 
 
 class Sizes(NamedTuple):
@@ -47,13 +47,13 @@ def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: D
     """Return sizes for `num_rows`, padding included, that keep all SMs busy and fill their shared memory."""
     # The experts' rows without padding. A tile holds twice the mean, as some experts have more rows than others.
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
-    rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
+    rows = next((x for x in _ROW_TILES if 2 * num_choices <= x * num_experts), _ROW_TILES[-1])
     most_tiles = min(num_experts, num_rows // ROW_SLAB)
-    columns = next((x for x in HALF_COLUMNS if most_tiles * -(-num_columns // x) >= WORKERS), HALF_COLUMNS[-1])
+    columns = next((x for x in _HALF_COLUMNS if most_tiles * -(-num_columns // x) >= WORKERS), _HALF_COLUMNS[-1])
     sizes = Sizes(rows, columns, 1)
     out = sizes.consumers * MMA_ROWS * columns * jnp.dtype(out_dtype).itemsize
     stage = (sizes.consumers * MMA_ROWS + 2 * columns) * DEPTH * 2
-    return sizes._replace(stages=min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
+    return sizes._replace(stages=min(_MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
 
 
 def quantized_sizes(
@@ -61,7 +61,7 @@ def quantized_sizes(
 ) -> linear_sizes.Sizes:
     """Return the linear kernel's sizes for `num_rows` of all experts, padding included, with undivided sums."""
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
-    rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
+    rows = next((x for x in _ROW_TILES if 2 * num_choices <= x * num_experts), _ROW_TILES[-1])
     return linear_sizes.choose_sizes(rows, num_outputs, num_inputs, form)._replace(parts=1, is_whole=True)
 
 

@@ -48,7 +48,7 @@ class Operands(NamedTuple):
     None."""
 
 
-class Scratch(NamedTuple):
+class _Scratch(NamedTuple):
     """The scratch in VMEM, and the semaphores of copies."""
 
     rows: Any
@@ -67,14 +67,14 @@ class Scratch(NamedTuple):
 
 def scratch_shapes(
     sizes: Sizes, depth: int, row_dtype: Any, weight_dtype: Any, out_dtype: Any, form: WeightFormat | None
-) -> Scratch:
+) -> _Scratch:
     """Return the shapes of the scratch."""
     slabs, slab = sizes.span // ROW_SLAB, weight_slab(weight_dtype)
     is_scaled = form is not None
     scale_rows = SUBLANES if form is None or form.group is None else depth // form.group
     scales = (sizes.num_buffers, sizes.parts, scale_rows, sizes.columns)
     tile = (depth, sizes.columns) if sizes.is_transposed else (sizes.columns // slab, slab, depth)
-    return Scratch(
+    return _Scratch(
         rows=pltpu.VMEM((2, slabs, ROW_SLAB, depth), row_dtype),
         row_semaphores=pltpu.SemaphoreType.DMA((2,)),
         weights=pltpu.VMEM((sizes.num_buffers, sizes.parts, *tile), weight_dtype),
@@ -99,7 +99,7 @@ class Kernel:
     operands: Operands
     y: Any
     """[r / 16, 16, padded columns] in HBM."""
-    scratch: Scratch
+    scratch: _Scratch
     sizes: Sizes
     form: WeightFormat | None
     """The format of the weights; None for weights of x's dtype."""

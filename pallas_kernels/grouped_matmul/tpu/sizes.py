@@ -19,15 +19,15 @@ slab."""
 MATMUL_ROWS = (16, 32, 64, 128, 256)
 """The numbers of rows that a matmul can take."""
 VMEM_LIMIT = 56 * 2**20
-TILE_BYTES = 4 * 2**20
-RING_BYTES = 16 * 2**20
+_TILE_BYTES = 4 * 2**20
+_RING_BYTES = 16 * 2**20
 """The bytes of weights in VMEM. On TPU7x HBM delivers 7.4 MB in 2 us."""
-ROWS_BYTES = 32 * 2**20
-WHOLE_BYTES = 9 * 2**20
+_ROWS_BYTES = 32 * 2**20
+_WHOLE_BYTES = 9 * 2**20
 """The most bytes of a tile that takes all columns of an expert, because it cannot take a part of them."""
-MOST_BUFFERS = 8
-MOST_SPAN_ROWS = 1024
-MXU_COLUMNS = 256
+_MOST_BUFFERS = 8
+_MOST_SPAN_ROWS = 1024
+_MXU_COLUMNS = 256
 
 
 class Sizes(NamedTuple):
@@ -72,33 +72,33 @@ def choose_sizes(
     With `has_groups` the weights have scales for groups of inputs.
     """
     # Otherwise XLA copies them; `refusal` excludes that case.
-    is_whole = goes_whole(depth, columns, parts, weight_dtype)
-    is_transposed = lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
+    is_whole = _goes_whole(depth, columns, parts, weight_dtype)
+    is_transposed = _lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
     padded_depth = round_up(depth, LANES)
     column_bytes = parts * padded_depth * jnp.dtype(weight_dtype).itemsize
-    most = max(MXU_COLUMNS, min(TILE_BYTES // column_bytes // LANES * LANES, round_up(columns, LANES)))
+    most = max(_MXU_COLUMNS, min(_TILE_BYTES // column_bytes // LANES * LANES, round_up(columns, LANES)))
     if is_transposed or has_groups:  # whole tiles only: a copy takes a fixed number of lanes, or all
         candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0] or [columns]
     else:
-        candidates = range(max(MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
+        candidates = range(max(_MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
     # Columns beyond the last one are computed in vain. Among equals the largest tile has the fewest starts.
     tile = min(candidates, key=lambda x: (round_up(columns, x), -x))
-    num_buffers = max(2, min(MOST_BUFFERS, RING_BYTES // (tile * column_bytes)))
-    span = MOST_SPAN_ROWS
+    num_buffers = max(2, min(_MOST_BUFFERS, _RING_BYTES // (tile * column_bytes)))
+    span = _MOST_SPAN_ROWS
     widest = max(padded_depth * jnp.dtype(dtype).itemsize, tile * 4)  # the bytes of an input row or of its results
-    while 2 * span * widest > ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
+    while 2 * span * widest > _ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
         span //= 2
     return Sizes(parts, tile, -(-columns // tile), num_buffers, span, is_transposed)
 
 
-def lies_transposed(num_outputs: int, num_inputs: int) -> bool:
+def _lies_transposed(num_outputs: int, num_inputs: int) -> bool:
     """Return whether XLA lays weights [out, in] out with `out` in the lanes, because that takes less padding."""
     return round_up(num_outputs, LANES) * num_inputs < round_up(num_inputs, LANES) * num_outputs
 
 
-def goes_whole(depth: int, columns: int, parts: int, weight_dtype: DTypeLike) -> bool:
+def _goes_whole(depth: int, columns: int, parts: int, weight_dtype: DTypeLike) -> bool:
     """Return whether an expert's transposed weights [in, out] can be one tile, whatever the number of columns."""
-    return parts == 1 and depth * round_up(columns, LANES) * jnp.dtype(weight_dtype).itemsize <= WHOLE_BYTES
+    return parts == 1 and depth * round_up(columns, LANES) * jnp.dtype(weight_dtype).itemsize <= _WHOLE_BYTES
 
 
 def refusal(shape: MatmulShape) -> str | None:
@@ -109,8 +109,8 @@ def refusal(shape: MatmulShape) -> str | None:
     if shape.format is not None and shape.format.group is not None:
         return _refuse_groups(shape, shape.format)
     parts = shape.num_outputs // shape.num_columns
-    if lies_transposed(shape.num_outputs, shape.num_inputs):
-        if goes_whole(shape.num_inputs, shape.num_columns, parts, shape.weight_dtype):
+    if _lies_transposed(shape.num_outputs, shape.num_inputs):
+        if _goes_whole(shape.num_inputs, shape.num_columns, parts, shape.weight_dtype):
             return None
         slab, what = LANES, f"columns, since weights with {shape.num_inputs} inputs lie transposed"
     else:
@@ -131,7 +131,7 @@ def _refuse_groups(shape: MatmulShape, form: WeightFormat) -> str | None:
         return f"groups must be a multiple of {LANES} inputs, and a part of {shape.num_inputs}, not {group}"
     if shape.num_columns % LANES:
         return f"the result must have a multiple of {LANES} columns, not {shape.num_columns}, for scales in whole lanes"
-    if not lies_transposed(shape.num_outputs, num_groups):
+    if not _lies_transposed(shape.num_outputs, num_groups):
         return f"scales of {num_groups} groups do not lie with their outputs in the lanes"
     return None
 

@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention import AttentionBatch, Tiles
 from ..layout import LatentPool, LatentShape
 from .kernel import Kernel
 
-UNIT_LANES = 128
+_UNIT_LANES = 128
 """The number of heads of rows of a chunk in a unit of work, unless one row has more: their sums stay in a core's cache.
 """
 
@@ -31,7 +31,7 @@ def cpu_refusal(shape: LatentShape) -> str | None:
 
 def cpu_tiles(shape: LatentShape) -> Tiles:
     """Return the kernel's tile sizes."""
-    return Tiles(decode=1, query=max(1, UNIT_LANES // shape.num_heads), kv=shape.block_size)
+    return Tiles(decode=1, query=max(1, _UNIT_LANES // shape.num_heads), kv=shape.block_size)
 
 
 def cpu_prepare(shape: LatentShape, folder: Path | None = None) -> str:

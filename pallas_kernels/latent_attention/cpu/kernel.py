@@ -53,7 +53,7 @@ BUFFERS = [
 """The call's arguments and results, in order."""
 
 
-def choose_way(shape: LatentShape) -> Way:
+def _choose_way(shape: LatentShape) -> Way:
     """Return the way to attend a shape on this processor."""
     if processor.current().has_matrix_unit and shape.dtype == jnp.bfloat16 and Matrices.takes(shape):
         return Matrices(shape)
@@ -66,7 +66,7 @@ class Kernel:
     def __init__(self, shape: LatentShape, query_tile: int) -> None:
         self.shape, self.query_tile = shape, query_tile
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
-        self.way = choose_way(shape)
+        self.way = _choose_way(shape)
         groups = -(-shape.num_heads // self.way.lanes)
         self.groups_per_part = -(-groups // num_cores())
         self.num_parts = -(-groups // self.groups_per_part)

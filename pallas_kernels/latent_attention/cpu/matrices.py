@@ -23,23 +23,23 @@ from pallas_kernels.native.number_formats import FORMATS
 from ..layout import LatentShape
 from .unit import MASKED, PIECE, Tile, Unit, each_group
 
-TILE = 128
+_TILE = 128
 """The number of tokens of a tile: sums of latents are loaded and stored once for each."""
-AT_ONCE = 4
+_AT_ONCE = 4
 """The number of matrices of sums in registers; one operand is for all of them, in `SHARED`, and the others are in
 `OWN`."""
 SHARED, OWN = 4, (5, 6, 7)
-CHAINS = 4
+_CHAINS = 4
 """The number of sums of probabilities of a lane, which do not wait for each other."""
-LOW = [lane for first in range(0, 2 * LANES, 8) for lane in range(first, first + 4)]
+_LOW = [lane for first in range(0, 2 * LANES, 8) for lane in range(first, first + 4)]
 """The columns of the first of the two vectors that the instruction makes of 32 interleaved columns of two tokens."""
-HIGH = [lane + 4 for lane in LOW]
+_HIGH = [lane + 4 for lane in _LOW]
 
 
 class Matrices:
     """The way of processors with AMX; see `Way`."""
 
-    lanes, tile, acc_step = SIDE, TILE, 2 * LANES
+    lanes, tile, acc_step = SIDE, _TILE, 2 * LANES
 
     def __init__(self, shape: LatentShape) -> None:
         self.shape = shape
@@ -48,7 +48,7 @@ class Matrices:
         """True if the pool has 8 bits."""
         self.columns = shape.latent_dim // SIDE
         """The number of matrices of a group's sums."""
-        self.at_once = AT_ONCE if self.columns % AT_ONCE == 0 else 2
+        self.at_once = _AT_ONCE if self.columns % _AT_ONCE == 0 else 2
         """The number of them that are multiplied at a time."""
         self.steps = shape.key_dim // STEP
         """The number of matrices of a group's queries."""
@@ -61,9 +61,9 @@ class Matrices:
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
         """Make room for a unit's queries and sums of latents, and configure the registers."""
         shape = self.shape
-        self._scores, self._probs = e.array(F32, TILE * SIDE), e.array(self.storage, num_groups * TILE * SIDE)
-        self._rows, self._pairs = e.array(POINTER, TILE), e.array(self.storage, TILE * SIDE * self.at_once)
-        self._widened = e.array(self.storage, TILE * shape.key_dim) if self.is_narrow else None
+        self._scores, self._probs = e.array(F32, _TILE * SIDE), e.array(self.storage, num_groups * _TILE * SIDE)
+        self._rows, self._pairs = e.array(POINTER, _TILE), e.array(self.storage, _TILE * SIDE * self.at_once)
+        self._widened = e.array(self.storage, _TILE * shape.key_dim) if self.is_narrow else None
         self._zeros = e.array(self.storage, shape.latent_dim)
         e.clear(self._zeros, shape.latent_dim * 2)
         amx.configure(e, [(SIDE, CACHE_LINE)] * amx.NUM_REGISTERS)
@@ -91,8 +91,8 @@ class Matrices:
         e.clear(self._acc(e, unit, group), self.columns * MATRIX_BYTES)
 
     def _widen(self, e: Emitter, tile: Tile) -> Tile:
-        h, places = self.shape.key_dim, e.array(POINTER, TILE // PIECE)
-        with e.range(0, TILE // PIECE) as which:
+        h, places = self.shape.key_dim, e.array(POINTER, _TILE // PIECE)
+        with e.range(0, _TILE // PIECE) as which:
             source, target = e.load(tile.places, POINTER, which), e.at(self._widened, I16, e.product(which, PIECE * h))
             e.store(target, places, which)
             is_live = e.ir.icmp_signed("<", e.product(which, PIECE), tile.live)
@@ -121,7 +121,7 @@ class Matrices:
                 self._add_values(e, acc, self._probs_of(e, group), live)
 
     def _probs_of(self, e: Emitter, group: Any) -> Any:
-        return e.at(self._probs, self.storage, e.product(group, TILE * SIDE))
+        return e.at(self._probs, self.storage, e.product(group, _TILE * SIDE))
 
     def _find_rows(self, e: Emitter, tile: Tile) -> None:
         """Store the address of each token's latents; tokens beyond the live ones get zeros, as 0 x NaN is NaN."""
@@ -139,7 +139,7 @@ class Matrices:
             target = e.at(self._pairs, I16, e.product(start, SIDE * self.at_once), e.product(pair, STEP))
             for j in range(self.at_once // 2):
                 even, odd = (e.load_vector(row, I16, j * STEP, lanes=STEP) for row in rows)
-                for which, columns in enumerate((LOW, HIGH)):
+                for which, columns in enumerate((_LOW, _HIGH)):
                     interleaved = e.shuffle(even, odd, [lane for each in columns for lane in (each, each + STEP)])
                     e.store_vector(interleaved, target, (2 * j + which) * SIDE * STEP)
 
@@ -154,13 +154,13 @@ class Matrices:
     def _score(self, e: Emitter, queries: Any, tile: Tile, live: Any, fetches: Any) -> None:
         """Multiply latents and queries; scores of tokens beyond the live ones may be anything."""
         stride = 2 * self.shape.key_dim
-        with e.range(0, live, AT_ONCE * PIECE) as start:
+        with e.range(0, live, _AT_ONCE * PIECE) as start:
             piece = e.ir.udiv(start, I64(PIECE))
             rows, ahead = (
-                [e.load(places, POINTER, e.sum(piece, i)) for i in range(AT_ONCE)]
+                [e.load(places, POINTER, e.sum(piece, i)) for i in range(_AT_ONCE)]
                 for places in (tile.places, tile.following)
             )
-            for register in range(AT_ONCE):
+            for register in range(_AT_ONCE):
                 amx.clear(e, register)
             with e.range(0, self.steps) as step:
                 amx.load(e, SHARED, e.at(queries, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
@@ -170,7 +170,7 @@ class Matrices:
                     amx.multiply(e, register, register_of_latents, SHARED)
                 with e.ir.if_then(fetches):
                     self._fetch(e, ahead, step)
-            for register in range(AT_ONCE):
+            for register in range(_AT_ONCE):
                 address = e.at(self._scores, F32, e.product(e.sum(start, register * PIECE), SIDE))
                 amx.store(e, register, address, CACHE_LINE)
 
@@ -189,8 +189,8 @@ class Matrices:
         first, whole, probs = e.product(group, SIDE), e.product(e.ceil_div(live, STEP), STEP), self._probs_of(e, group)
         seen = e.ir.sub(e.load_vector(unit.seen, I32, first), e.splat(e.ir.trunc(start, I32)))
         before = e.load_vector(unit.largest, F32, first)
-        largest = [e.variable(vector(F32), before) for _ in range(CHAINS)]
-        with e.range(0, whole, CHAINS) as token:
+        largest = [e.variable(vector(F32), before) for _ in range(_CHAINS)]
+        with e.range(0, whole, _CHAINS) as token:
             for i, most in enumerate(largest):
                 address = e.at(self._scores, F32, e.product(token, SIDE), i * SIDE)
                 is_seen = e.ir.icmp_signed("<", e.splat(e.ir.trunc(e.sum(token, i), I32)), seen)
@@ -201,14 +201,14 @@ class Matrices:
         after = largest[0].value
         for most in largest[1:]:
             after = e.larger(after, most.value)
-        added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(CHAINS)]
+        added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(_CHAINS)]
         with e.range(0, whole, PIECE) as token:
             rows = []
             for i in range(PIECE):
                 score = e.load_vector(self._scores, F32, e.product(token, SIDE), i * SIDE)
                 is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
                 rows.append(e.ir.select(is_seen, e.exp(e.ir.fsub(score, after)), e.splat(F32(0.0))))
-                added[i % CHAINS].value = e.ir.fadd(added[i % CHAINS].value, rows[-1])
+                added[i % _CHAINS].value = e.ir.fadd(added[i % _CHAINS].value, rows[-1])
             # A matrix has the probabilities of 32 tokens; these are one half of each of its rows.
             matrix = e.product(e.ir.udiv(token, I64(STEP)), SIDE * STEP)
             for r, row in enumerate(e.transpose(rows)):
@@ -241,5 +241,5 @@ class Matrices:
         """Return two vectors of a lane's sums, with the columns that were interleaved."""
         address = e.at(self._acc(e, unit, group), I8, e.product(e.ir.udiv(start, I64(SIDE)), MATRIX_BYTES))
         low, high = (e.load_vector(address, F32, i * SIDE * LANES, e.product(lane, LANES)) for i in (0, 1))
-        order = [(LOW + HIGH).index(column) for column in range(2 * LANES)]
+        order = [(_LOW + _HIGH).index(column) for column in range(2 * LANES)]
         return [e.shuffle(low, high, order[:LANES]), e.shuffle(low, high, order[LANES:])]

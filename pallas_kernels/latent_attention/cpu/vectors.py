@@ -25,16 +25,16 @@ from .unit import MASKED, PIECE, Tile, Unit, each_group
 MOST_LANES, LEAST_LANES = 6, 4
 """The numbers of lanes that a group may have: the one with the fewest lanes computed in vain, the largest if several.
 """
-MAX_TOKENS = 4
+_MAX_TOKENS = 4
 """The number of tokens whose scores are summed up at a time."""
-TILE = 32
+_TILE = 32
 """The number of tokens of a tile; their latents stay in a core's first cache."""
 
 
 class Vectors:
     """The way of all processors; see `Way`."""
 
-    tile, acc_step = TILE, LANES
+    tile, acc_step = _TILE, LANES
 
     def __init__(self, shape: LatentShape) -> None:
         self.shape = shape
@@ -45,14 +45,14 @@ class Vectors:
         n = shape.num_heads
         self.lanes = n if n < LEAST_LANES else min(range(MOST_LANES, LEAST_LANES - 1, -1), key=lambda count: -n % count)
         most_sums = max(1, num_registers() * 3 // 4 // self.lanes)
-        self.num_tokens = 1 << (min(MAX_TOKENS, most_sums).bit_length() - 1)
+        self.num_tokens = 1 << (min(_MAX_TOKENS, most_sums).bit_length() - 1)
         self.vectors = next(count for count in range(most_sums, 0, -1) if shape.latent_dim // LANES % count == 0)
         """The number of vectors of sums of each lane at a time: of tokens' scores, and of its latents."""
 
     def make(self, e: Emitter, num_groups: int) -> tuple[Any, Any]:
         """Make room for a unit's queries and sums of latents, and for a group's scores."""
         shape, count = self.shape, num_groups * self.lanes
-        self._scores = e.array(F32, self.lanes * TILE)
+        self._scores = e.array(F32, self.lanes * _TILE)
         return e.array(self._query_storage, count * shape.key_dim), e.array(F32, count * shape.latent_dim)
 
     @property
@@ -114,7 +114,7 @@ class Vectors:
                         else:
                             total.value = e.fma(query, key, total.value)
             for r, row in enumerate(sums):
-                e.store_vector(_add_up(e, [each.value for each in row]), self._scores, r * TILE, start, token)
+                e.store_vector(_add_up(e, [each.value for each in row]), self._scores, r * _TILE, start, token)
 
     def _operand(self, e: Emitter, base: Any, offset: int, i: Any) -> Any:
         """Return a vector of the pool's numbers, or of pairs."""
@@ -127,7 +127,7 @@ class Vectors:
 
         Return the decay of older probabilities, a vector per lane.
         """
-        rows = [e.at(self._scores, F32, r * TILE) for r in range(self.lanes)]
+        rows = [e.at(self._scores, F32, r * _TILE) for r in range(self.lanes)]
         seen = [e.ir.sub(e.load(unit.seen, I32, first, r), e.ir.trunc(start, I32)) for r in range(self.lanes)]
         lanes = ir.Constant(vector(I32), list(range(LANES)))
         maxima = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in rows]
@@ -174,7 +174,7 @@ class Vectors:
                     base = e.at(piece, storage, e.product(token, h))
                     values = [self.kv_format.widen(e, e.load_vector(base, storage, j * LANES)) for j in range(vectors)]
                     for r, row in enumerate(sums):
-                        factor = e.splat(e.load(self._scores, F32, r * TILE, first, token))
+                        factor = e.splat(e.load(self._scores, F32, r * _TILE, first, token))
                         for total, value in zip(row, values, strict=True):
                             total.value = e.fma(factor, value, total.value)
             for total, target in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):

@@ -29,7 +29,7 @@ WORKERS = 132
 # written and read: 256 KiB for 64 heads of 512 columns, where a tile has 72.
 LEAST_TILES, MANY_ROWS_TILES = {8: 2, 32: 4}, 8
 # The most memory for the parts of splits, used or not.
-PARTS_BYTES = 128 * 2**20
+_PARTS_BYTES = 128 * 2**20
 
 
 class Heads(NamedTuple):
@@ -70,7 +70,7 @@ def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
     split_bytes = num_rows * heads.groups * heads.padded * latent_dim * 4
     fits = (tiles for most_rows, tiles in LEAST_TILES.items() if num_rows <= most_rows)
     return SplitRule(
-        most=max(1, min(WORKERS // heads.groups, PARTS_BYTES // split_bytes)),
+        most=max(1, min(WORKERS // heads.groups, _PARTS_BYTES // split_bytes)),
         least_tiles=next(fits, MANY_ROWS_TILES),
     )
 

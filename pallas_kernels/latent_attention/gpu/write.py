@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention.gpu.write import TOKENS, write_token
 from ..layout import LatentPool
 
 # The numbers that a thread loads at a time; a token has a multiple of 64.
-VECTOR = 4
+_VECTOR = 4
 
 
 def write_latents(
@@ -62,7 +62,7 @@ def write_latents(
 
 def _write_kernel(latents_th, slots_t, first_row, pool, results_tc, *, latents_smem, width: int):
     first_token = pl.multiple_of(lax.axis_index("tokens") * TOKENS, TOKENS)
-    layout = plgpu.Layout.WG_STRIDED(latents_smem.shape, vec_size=VECTOR)
+    layout = plgpu.Layout.WG_STRIDED(latents_smem.shape, vec_size=_VECTOR)
     latents = plgpu.load(latents_th.at[pl.ds(first_token, TOKENS)], layout=layout)
     slots, row = [slots_t[first_token + i] for i in range(TOKENS)], first_row[0]
     latents_smem[...] = latents

@@ -9,8 +9,8 @@ from typing import Any
 from pallas_kernels.native.emitter import Emitter
 
 GELU = math.sqrt(2 / math.pi)
-ERFC_SCALE = 0.3275911
-ERFC_COEFFICIENTS = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
+_ERFC_SCALE = 0.3275911
+_ERFC_COEFFICIENTS = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
 """Half of erfc(x) is exp(-x * x) times a polynomial of t = 1 / (1 + scale * x). These are its coefficients, the highest
 first."""
 
@@ -32,9 +32,9 @@ def _gelu(e: Emitter, x: Any) -> Any:
     Its tail is half of erfc(|x| / sqrt(2)): formula 7.1.26 of Abramowitz and Stegun, within 1.5e-7.
     """
     size = e.larger(x, e.ir.fneg(x))
-    t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))
-    series = e.constant(ERFC_COEFFICIENTS[0], x)
-    for coefficient in ERFC_COEFFICIENTS[1:]:
+    t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(_ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))
+    series = e.constant(_ERFC_COEFFICIENTS[0], x)
+    for coefficient in _ERFC_COEFFICIENTS[1:]:
         series = e.fma(series, t, e.constant(coefficient, x))
     halved = e.ir.fmul(e.ir.fmul(x, x), e.constant(-0.5, x))
     tail = e.ir.fmul(e.ir.fmul(series, t), e.exp(halved))

@@ -22,7 +22,7 @@ MIN_COLUMNS = 4
 STEP_BYTES = 64
 """The number of bytes of a row that the kernel takes at a time."""
 MIN_GATES = 8
-MIN_GROUP = 16
+_MIN_GROUP = 16
 """The fewest numbers that share a scale: a vector of them."""
 
 
@@ -54,6 +54,6 @@ def can_unpack(form: WeightFormat, num_inputs: int) -> bool:
     """Return whether a row of `num_inputs` numbers divides into a format's chunks, groups and groups of factors."""
     if form.group is None:
         return True
-    per_chunk, factor_group = CHUNK % form.group == 0 and form.group >= MIN_GROUP, form.factor_group or form.group
+    per_chunk, factor_group = CHUNK % form.group == 0 and form.group >= _MIN_GROUP, form.factor_group or form.group
     is_whole = all(num_inputs % each == 0 for each in (CHUNK, form.group, factor_group))
     return (per_chunk or form.group % CHUNK == 0) and factor_group % form.group == 0 and is_whole

@@ -27,7 +27,7 @@ PIECE = 2048
 """
 STEPS = CHUNK // 4
 """The number of vectors of 64 codes of 16 rows."""
-GROUPS = 8
+_GROUPS = 8
 """The number of groups whose scales are transposed at a time."""
 
 
@@ -74,7 +74,7 @@ class Panels(Unpacker):
         """Return room on the stack for a piece's scales."""
         if self.form.group is None:
             return Scales(None, None)
-        size = (self.piece // self.form.group + GROUPS) * LANES
+        size = (self.piece // self.form.group + _GROUPS) * LANES
         return Scales(e.array(F32, size), e.array(F32, size) if self.has_mins else None)
 
     def write_scales(self, e: Emitter, of: Operands, first: Any, piece: Range, to: Scales) -> None:
@@ -91,9 +91,9 @@ class Panels(Unpacker):
             self.prepare(e, held, of.parts, e.sum(first, lane), of.k, piece)
         for source, target in zip(rows, to, strict=True):
             if source is not None:
-                with e.range(0, count, GROUPS) as start:
+                with e.range(0, count, _GROUPS) as start:
                     places = [e.at(source, F32, start, lane * room) for lane in range(LANES)]
-                    for group, scales in enumerate(e.load_columns(places, GROUPS)):
+                    for group, scales in enumerate(e.load_columns(places, _GROUPS)):
                         e.store_vector(scales, target, e.product(start, LANES), group * LANES)
 
     def codes(self, e: Emitter, of: Operands, first: Any, start: Any) -> Codes:

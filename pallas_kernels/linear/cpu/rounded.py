@@ -43,12 +43,12 @@ from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
 
 MAX_CHUNK, UNITS_PER_CORE = 256, 8
 """The most columns of y in a unit, and the approximate number of units for each core."""
-FEW = (1, 2, 4)
+_FEW = (1, 2, 4)
 """The number of rows that are multiplied by codes in registers only."""
-MANY = (4, 8)
+_MANY = (4, 8)
 """The numbers of rows that are multiplied at a time by codes in memory. A tile of rows has as many as the last, 4 with
 16 registers."""
-CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
+_CHAINS = {1: 4, 2: 4, 4: 2, 8: 1}
 """The number of independent sums of each number of y, by the number of rows. They hide an instruction's latency."""
 
 
@@ -62,7 +62,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         assert kind.form is not None
         panels = Panels(kind.form)
         super().__init__(kind, panels)
-        self.many = MANY if num_registers() == 32 else MANY[:1]
+        self.many = _MANY if num_registers() == 32 else _MANY[:1]
         self.inputs = RoundedInputs(self.many[-1], panels.num_groups, panels.integers, has_sums=panels.has_mins)
 
     def scratch_bytes(self, num_rows: int, k: int) -> int:
@@ -87,7 +87,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
 
     def add_tiles(self) -> ir.Function:
         """Define the function that `multiply` calls with ranges of rows and columns, and the operands."""
-        few = {rows: self._add_multiply(rows, is_few=True) for rows in FEW}
+        few = {rows: self._add_multiply(rows, is_few=True) for rows in _FEW}
         many = {rows: self._add_multiply(rows, is_few=False) for rows in self.many}
         finish = self._add_finish()
         panels, num_parts = self.weights, len(self.weights.parts)
@@ -97,7 +97,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         of, rows = Operands(x, w, plus, bias, y, t, n, k, parts, scratch), Range(first, last)
         with e.ir.if_then(e.ir.icmp_signed(">=", first, last)):
             e.ir.ret_void()
-        is_few = e.ir.icmp_signed("<=", e.ir.sub(last, first), I64(FEW[-1]))
+        is_few = e.ir.icmp_signed("<=", e.ir.sub(last, first), I64(_FEW[-1]))
         written, scales = e.array(I8, panels.piece * LANES), panels.make_scales(e)
         sums = e.array(F32, self.parts * UNIT_ROWS * LANES)
         with e.range(start, stop, LANES) as column:
@@ -211,7 +211,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
         """Return the sums of products of a group of the 64 inputs."""
         integers, index = self.weights.integers, self._place_of_group(e, block, group)
         starts = [e.splat(e.load(x.offsets, I32, index, row)) if integers.offset else None for row in range(num_rows)]
-        sums = [Sum(e, integers.pairs_in_words, CHAINS[num_rows], start) for start in starts]
+        sums = [Sum(e, integers.pairs_in_words, _CHAINS[num_rows], start) for start in starts]
         numbers = e.at(x.numbers, I8, e.product(block, CHUNK * self.inputs.tile))
         per_group = STEPS // self.weights.num_groups
         for step in range(group * per_group, (group + 1) * per_group):

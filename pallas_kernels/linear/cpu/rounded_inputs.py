@@ -17,12 +17,12 @@ from pallas_kernels.weights.format import CHUNK
 from .operands import Operands
 from .rounding import INPUT_GROUP, MAX_NUMBER, Integers
 
-LEAST = 1e-30
+_LEAST = 1e-30
 """Numbers that share a scale become zeros if all are smaller than this."""
-SHIFT = 1.5 * 2**23
+_SHIFT = 1.5 * 2**23
 """Adding this to a number puts its integer, rounded half to even, into its lowest bits."""
-ALL_BUT_SIGN = 2**31 - 1
-NUM_BYTES = 4
+_ALL_BUT_SIGN = 2**31 - 1
+_NUM_BYTES = 4
 """The number of bytes of a float32 or int32."""
 NEXT, DONE, HEADER_BYTES = 0, 64, 128
 """The offsets of the counts of tiles that are taken and that are rounded, and of the first tile."""
@@ -58,8 +58,8 @@ class RoundedInputs:
     @property
     def _sizes(self) -> tuple[int, ...]:
         """Return the bytes that 64 numbers of a row take as numbers, scales, offsets and sums."""
-        of_groups = NUM_BYTES * self.num_groups
-        return CHUNK, NUM_BYTES * NUM_SCALES, of_groups * bool(self.offset), of_groups * self.has_sums
+        of_groups = _NUM_BYTES * self.num_groups
+        return CHUNK, _NUM_BYTES * NUM_SCALES, of_groups * bool(self.offset), of_groups * self.has_sums
 
     def num_bytes(self, num_rows: int, k: int) -> int:
         """Return the bytes that `num_rows` rows of k numbers take."""
@@ -111,7 +111,7 @@ class RoundedInputs:
         """Round numbers that share a scale, and store them as a part of a tile's row."""
         scale, grow = self._scale(e, numbers)
         e.store(e.ir.fmul(scale, F32(self.unit)), to.scales, row, part * self.tile)
-        bits = [e.ir.bitcast(e.fma(value, grow, e.constant(SHIFT, value)), vector(I32)) for value in numbers]
+        bits = [e.ir.bitcast(e.fma(value, grow, e.constant(_SHIFT, value)), vector(I32)) for value in numbers]
         for index, value in enumerate(bits):
             target = e.sum(e.product(row, CHUNK), part * INPUT_GROUP + index * LANES)
             e.store_vector(e.ir.trunc(value, vector(I8)), to.numbers, target)
@@ -137,11 +137,11 @@ class RoundedInputs:
             return e.ir.select(e.ir.icmp_unsigned(">", a, b), a, b)
 
         # Magnitudes have the same order as integers. A NaN is the largest, and makes the scale a NaN.
-        sizes = [e.ir.and_(e.ir.bitcast(other, vector(I32)), e.splat(I32(ALL_BUT_SIGN))) for other in numbers]
+        sizes = [e.ir.and_(e.ir.bitcast(other, vector(I32)), e.splat(I32(_ALL_BUT_SIGN))) for other in numbers]
         first, *others = sizes
         for other in others:
             first = larger(first, other)
         largest = e.ir.bitcast(e.reduce(larger, first), F32)
-        is_tiny = e.ir.fcmp_ordered("<", largest, F32(LEAST))
+        is_tiny = e.ir.fcmp_ordered("<", largest, F32(_LEAST))
         grow = e.ir.select(is_tiny, F32(0.0), e.ir.fdiv(F32(MAX_NUMBER), largest))
         return e.ir.fmul(largest, F32(1.0 / MAX_NUMBER)), e.splat(grow)

@@ -44,38 +44,38 @@ from .multiplier import GATED, UNIT_ROWS, Multiplier
 from .operands import Operands, Range
 from .unpack import Halves, Plain, Row, Unpacker
 
-COLUMNS = MIN_COLUMNS
+_COLUMNS = MIN_COLUMNS
 """The number of rows of w that are multiplied at a time."""
 FEW_ROWS = MIN_ROWS
 """The number of rows of x that are multiplied at a time where there are few."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """The number of rows of w in a unit: many, to read memory in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
-GROUP_BYTES = {LANES: 12 << 10, LANES // 2: 128 << 10}
+_GROUP_BYTES = {LANES: 12 << 10, LANES // 2: 128 << 10}
 """The bytes of w that stay in a core's cache for all rows of a unit, by the number of sums: with 16 in the first cache,
 where x passes by them, with 8 in the second, from where they pass by x."""
-TILE_BYTES = 18 << 10
+_TILE_BYTES = 18 << 10
 """The bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, and the sums
 of some columns are kept in between. So x stays in a core's first cache while w passes by."""
 PIECE_COLUMNS, PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
 """The most columns, and the most bytes of w, that are taken at a time where rows are in pieces, by the number of sums.
 """
-GATES = MIN_GATES
+_GATES = MIN_GATES
 """The number of gates that are taken at a time with the rows that they gate: their activations fill vectors."""
-SCRATCH_BYTES = 256 << 10
+_SCRATCH_BYTES = 256 << 10
 """Bytes of the stack for weights that are unpacked; rows that are too long for it are taken in registers."""
-PACKED_FEW_ROWS = 8
+_PACKED_FEW_ROWS = 8
 """The most rows for which packed w is unpacked a few rows at a time, rather than once for all."""
-AHEAD = 2048
+_AHEAD = 2048
 """The distance, in bytes, at which w is fetched ahead."""
-FEW_BYTES = 5
+_FEW_BYTES = 5
 """With fewer bytes than this in a step, and units of many rows, the next weights are fetched for all steps of a block
 at once: fetching in each step would cost 4 %. With fewer rows a block's lines are too many at once, and would be waited
 for."""
 
 
-class Ahead(NamedTuple):
-    """Weights that are fetched while others are multiplied: `COLUMNS` stretches, some bytes of each in a step."""
+class _Ahead(NamedTuple):
+    """Weights that are fetched while others are multiplied: `_COLUMNS` stretches, some bytes of each in a step."""
 
     base: Any
     """The address of the first stretch."""
@@ -87,8 +87,8 @@ class Ahead(NamedTuple):
     """The distance in bytes from gates to the weights that they gate."""
 
 
-AHEAD_TYPES = (POINTER, I64, I64, I64)
-NOTHING_AHEAD = Ahead(NULL, I64(0), I64(0), I64(0))
+_AHEAD_TYPES = (POINTER, I64, I64, I64)
+_NOTHING_AHEAD = _Ahead(NULL, I64(0), I64(0), I64(0))
 
 
 class Tiles(NamedTuple):
@@ -102,7 +102,7 @@ class Tiles(NamedTuple):
     """The function for many rows and weights of 16 bits, which it widens for a few rows at a time."""
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """Some of a unit's rows of w, which stay in a core's cache while all of its rows of x are multiplied."""
 
     of: Operands
@@ -128,9 +128,9 @@ class ExactMultiplier(Multiplier[Functions]):
         super().__init__(kind, _weights_of(kind, self.plain))
         self.storage = self.in_format.storage
         self.is_packed = isinstance(self.weights, Unpacker)
-        self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
-        self.width = COLUMNS // self.parts
-        """The number of columns of y that `COLUMNS` rows of w give: half of them if the others are gates."""
+        self.scratch_size = _SCRATCH_BYTES // self.dtype.itemsize
+        self.width = _COLUMNS // self.parts
+        """The number of columns of y that `_COLUMNS` rows of w give: half of them if the others are gates."""
         present = processor.current()
         self.lanes = LANES if present.has_avx512 else LANES // 2
         """The number of sums of each number of y: a register, or on AArch64 two."""
@@ -140,7 +140,7 @@ class ExactMultiplier(Multiplier[Functions]):
         # registers, or of 32 that hold half of the sums each. The halves of pairs take a few more.
         self.many_rows = (6 if self.lanes == LANES else 3) - (len(self.takes) - 1)
         """The number of rows of x that are multiplied at a time where there are many."""
-        self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
+        self.piece = _TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """The numbers of a longer row that are multiplied at a time where there are many rows."""
         self.max_chunk = 2 * MAX_CHUNK if present.has_matrix_unit else MAX_CHUNK
         self.has_matrix_unit = self.dtype == jnp.bfloat16 and present.has_matrix_unit
@@ -182,14 +182,14 @@ class ExactMultiplier(Multiplier[Functions]):
             e.ir.call(tiles, [*rows, *columns, *of.own, *of.parts])
             return
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
-        most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
+        most = _PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(most)), cannot_take_many)
         scratch = None if self.weights is self.plain else e.array(self.storage, self.scratch_size)
         group = self._group(e, of.k)
         with e.range(*columns, group) as begin:
             stop = e.least(e.sum(begin, group), columns.stop)
             # A unit that would reach beyond the end begins earlier instead, and so do a tile's rows and columns.
-            start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.is_gated else COLUMNS)))
+            start = e.least(begin, e.ir.sub(of.n, I64(_GATES if self.is_gated else _COLUMNS)))
             takes_few = is_few
             if self.is_packed:
                 numbers = e.product(self._columns(e, start, stop), self.parts, of.k)
@@ -200,11 +200,11 @@ class ExactMultiplier(Multiplier[Functions]):
                     few = tiles.few
                     if tiles.one:
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
-                    e.ir.call(few, [row, start, stop, of.n, *_flat(of, NOTHING_AHEAD)])
+                    e.ir.call(few, [row, start, stop, of.n, *_flat(of, _NOTHING_AHEAD)])
                 with by_many:
-                    self._multiply_many(e, tiles, Group(of, rows, start, stop, group), scratch)
+                    self._multiply_many(e, tiles, _Group(of, rows, start, stop, group), scratch)
 
-    def _multiply_many(self, e: Emitter, tiles: Tiles, group: Group, scratch: Any) -> None:
+    def _multiply_many(self, e: Emitter, tiles: Tiles, group: _Group, scratch: Any) -> None:
         """Multiply a unit's rows of x by a group of w's, in the way that is faster for rows of their length."""
         if tiles.direct is None:
             self._multiply_group(e, tiles.many, group, scratch)
@@ -216,7 +216,7 @@ class ExactMultiplier(Multiplier[Functions]):
             with in_one:
                 self._multiply_group(e, tiles.many, group, scratch)
 
-    def _multiply_group(self, e: Emitter, many: ir.Function, group: Group, scratch: Any) -> None:
+    def _multiply_group(self, e: Emitter, many: ir.Function, group: _Group, scratch: Any) -> None:
         """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
         of, rows, start, stop, size = group
         here, apart, weights = of, of.n, self.weights
@@ -235,28 +235,28 @@ class ExactMultiplier(Multiplier[Functions]):
             tile_row = e.least(row, e.ir.sub(of.t, I64(self.many_rows)))
             e.ir.call(many, [tile_row, start, stop, apart, *_flat(here, here_ahead)])
 
-    def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> Ahead:
+    def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> _Ahead:
         """Return the next group, which is fetched while a group of w's is multiplied by `num_rows` rows of x."""
         width = e.product(self.weights.width(e, of.k), self.weights.num_bytes)
         stride = e.ceil_div(I64(self.many_rows * self.plain.step * self.weights.bits // 8), num_rows)
         distance = e.ir.udiv(e.product(group, width), I64(self.width))
-        return Ahead(self.weights.at(e, of.w, stop, of.k), stride, distance, e.product(of.n, width))
+        return _Ahead(self.weights.at(e, of.w, stop, of.k), stride, distance, e.product(of.n, width))
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
-        return I64(GATES) if self.is_gated else e.ir.sub(stop, start)
+        return I64(_GATES) if self.is_gated else e.ir.sub(stop, start)
 
     def _group(self, e: Emitter, k: Any) -> Any:
         """Return the number of columns that are taken at a time for all rows of a unit."""
         if self.is_gated:
-            return I64(GATES)
-        size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES[self.lanes]
+            return I64(_GATES)
+        size = _SCRATCH_BYTES if self.is_packed else PIECE_BYTES[self.lanes]
         passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
-        staying = self._fitting(e, GROUP_BYTES[self.lanes], k)
+        staying = self._fitting(e, _GROUP_BYTES[self.lanes], k)
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, staying)
 
     def _fitting(self, e: Emitter, size: int, k: Any) -> Any:
-        """Return the number of columns of `size` bytes together, at least `COLUMNS`."""
-        return e.most(e.product(e.ir.sdiv(I64(size // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
+        """Return the number of columns of `size` bytes together, at least `_COLUMNS`."""
+        return e.most(e.product(e.ir.sdiv(I64(size // self.dtype.itemsize // _COLUMNS), k), _COLUMNS), _COLUMNS)
 
     def _add_tile(self, rows: int, weights: Plain) -> ir.Function:
         """Multiply a few rows of x, from `row` on, by a group of w's. Gated rows are `apart` rows behind."""
@@ -268,17 +268,17 @@ class ExactMultiplier(Multiplier[Functions]):
             *[I64] * 4,
             *[POINTER] * 5,
             *[I64] * 3,
-            *AHEAD_TYPES,
+            *_AHEAD_TYPES,
             *self._part_types,
         )
-        ahead, parts = others[: len(AHEAD_TYPES)], others[len(AHEAD_TYPES) :]
+        ahead, parts = others[: len(_AHEAD_TYPES)], others[len(_AHEAD_TYPES) :]
         columns = e.ceil_div(e.ir.sub(stop, start), self.width)
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
-        size = rows * COLUMNS * self.lanes
+        size = rows * _COLUMNS * self.lanes
         kept, piece = NULL, k
         if not _is_few(rows):
-            kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
+            kept, piece = e.array(F32, size * PIECE_COLUMNS // _COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, kept_index: Any) -> list[Any]:
             """Return a piece's range, the address of a block's sums until the next piece, and the weights to fetch."""
@@ -291,7 +291,7 @@ class ExactMultiplier(Multiplier[Functions]):
 
         if self.is_gated:
             sums = e.array(F32, rows * LANES)
-            with e.range(0, k, piece) as first, e.range(0, GATES, self.width) as i:
+            with e.range(0, k, piece) as first, e.range(0, _GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
                 numbers = part(first, e.ir.sdiv(i, I64(self.width)))
                 added = [NULL, NULL, target, I64(LANES)]
@@ -300,9 +300,9 @@ class ExactMultiplier(Multiplier[Functions]):
             added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), added, n)
         else:
-            with e.range(0, k, piece) as first, e.range(start, stop, COLUMNS) as column:
-                numbers = part(first, e.ir.sdiv(e.ir.sub(column, start), I64(COLUMNS)))
-                column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
+            with e.range(0, k, piece) as first, e.range(start, stop, _COLUMNS) as column:
+                numbers = part(first, e.ir.sdiv(e.ir.sub(column, start), I64(_COLUMNS)))
+                column = e.least(column, e.ir.sub(n, I64(_COLUMNS)))
                 target = e.at(y, self.out_format.storage, column)
                 added = [
                     e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, index))
@@ -319,7 +319,7 @@ class ExactMultiplier(Multiplier[Functions]):
         """
         assert self.activate is not None
         assert self.out_format.narrow is not None
-        gates = [lane for lane in range(2 * LANES) if lane % COLUMNS < self.width]
+        gates = [lane for lane in range(2 * LANES) if lane % _COLUMNS < self.width]
         for first in range(0, num_rows, 2):
             a, b = (e.load_vector(sums, F32, min(row, num_rows - 1) * LANES) for row in (first, first + 1))
             parts = [
@@ -329,11 +329,11 @@ class ExactMultiplier(Multiplier[Functions]):
             with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
                 for part, total in enumerate(parts):
                     places = [e.product(n, GATED * min(row, num_rows - 1) + part) for row in (first, first + 1)]
-                    total.value = e.ir.fadd(self._load_rows(e, plus, places, GATES), total.value)
+                    total.value = e.ir.fadd(self._load_rows(e, plus, places, _GATES), total.value)
             gate, gated = (total.value for total in parts)
             result = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
             for row in range(min(2, num_rows - first)):
-                some = e.shuffle(result, result, range(row * GATES, (row + 1) * GATES))
+                some = e.shuffle(result, result, range(row * _GATES, (row + 1) * _GATES))
                 e.store_vector(some, y, e.product(n, first + row))
 
     @property
@@ -347,12 +347,12 @@ class ExactMultiplier(Multiplier[Functions]):
             f"block_{rows}_{weights.bits}",
             VOID,
             *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
-            *AHEAD_TYPES,
+            *_AHEAD_TYPES,
             *self._part_types,
         )
         if self.lanes < LANES:  # with AVX-512 LLVM would then hold more than registers in the loops
             e.function.attributes.add("alwaysinline")  # otherwise the arguments would be passed in memory
-        ahead, parts = Ahead(*others[: len(AHEAD_TYPES)]), others[len(AHEAD_TYPES) :]
+        ahead, parts = _Ahead(*others[: len(_AHEAD_TYPES)]), others[len(_AHEAD_TYPES) :]
 
         def row_of(index: int) -> Any:
             """Return the row of w of a column of the block."""
@@ -363,7 +363,7 @@ class ExactMultiplier(Multiplier[Functions]):
             sums = self._multiply_few(e, rows, (x, k), (w, row_of, parts), steps, weights)
         else:
             sums = self._multiply_piece(e, rows, (x, k), (w, row_of, weights), steps, kept, ahead)
-        per_vector = LANES // COLUMNS
+        per_vector = LANES // _COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
             result = add_up(e, some + [e.splat(F32(0.0), self.lanes)] * (LANES - len(some)))
@@ -379,7 +379,7 @@ class ExactMultiplier(Multiplier[Functions]):
                         total.value = e.ir.fadd(added, total.value)
                 result = self.out_format.narrow(e, self.activate(e, total.value) if self.activate else total.value)
             for row in range(first, last):
-                lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
+                lanes = range((row - first) * _COLUMNS, (row - first + 1) * _COLUMNS)
                 e.store_vector(e.shuffle(result, result, lanes), y, e.product(y_row, row))
         e.ir.ret_void()
         return e.function
@@ -399,9 +399,9 @@ class ExactMultiplier(Multiplier[Functions]):
         # Reading w takes the time: it is read as one stream, which the processor prefetches. Packed weights take longer
         # to unpack than to read, and x is loaded once for several rows of w; the next of each is `rows` ahead.
         has_all = self.is_packed and (rows == 1 or num_registers() == 32)
-        together = COLUMNS if has_all else 1
-        ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
-        for first in range(0, COLUMNS, together):
+        together = _COLUMNS if has_all else 1
+        ahead = e.product(self.width, weights.width(e, k)) if has_all else _AHEAD
+        for first in range(0, _COLUMNS, together):
             places = [row_of(column) for column in range(first, first + together)]
             held = [weights.open(e, w, each, k) for each in places]
             with weights.pieces(e, *steps) as piece:
@@ -420,17 +420,17 @@ class ExactMultiplier(Multiplier[Functions]):
         of_w: tuple[Any, Callable[[int], Any], Plain],
         steps: Range,
         kept: Any,
-        ahead: Ahead,
+        ahead: _Ahead,
     ) -> list[list[Any]]:
         """Return the sums of a block after its last piece; before that, keep them in memory and return."""
         (x, k), (w, row_of, weights) = of_x, of_w
-        w_starts = [e.product(row_of(column), k) for column in range(COLUMNS)]
+        w_starts = [e.product(row_of(column), k) for column in range(_COLUMNS)]
         sums = self._no_sums(e, rows)
         kept_at = [(total, number * self.lanes) for number, total in enumerate(itertools.chain(*sums))]
         with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
             for total, index in kept_at:
                 total.value = e.load_vector(kept, F32, index, lanes=self.lanes)
-        with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(FEW_BYTES))) as (at_once, by_step):
+        with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(_FEW_BYTES))) as (at_once, by_step):
             with at_once:
                 with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
                     self._fetch(e, ahead, offset)
@@ -448,7 +448,7 @@ class ExactMultiplier(Multiplier[Functions]):
     def _no_sums(self, e: Emitter, rows: int) -> list[list[Variable]]:
         """Return the sums of a block before anything is added."""
         zeros = e.splat(F32(0.0), self.lanes)
-        return [[e.variable(zeros.type, zeros) for _ in range(COLUMNS)] for _ in range(rows)]
+        return [[e.variable(zeros.type, zeros) for _ in range(_COLUMNS)] for _ in range(rows)]
 
     def _add_step(
         self,
@@ -476,9 +476,9 @@ class ExactMultiplier(Multiplier[Functions]):
     def _steps(self, e: Emitter, numbers: Range) -> Any:
         return e.ir.udiv(e.ir.sub(numbers.stop, numbers.start), I64(self.plain.step))
 
-    def _fetch(self, e: Emitter, ahead: Ahead, offset: Any) -> None:
+    def _fetch(self, e: Emitter, ahead: _Ahead, offset: Any) -> None:
         """Begin to read a line of each stretch of the next weights."""
-        for stretch in range(COLUMNS):
+        for stretch in range(_COLUMNS):
             part, column = divmod(stretch, self.width)
             e.prefetch(ahead.base, I8, offset, e.product(ahead.distance, column), e.product(ahead.apart, part))
 
@@ -512,14 +512,14 @@ class ExactMultiplier(Multiplier[Functions]):
                     self._add_product(e, sums[row][column], x_numbers, w_numbers)
 
     def _load_scales(self, e: Emitter, weights: Unpacker, scales: Any, column: Any, apart: Any) -> Any:
-        """Return the scales of `COLUMNS` columns, repeated for each row of a vector."""
+        """Return the scales of `_COLUMNS` columns, repeated for each row of a vector."""
         parts = [
             weights.load_part(e, "scales", scales, e.sum(column, e.product(apart, part)), self.width)
             for part in range(self.parts)
         ]
-        return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
+        return e.shuffle(parts[0], parts[-1], list(range(_COLUMNS)) * (LANES // _COLUMNS))
 
-    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any], count: int = COLUMNS) -> Any:
+    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any], count: int = _COLUMNS) -> Any:
         """Return a vector of `count` numbers from each address."""
         some = [e.load_vector(base, self.out_format.storage, place, lanes=count) for place in places]
         some += some[-1:] * (LANES // count - len(some))
@@ -541,7 +541,7 @@ def _weights_of(kind: Kind, plain: Plain) -> Plain:
     return Halves(kind.form) if kind.form.is_half else Unpacker(jnp.dtype(kind.dtype), kind.form)
 
 
-def _flat(of: Operands, ahead: Ahead) -> list[Any]:
+def _flat(of: Operands, ahead: _Ahead) -> list[Any]:
     """Return operands as functions take them, with the weights to fetch."""
     return [*of.own, *ahead, *of.parts]
 

@@ -24,11 +24,11 @@ from pallas_kernels.weights.format import CHUNK, PLANES
 
 from .kind import STEP_BYTES
 
-MAX_GROUPS = 512
+_MAX_GROUPS = 512
 """The most groups whose scales and mins are kept on the stack; longer rows are taken in pieces."""
-TABLE_BITS = 5
+_TABLE_BITS = 5
 """The most bits of codes that are looked up in a register of 32 words."""
-Vectors = list[Any]
+_Vectors = list[Any]
 
 
 class Row(NamedTuple):
@@ -85,7 +85,7 @@ class Plain:
         del e, parts, index, k, piece
         return row
 
-    def load(self, e: Emitter, row: Row, step: Any) -> Vectors:
+    def load(self, e: Emitter, row: Row, step: Any) -> _Vectors:
         """Return a step's numbers, as vectors of float32 or pairs of bfloat16."""
         return [self.load_vector(e, row.codes, e.product(step, self.step), 0, LANES)]
 
@@ -164,7 +164,7 @@ class Unpacker(Plain):
         has_bytes = (present.has_avx512 or present.name == "avx2") and form.bits == 4
         self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
         """True if the bytes of 32 numbers in bfloat16 are looked up."""
-        most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
+        most = _TABLE_BITS if self.has_words and form.group != LANES else _TABLE_BITS - 1
         can_look_up = self.has_words or (not is_bfloat16 and present.has_avx512)
         self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
         """True if the numbers of all of a group's codes are made first."""
@@ -181,7 +181,7 @@ class Unpacker(Plain):
         if self.form.group is None:
             yield start, stop
             return
-        size = MAX_GROUPS * self.form.group
+        size = _MAX_GROUPS * self.form.group
         with e.range(start, stop, size) as first:
             yield first, e.least(e.sum(first, size), stop)
 
@@ -194,7 +194,7 @@ class Unpacker(Plain):
         return addresses
 
     def open(self, e: Emitter, codes: Any, row: Any, k: Any) -> Row:
-        scales, mins = (e.array(F32, MAX_GROUPS) if has else None for has in (not self.scales_sums, self.has_mins))
+        scales, mins = (e.array(F32, _MAX_GROUPS) if has else None for has in (not self.scales_sums, self.has_mins))
         return Row(self.at(e, codes, row, k), scales, mins)
 
     def prepare(self, e: Emitter, row: Row, parts: Sequence[Any], index: Any, k: Any, piece: Sequence[Any]) -> Row:
@@ -251,7 +251,7 @@ class Unpacker(Plain):
         form = FORMATS[dtype]
         return form.widen(e, e.load_vector(base, form.storage, index, lanes=lanes))
 
-    def load(self, e: Emitter, row: Row, step: Any) -> Vectors:
+    def load(self, e: Emitter, row: Row, step: Any) -> _Vectors:
         codes = e.at(row.codes, I8, e.product(step, self.step * self.form.bits // 8))
         per_vector = STEP_BYTES // self.dtype.itemsize
         starts = range(0, self.step, per_vector)

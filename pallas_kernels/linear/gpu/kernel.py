@@ -29,8 +29,8 @@ from .sizes import CONSUMERS, DEPTH, ROW_SLAB, Sizes, codes_per_word, piece
 from .widen import widen
 
 COLUMNS = CONSUMERS * MMA_ROWS
-LAYOUT = plgpu.Layout.WGMMA
-BY_OUTPUT = LAYOUT.reduce(1)
+_LAYOUT = plgpu.Layout.WGMMA
+_BY_OUTPUT = _LAYOUT.reduce(1)
 
 
 def multiply_tiles(
@@ -226,7 +226,7 @@ class _Program:
         # In the last tile a consumer may have no outputs; it computes the last ones again.
         outputs = pl.ds(pl.multiple_of(lax.min(first_output, num_outputs - MMA_ROWS), MMA_ROWS), MMA_ROWS)
         add_part = partial(self._add_part, rows, item.matrix, outputs, warpgroup, index)
-        sums = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), LAYOUT)
+        sums = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), _LAYOUT)
         if self.sizes.is_whole and self.sizes.parts > 1:
             sums = lax.fori_loop(0, self.sizes.parts, add_part, sums)
         else:
@@ -268,7 +268,7 @@ class _Program:
                 # Meanwhile the numbers with which the next piece is widened are loaded.
                 ahead = self._load_grouped(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
                 plgpu.barrier_wait(self.smem.full.at[stage])
-                words = plgpu.load(self.smem.words.at[stage, rows], layout=LAYOUT)
+                words = plgpu.load(self.smem.words.at[stage, rows], layout=_LAYOUT)
                 for plane, weights in enumerate(widen(words, held, self.form, self._spread, zero)):
                     self._multiply(sums, weights, stage, plane, warpgroup)
                 plgpu.wgmma_wait(0)
@@ -308,7 +308,7 @@ class _Program:
         # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
         ref = self.grouped[name]
         ref = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
-        return plgpu.load(ref, layout=BY_OUTPUT, optimized=False).astype(jnp.float32)
+        return plgpu.load(ref, layout=_BY_OUTPUT, optimized=False).astype(jnp.float32)
 
     @staticmethod
     def _spread(numbers: list[Array]) -> Array:
@@ -316,7 +316,7 @@ class _Program:
         shape = (MMA_ROWS, DEPTH)
         spread = [lax.broadcast_in_dim(x, shape, (0,)) for x in numbers]
         words_of_group = DEPTH // len(numbers)
-        word = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
+        word = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_LAYOUT)
         result = spread[-1]
         for k in range(len(numbers) - 2, -1, -1):
             result = jnp.where(word < (k + 1) * words_of_group, spread[k], result)

@@ -12,21 +12,21 @@ from pallas_kernels.weights import WeightFormat
 from ..shape import LinearShape
 
 WORD_BYTES = 4
-TILE_BYTES = 32
+_TILE_BYTES = 32
 """The number that the bytes of a row of codes must be a multiple of: the narrowest tile of shared memory."""
 DEPTH = 16
 """The number of words of codes of a row that are multiplied together: as many as the inputs of a wgmma."""
-ROW_TILES = (8, 16, 32, 64, 128)
+_ROW_TILES = (8, 16, 32, 64, 128)
 """The numbers of rows of x that a tile can have."""
 ROW_SLAB = 16
 """The rows of a piece in which a group's results are stored."""
 CONSUMERS = 2
 WORKERS = 132
 """The number of thread blocks: one for each multiprocessor of an H100 or H200."""
-MOST_STAGES = 16
-LEAST_PIECES = 8
+_MOST_STAGES = 16
+_LEAST_PIECES = 8
 """The fewest pieces for which a sum is divided into parts."""
-GROUPED_DTYPES = ("float16", "bfloat16", "float32", "uint8", "int8")
+_GROUPED_DTYPES = ("float16", "bfloat16", "float32", "uint8", "int8")
 
 
 class Sizes(NamedTuple):
@@ -59,17 +59,17 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
 
     The number of parts of a sum depends on the weight alone, so a row's bits do not depend on other rows.
     """
-    rows = next((x for x in ROW_TILES if num_rows <= x), ROW_TILES[-1])
+    rows = next((x for x in _ROW_TILES if num_rows <= x), _ROW_TILES[-1])
     column_tiles = -(-num_outputs // (CONSUMERS * MMA_ROWS))
     num_pieces = -(-num_inputs // piece(form))
-    parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // LEAST_PIECES))
+    parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // _LEAST_PIECES))
     parts = -(-num_pieces // -(-num_pieces // parts))  # none is empty
     row_tiles = -(-num_rows // rows)
     # Parts are written and read in float32, which costs as much as leaving half of the multiprocessors idle.
     is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
     out = CONSUMERS * MMA_ROWS * rows * 4
     stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2
-    return Sizes(rows, parts, is_whole, min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
+    return Sizes(rows, parts, is_whole, min(_MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
 
 
 def refusal(shape: LinearShape) -> str | None:
@@ -81,10 +81,10 @@ def refusal(shape: LinearShape) -> str | None:
         return f"rows must be bfloat16, not {jnp.dtype(shape.dtype).name}"
     if form.values in ("nf4", "e5m2"):
         return f"there is no widening of {form.values} codes"
-    unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(GROUPED_DTYPES)
+    unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(_GROUPED_DTYPES)
     if unknown:
-        return f"scales and the like must be {', '.join(GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
-    depth, least = piece(form), TILE_BYTES // WORD_BYTES * codes_per_word(form)
+        return f"scales and the like must be {', '.join(_GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
+    depth, least = piece(form), _TILE_BYTES // WORD_BYTES * codes_per_word(form)
     if num_inputs % least or num_outputs % MMA_ROWS:
         return f"inputs must be a multiple of {least} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
     group = form.group or num_inputs

@@ -14,13 +14,13 @@ from jax import Array, lax
 
 from pallas_kernels.weights import WeightFormat
 
-FIRST_BIT = 12
+_FIRST_BIT = 12
 """The bit that a byte of integers is moved to: so low that (2 ** 11 + integer) * scale is exact for a scale of 11 bits.
 """
-EXACT_SCALES = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint8")
-SMALL_FLOATS = {"e2m1": (2, 1), "e4m3": (4, 3)}
+_EXACT_SCALES = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint8")
+_SMALL_FLOATS = {"e2m1": (2, 1), "e4m3": (4, 3)}
 """The number of bits of the exponent and the mantissa."""
-SIGN = -(2**31)
+_SIGN = -(2**31)
 
 
 class _Values(NamedTuple):
@@ -72,7 +72,7 @@ def _is_exact(form: WeightFormat) -> bool:
     """Return whether a scale times a float of `_values`, and times its bias, is exact: then one operation does both."""
     return (
         form.values == "integer"
-        and form.scale_dtype in EXACT_SCALES
+        and form.scale_dtype in _EXACT_SCALES
         and form.factor_group is None
         and not form.has_mins
         and form.zero_dtype in (None, "uint8", "int8")
@@ -99,11 +99,11 @@ def _times(numbers: list[Array], factors: list[Array] | None) -> list[Array]:
 
 
 def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Values:
-    if form.values in SMALL_FLOATS:
-        return _small_floats(words, plane, *SMALL_FLOATS[form.values], zero)
+    if form.values in _SMALL_FLOATS:
+        return _small_floats(words, plane, *_SMALL_FLOATS[form.values], zero)
     bits, offset = (4, form.offset) if form.bits == 4 else (8, 128 if form.bits == 8 else form.offset)
     byte, nibble = divmod(plane * bits, 8)
-    distance, bit = FIRST_BIT - 8 * byte, FIRST_BIT + nibble
+    distance, bit = _FIRST_BIT - 8 * byte, _FIRST_BIT + nibble
     moved = words << distance if distance > 0 else lax.shift_right_logical(words, jnp.int32(-distance))
     power = 23 - bit
     bit_pattern = (moved & (zero + (((1 << bits) - 1) << bit))) | ((127 + power) << 23)
@@ -123,5 +123,5 @@ def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: 
     bit_pattern = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
     large = lax.bitcast_convert_type(bit_pattern, jnp.float32)
     magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
-    signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & SIGN)
+    signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & _SIGN)
     return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))

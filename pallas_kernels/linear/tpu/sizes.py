@@ -11,7 +11,7 @@ from ..shape import LinearShape
 
 LANES = 128
 VMEM_LIMIT = 56 * 2**20
-BLOCK_BYTES = 8 * 2**20
+_BLOCK_BYTES = 8 * 2**20
 """The most bytes of a block of rows, and of one of widened weights."""
 WIDEN_ROWS = 64
 """The number of outputs that are widened at a time: a tile of 4-bit codes."""
@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """The most rows that are multiplied by codes; more are multiplied by widened weights."""
 CHUNKS_AT_ONCE = 2
 """The number of chunks of 128 inputs that an iteration over them takes, for few rows."""
-FEW_BYTES = 2**23
+_FEW_BYTES = 2**23
 """The bytes of a block of codes, at a byte each."""
 
 
@@ -35,9 +35,9 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeL
     """Return blocks that fit in VMEM: all inputs of some rows, and of some outputs."""
     row_bytes = num_inputs * jnp.dtype(dtype).itemsize
     rows, outputs = MOST_ROWS, MOST_OUTPUTS
-    while rows * row_bytes > BLOCK_BYTES or rows // 2 >= max(num_rows, 16):
+    while rows * row_bytes > _BLOCK_BYTES or rows // 2 >= max(num_rows, 16):
         rows //= 2
-    while outputs * row_bytes > BLOCK_BYTES:
+    while outputs * row_bytes > _BLOCK_BYTES:
         outputs //= 2
     return Sizes(rows, min(outputs, num_outputs))
 
@@ -45,7 +45,7 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeL
 def few_outputs(num_outputs: int, num_inputs: int) -> int:
     """Return the number of outputs of a block for few rows."""
     outputs = MOST_OUTPUTS
-    while outputs * num_inputs > FEW_BYTES and outputs > LANES:
+    while outputs * num_inputs > _FEW_BYTES and outputs > LANES:
         outputs //= 2
     return min(outputs, num_outputs)
 

@@ -1,7 +1,7 @@
 """The kernel in LLVM IR: y [t, n] = y + B A x for the rows that have an adapter, each with its own slot's A and B.
 
 A unit of work is a stretch of the rows sorted by slot, with all of their columns, or a share of the columns where rows
-are few and B is large. Up to `ROWS` rows of one slot are taken at a time: first A x of all parts, as a matmul takes it;
+are few and B is large. Up to `_ROWS` rows of one slot are taken at a time: first A x of all parts, as a matmul takes it;
 then B times that, one vector of outputs after the other. Only a part's own outputs of B are read. The order of all sums
 is the same for any number of rows.
 """
@@ -36,9 +36,9 @@ from pallas_kernels.native.number_formats import FORMATS, Format
 
 from .kind import COLUMNS, MAX_COLUMNS, STEP_BYTES, Kind
 
-ROWS = 4
+_ROWS = 4
 """The number of rows of one slot that are multiplied at a time."""
-UNIT_ROWS = 8
+_UNIT_ROWS = 8
 """The most rows that a unit of work has; the second time a core has A and B in its own cache."""
 CHUNK_BYTES = 256 << 10
 """The fewest bytes of B that are worth a unit of their own, which has to compute A x again."""
@@ -63,7 +63,7 @@ class Call(NamedTuple):
     num_parts: Any
 
 
-class Share(NamedTuple):
+class _Share(NamedTuple):
     """The share of the columns of each part that a unit has: its index, and the number of shares."""
 
     index: Any
@@ -95,7 +95,7 @@ class Kernel:
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name that XLA calls."""
-        few, one = self._add_tile(ROWS), self._add_tile(1)
+        few, one = self._add_tile(_ROWS), self._add_tile(1)
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, one))
         return self.module
 
@@ -115,7 +115,7 @@ class Kernel:
     def _sizes(self, e: Emitter, of: Call) -> tuple[Any, Any, Any]:
         """Return the number of rows of a unit, of stretches of rows, and of shares of columns."""
         num_rows = of.num_adapted if self.adds else of.t
-        unit_rows = e.most(e.least(e.ceil_div(num_rows, num_cores()), UNIT_ROWS), 1)
+        unit_rows = e.most(e.least(e.ceil_div(num_rows, num_cores()), _UNIT_ROWS), 1)
         stretches = e.ceil_div(num_rows, unit_rows)
         wanted = e.ceil_div(num_cores(), e.most(stretches, 1))
         rank = e.ir.udiv(of.num_columns, of.num_parts)
@@ -133,7 +133,7 @@ class Kernel:
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._call(e, buffers, dims)
         unit_rows, _, shares = self._sizes(e, of)
-        share = Share(e.ir.srem(unit, shares), shares)
+        share = _Share(e.ir.srem(unit, shares), shares)
         first = e.product(e.ir.sdiv(unit, shares), unit_rows)
         end = e.sum(first, unit_rows)
         stop = e.least(end, of.num_adapted)
@@ -141,7 +141,7 @@ class Kernel:
         with e.range(first, stop) as position, e.ir.if_then(e.ir.icmp_signed("==", position, following.value)):
             slot = e.load_int(of.slots, position)
             last = e.variable(I64, position)
-            for ahead in range(1, ROWS):
+            for ahead in range(1, _ROWS):
                 other = e.least(e.sum(position, ahead), e.ir.sub(stop, I64(1)))
                 is_same = e.ir.icmp_signed("==", e.load_int(of.slots, other), slot)
                 last.value = e.ir.select(is_same, other, last.value)
@@ -153,7 +153,7 @@ class Kernel:
             )
             is_one = e.ir.icmp_signed("==", position, last.value)
             tile = e.ir.select(is_one, one, few)
-            rows = [e.load_int(of.order, e.least(e.sum(position, ahead), last.value)) for ahead in range(ROWS)]
+            rows = [e.load_int(of.order, e.least(e.sum(position, ahead), last.value)) for ahead in range(_ROWS)]
             e.ir.call(tile, [of.x, down, up, of.stops, of.y, of.n, of.k, of.num_columns, of.num_parts, *share, *rows])
         if not self.adds:
             with e.range(e.most(first, of.num_adapted), e.least(end, of.t)) as position:
@@ -161,7 +161,7 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _clear(self, e: Emitter, of: Call, share: Share, row: Any) -> None:
+    def _clear(self, e: Emitter, of: Call, share: _Share, row: Any) -> None:
         """Set a row to -0."""
         assert self.out_format.narrow is not None
         y = e.at(of.y, self.out_format.storage, e.product(row, of.n))
@@ -175,7 +175,7 @@ class Kernel:
                 e.store(e.ir.extract_element(nothing, I32(0)), y, column)
 
     @contextmanager
-    def _parts(self, e: Emitter, stops: Any, num_parts: Any, share: Share) -> Iterator[tuple[Any, Any, Any]]:
+    def _parts(self, e: Emitter, stops: Any, num_parts: Any, share: _Share) -> Iterator[tuple[Any, Any, Any]]:
         """Loop over the parts, with the columns of each that belong to a share, in whole vectors."""
         before = e.variable(I64, I64(0))
         with e.range(0, num_parts) as part:
@@ -192,7 +192,7 @@ class Kernel:
     def _add_tile(self, rows: int) -> ir.Function:
         """Take up to a few rows of one slot. Where there are fewer, the last one is computed again."""
         e, (x, down, up, stops, y, n, k, num_columns, num_parts, index, count, *numbers) = add_function(
-            self.module, f"tile_{rows}", VOID, *[POINTER] * 5, *[I64] * (6 + ROWS)
+            self.module, f"tile_{rows}", VOID, *[POINTER] * 5, *[I64] * (6 + _ROWS)
         )
         of_x = [e.at(x, self.format.storage, e.product(number, k)) for number in numbers[:rows]]
         of_y = [e.at(y, self.out_format.storage, e.product(number, n)) for number in numbers[:rows]]
@@ -200,7 +200,7 @@ class Kernel:
         rank = e.ir.udiv(num_columns, num_parts)
         with e.range(0, num_columns, COLUMNS) as column:
             self._find(e, of_x, down, column, k, held)
-        with self._parts(e, stops, num_parts, Share(index, count)) as (part, start, stop):
+        with self._parts(e, stops, num_parts, _Share(index, count)) as (part, start, stop):
             first = e.product(part, rank)
             whole = e.sum(start, self._whole(e, start, stop))
             kept = e.at(held, self.format.storage, first)

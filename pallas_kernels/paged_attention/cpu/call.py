@@ -15,7 +15,7 @@ from ..rope import Rope
 from ..tiles import Tiles
 from .kernel import Kernel
 
-QUERY_TILE = 64
+_QUERY_TILE = 64
 
 
 def cpu_refusal(shape: AttentionShape) -> str | None:
@@ -29,7 +29,7 @@ def cpu_refusal(shape: AttentionShape) -> str | None:
 
 def cpu_tiles(shape: AttentionShape) -> Tiles:
     """Return the kernel's tile sizes."""
-    return Tiles(decode=1, query=QUERY_TILE, kv=shape.block_size)
+    return Tiles(decode=1, query=_QUERY_TILE, kv=shape.block_size)
 
 
 def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> str:
@@ -39,7 +39,7 @@ def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> str:
     """
     sizes = "_".join(map(str, shape[:4]))
     name = f"paged_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
-    return register(name, Kernel(shape, QUERY_TILE), folder)
+    return register(name, Kernel(shape, _QUERY_TILE), folder)
 
 
 def cpu_paged_attention(

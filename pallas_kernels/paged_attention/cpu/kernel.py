@@ -46,11 +46,11 @@ from .buffers import BUFFERS, Call
 from .spans import MASKED, SPAN, Kept, State, merge
 from .write import Writer
 
-MAX_ROWS = 6
+_MAX_ROWS = 6
 """The number of query rows that are attended at a time."""
-TILE = 64
+_TILE = 64
 """The number of tokens that are attended at a time, unless blocks are longer; the online softmax goes on each time."""
-MAX_NARROW = 64
+_MAX_NARROW = 64
 """Up to this head_dim the rows of a chunk, which come past the same blocks again and again, fetch nothing ahead."""
 ROWS_PER_CORE = 4
 """With this many decode rows per core, a row's heads stay together, and the next head's keys are fetched early."""
@@ -58,7 +58,7 @@ UNITS_PER_CORE = 4
 """Where decode rows times kv heads are fewer than this per core, the spans of a long row are divided among units."""
 
 
-class Parts(NamedTuple):
+class _Parts(NamedTuple):
     """Rows that pass by a sequence's blocks together, `num_rows` of a kv head in each part.
 
     All parts are rows of the same tokens, in the same order.
@@ -98,7 +98,7 @@ class Rows(NamedTuple):
         return self.states[0].acc
 
 
-class Past(NamedTuple):
+class _Past(NamedTuple):
     """The positions of a sequence that some rows attend: all that they see, or one unit's share of them."""
 
     table: Any
@@ -108,7 +108,7 @@ class Past(NamedTuple):
     end: Any
 
 
-class Blocks(NamedTuple):
+class _Blocks(NamedTuple):
     """One kv head's share of a tile's blocks."""
 
     keys: Any
@@ -130,7 +130,7 @@ class Kernel(Call):
         """The dtype of the numbers that the pool's numbers are multiplied by."""
         self.max_sums = num_registers() * 3 // 4
         """The number of vectors of sums at a time; the other registers hold their operands."""
-        self.num_blocks = max(1, TILE // shape.block_size)
+        self.num_blocks = max(1, _TILE // shape.block_size)
         """The number of blocks that are attended at a time: from a multiple of it on, whichever rows attend."""
         self.tile = self.num_blocks * shape.block_size
         self.span = max(1, SPAN // self.tile) * self.tile
@@ -142,10 +142,10 @@ class Kernel(Call):
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name that XLA calls."""
         group = self.shape.group
-        passes = -(-group // MAX_ROWS)
+        passes = -(-group // _MAX_ROWS)
         writes = {count: self.writer.add(count) for count in ((1, LANES) if self.has_words else (1,))}
         decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, writes[1])
-        prefill = self._add_attend("attend_prefill", min(MAX_ROWS, group * self.query_tile), 1)
+        prefill = self._add_attend("attend_prefill", min(_MAX_ROWS, group * self.query_tile), 1)
         run = self._add_run(decode, prefill)
         add_handler(self.module, name, self._add_prepare(writes), run, self._add_finish())
         return self.module
@@ -310,7 +310,7 @@ class Kernel(Call):
             positions = [self._position(e, of, seq, token) for token in tokens]
             ends = self._ends(e, of, dims, tokens, positions)
             num_parts = e.least(e.ir.sub(total, start), most_parts)
-            parts = Parts(num_parts, positions, ends, *arrays)
+            parts = _Parts(num_parts, positions, ends, *arrays)
             with e.range(0, num_parts) as part:
                 which = e.sum(start, part)
                 e.store(e.sum(head, e.ir.sdiv(which, per_head)), heads, part)
@@ -318,14 +318,14 @@ class Kernel(Call):
                 self._begin(e, of, dims, parts, part, tokens, queries)
             begin, end = self._first_seen(e, of, positions[0]), reduce(e.most, ends)
             first_span, _ = self._spans(e, begin, end)
-            past = Past(table, *self._share(e, kept, stretch, begin, end))
+            past = _Past(table, *self._share(e, kept, stretch, begin, end))
 
             def write_own() -> None:
                 if write:
                     with e.ir.if_then(e.ir.icmp_signed("==", past.end, end)):
                         e.ir.call(write, [buffers, dims, first, head, num_heads])
 
-            fetches = write is not None or self.shape.head_dim > MAX_NARROW
+            fetches = write is not None or self.shape.head_dim > _MAX_NARROW
 
             def end_span(span: Any) -> None:
                 self._end_span(e, parts, kept, e.ir.sub(span, first_span))
@@ -340,7 +340,7 @@ class Kernel(Call):
         e.ir.ret_void()
         return e.function
 
-    def _end_span(self, e: Emitter, parts: Parts, kept: Any, span: Any) -> None:
+    def _end_span(self, e: Emitter, parts: _Parts, kept: Any, span: Any) -> None:
         """Merge the states of all rows in a span, or keep them, and begin the next span."""
         h, num_rows = self.shape.head_dim, len(parts.ends)
         with e.range(0, parts.count) as part:
@@ -361,7 +361,7 @@ class Kernel(Call):
         e: Emitter,
         of: dict[str, Any],
         dims: Any,
-        parts: Parts,
+        parts: _Parts,
         part: Any,
         tokens: list[Any],
         members: list[Any],
@@ -390,8 +390,8 @@ class Kernel(Call):
         self,
         e: Emitter,
         of: dict[str, Any],
-        past: Past,
-        parts: Parts,
+        past: _Past,
+        parts: _Parts,
         write: Callable[[], None],
         end_span: Callable[[Any], None],
         *,
@@ -407,9 +407,9 @@ class Kernel(Call):
         rooms = e.array(F32, num_rows * tile), e.array(self._left_storage, num_rows * tile)
         places, next_places = (e.array(I64, self.num_blocks) for _ in range(2))
 
-        def share(head: Any, places: Any, live: Any) -> Blocks:
+        def share(head: Any, places: Any, live: Any) -> _Blocks:
             first, storage = e.product(head, h * o), self.kv_format.storage
-            return Blocks(e.at(of["pool_k"], storage, first), e.at(of["pool_v"], storage, first), places, live)
+            return _Blocks(e.at(of["pool_k"], storage, first), e.at(of["pool_v"], storage, first), places, live)
 
         end_index = e.ceil_div(past.end, tile)
         with e.range(e.ir.sdiv(past.begin, I64(tile)), end_index) as index:
@@ -445,7 +445,7 @@ class Kernel(Call):
             with e.ir.if_then(ends_span):
                 end_span(e.ir.sdiv(index, I64(self.span // tile)))
 
-    def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, places: Any) -> Any:
+    def _find(self, e: Emitter, of: dict[str, Any], past: _Past, index: Any, places: Any) -> Any:
         """Store the address of each block of a tile, and return the number of tokens of the sequence that they hold.
 
         Blocks that no row sees need not exist: the nearest one that is seen stands in for them.
@@ -458,7 +458,7 @@ class Kernel(Call):
             e.store(e.product(block, k * h * o), places, which)
         return e.least(e.ir.sub(past.end, e.product(index, self.tile)), self.tile)
 
-    def _rows(self, e: Emitter, parts: Parts, part: Any, rooms: tuple[Any, Any]) -> Rows:
+    def _rows(self, e: Emitter, parts: _Parts, part: Any, rooms: tuple[Any, Any]) -> Rows:
         num_rows, h = len(parts.ends), self.shape.head_dim
         first = e.product(part, num_rows)
         queries = e.at(parts.queries, self._left_storage, e.product(first, h))
@@ -474,7 +474,7 @@ class Kernel(Call):
             numbers = e.ir.fmul(e.load_vector(state.acc, F32, i), factor)
             e.store_vector(self.format.narrow(e, numbers), out, index, i)
 
-    def _fetch(self, e: Emitter, blocks: Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
+    def _fetch(self, e: Emitter, blocks: _Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
         """Return a function that begins to read a step's share of keys or values before they are needed."""
         pool, o, h = blocks.keys if is_keys else blocks.values, self.shape.block_size, self.shape.head_dim
         storage, count = self.kv_format.storage, -(-o * h // num_steps)
@@ -500,7 +500,7 @@ class Kernel(Call):
         which, token_of_block = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
         return e.at(pool, self.kv_format.storage, e.load(places, I64, which)), token_of_block
 
-    def _score(self, e: Emitter, rows: Rows, blocks: Blocks, fetches: bool) -> None:
+    def _score(self, e: Emitter, rows: Rows, blocks: _Blocks, fetches: bool) -> None:
         """Multiply queries and keys, and begin to read the values."""
         h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(rows.states)
         most = _even(tile // LANES, self.max_sums // num_rows)
@@ -534,7 +534,7 @@ class Kernel(Call):
                             adds=False,
                         )
 
-    def _add_values(self, e: Emitter, rows: Rows, blocks: Blocks, seen: Any, following: Blocks | None) -> None:
+    def _add_values(self, e: Emitter, rows: Rows, blocks: _Blocks, seen: Any, following: _Blocks | None) -> None:
         """Add the values of a tile's tokens from `seen` on, and begin to read the keys that follow."""
         h, tile, live, num_rows = self.shape.head_dim, self.tile, blocks.live, len(rows.states)
         vectors = _even(h // LANES, self.max_sums // num_rows)
@@ -599,7 +599,7 @@ class Kernel(Call):
                 inside = e.tanh(e.ir.fdiv(e.load_vector(row, F32, i), cap))
                 e.store_vector(e.ir.fmul(inside, cap), row, i)
 
-    def _softmax(self, e: Emitter, parts: Parts, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
+    def _softmax(self, e: Emitter, parts: _Parts, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
         """Turn scores, of tokens from position `first` on, into probabilities, not divided by their sums.
 
         Return the decay of older probabilities, a vector per row. All rows go through each loop together, as they do
@@ -675,6 +675,6 @@ class Kernel(Call):
             e.store_vector(total.value, address)
 
 
-def _even(size: int, most: int = MAX_ROWS) -> int:
+def _even(size: int, most: int = _MAX_ROWS) -> int:
     """Return the largest divisor of `size` that is at most `most`."""
     return next(each for each in range(min(size, most), 0, -1) if size % each == 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-FIRST_ISA = 93
+_FIRST_ISA = 93
 """PTX 9.3, of CUDA 13.3."""
 
 
 def assembler_doubt() -> str | None:
     """Return what is wrong with the ptxas that Mosaic GPU finds, or None if nothing is known."""
     isa = _isa_version()
-    if isa is None or isa >= FIRST_ISA:
+    if isa is None or isa >= _FIRST_ISA:
         return None
     return (
         f"the ptxas that is found first is of PTX {isa // 10}.{isa % 10}, and before 9.3 (CUDA 13.3) it may overwrite "

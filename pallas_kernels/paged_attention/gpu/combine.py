@@ -15,7 +15,7 @@ from .common import LOG2_E, LOWEST, TINY, WARPGROUP_LANES, compiler_params, inte
 from .splits import DecodeWork
 
 # The parts of a row that are combined at a time; their loads are in flight together.
-COMBINED = 4
+_COMBINED = 4
 
 
 def heads_at_a_time(head_dim: int) -> int:
@@ -78,7 +78,7 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
 
     def add(i, state):
         max_e, sum_e, acc = state
-        some = [i * COMBINED + j for j in range(COMBINED)]
+        some = [i * _COMBINED + j for j in range(_COMBINED)]
         # Past the last part the last one comes again, without a weight.
         indices = [lax.min(part, num_parts - 1) for part in some]
         places = [(first + lax.div(index, consumers), lax.rem(index, consumers), head) for index in indices]
@@ -115,7 +115,7 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
     @pl.when(num_parts > 0)
     def _():
         nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
-        max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
+        max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (_COMBINED - 1), _COMBINED), add, nothing)
         if sinks_n:
             # A sink has a weight and no value.
             sink_e = [sinks_n[0][head * g + lax.min(step * heads + e, g - 1)] * LOG2_E for e in range(heads)]

@@ -45,13 +45,13 @@ from .common import (
 from .splits import DecodeWork, SplitRule, decode_work, split_rule
 
 # The positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
-ROWS = 64
-QUERY_BUFFERS = 2
+_ROWS = 64
+_QUERY_BUFFERS = 2
 # The columns of V that are multiplied, and of a result that are stored, at a time. They bound the registers.
-VALUE_COLUMNS = 64
-STORE_COLUMNS = 32
+_VALUE_COLUMNS = 64
+_STORE_COLUMNS = 32
 # The columns of a float8 pool that are converted at a time: a swizzled tile of it.
-CONVERTED_COLUMNS = 128
+_CONVERTED_COLUMNS = 128
 # The number of thread blocks: one for each multiprocessor of an H100 or H200.
 WORKERS = 132
 
@@ -73,7 +73,7 @@ class DecodeConfig(NamedTuple):
     @property
     def tile(self) -> int:
         """Return the positions of a KV tile."""
-        return self.groups * ROWS
+        return self.groups * _ROWS
 
     @property
     def consumers(self) -> int:
@@ -150,11 +150,11 @@ class _Buffers(NamedTuple):
 def _buffer_types(config: DecodeConfig, h: int, kv_dtype: DTypeLike) -> _Buffers:
     w = config.consumers
     return _Buffers(
-        kv=tiled_smem((config.stages, config.groups, ROWS, 2 * h), kv_dtype, columns=h),
-        q=tiled_smem((QUERY_BUFFERS, MMA_ROWS, h), jnp.bfloat16),
-        p=tiled_smem((w, MMA_ROWS, ROWS), jnp.bfloat16),
-        out=plgpu.SMEM((w, MMA_ROWS, STORE_COLUMNS), jnp.float32),
-        converted=None if kv_dtype == jnp.bfloat16 else tiled_smem((config.groups, ROWS, h), jnp.bfloat16),
+        kv=tiled_smem((config.stages, config.groups, _ROWS, 2 * h), kv_dtype, columns=h),
+        q=tiled_smem((_QUERY_BUFFERS, MMA_ROWS, h), jnp.bfloat16),
+        p=tiled_smem((w, MMA_ROWS, _ROWS), jnp.bfloat16),
+        out=plgpu.SMEM((w, MMA_ROWS, _STORE_COLUMNS), jnp.float32),
+        converted=None if kv_dtype == jnp.bfloat16 else tiled_smem((config.groups, _ROWS, h), jnp.bfloat16),
     )
 
 
@@ -176,7 +176,7 @@ def _attend(
     """
     k, h = kv.shape[1], q_rkgh.shape[3]
     items, w = work.seqs_i.shape[0], config.consumers
-    chunks = config.tile // min(kv.shape[2], ROWS)
+    chunks = config.tile // min(kv.shape[2], _ROWS)
     kernel = plgpu.kernel(
         partial(_attend_kernel, config=config, scale=scale, soft_cap=soft_cap),
         out_type=(
@@ -190,8 +190,8 @@ def _attend(
         kernel_name="paged_decode",
         scratch_types={
             "buffers": _buffer_types(config, h, kv.dtype),
-            "q_full": plgpu.Barrier(num_barriers=QUERY_BUFFERS),
-            "q_free": plgpu.Barrier(num_arrivals=w, num_barriers=QUERY_BUFFERS),
+            "q_full": plgpu.Barrier(num_barriers=_QUERY_BUFFERS),
+            "q_free": plgpu.Barrier(num_arrivals=w, num_barriers=_QUERY_BUFFERS),
             "kv_full": plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
             "kv_free": plgpu.Barrier(num_arrivals=w, num_barriers=config.stages),
             "shared": plgpu.Barrier(num_arrivals=config.shares, num_barriers=config.groups),
@@ -273,7 +273,7 @@ def _drain(refs: _Refs, config: DecodeConfig, num_tiles: Array) -> None:
         plgpu.barrier_wait(refs.kv_free.at[lax.rem(tile, config.stages)])
 
     lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
-    for buffer in range(QUERY_BUFFERS):
+    for buffer in range(_QUERY_BUFFERS):
         plgpu.barrier_wait(refs.q_free.at[buffer])
 
 
@@ -286,12 +286,12 @@ def _start_queries(refs: _Refs, wg: Array) -> None:
 
     @pl.when(wg == 0)
     def _():
-        for buffer in range(QUERY_BUFFERS):
+        for buffer in range(_QUERY_BUFFERS):
             ref = refs.buffers.q.at[buffer]
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
         plgpu.commit_smem()
 
-    for buffer in range(QUERY_BUFFERS):
+    for buffer in range(_QUERY_BUFFERS):
         plgpu.barrier_arrive(refs.q_free.at[buffer])
 
 
@@ -299,9 +299,9 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
     """Load an item's queries and KV tiles."""
     g = refs.q_rkgh.shape[2]
     o, max_blocks = refs.kv.shape[2], refs.tables_sm.shape[1]
-    chunk = min(o, ROWS)
+    chunk = min(o, _ROWS)
 
-    buffer = lax.rem(i, QUERY_BUFFERS)
+    buffer = lax.rem(i, _QUERY_BUFFERS)
     plgpu.barrier_wait(refs.q_free.at[buffer])
     q = refs.buffers.q.at[buffer, pl.ds(0, g)]
     plgpu.copy_gmem_to_smem(refs.q_rkgh.at[item.seq, item.head], q, refs.q_full.at[buffer])
@@ -321,7 +321,7 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
             plgpu.barrier_wait(refs.kv_free.at[stage])
 
         for c, (row, offset) in enumerate(chunks):
-            group, first = divmod(c * chunk, ROWS)
+            group, first = divmod(c * chunk, _ROWS)
             source = refs.kv.at[row, item.head]
             if chunk < o:
                 source = source.at[pl.ds(pl.multiple_of(offset, chunk), chunk)]
@@ -369,7 +369,7 @@ def _consume(
 ) -> None:
     """Attend one consumer's part of an item's tiles, and store the result."""
     h = refs.q_rkgh.shape[3]
-    buffer = lax.rem(i, QUERY_BUFFERS)
+    buffer = lax.rem(i, _QUERY_BUFFERS)
     low = refs.work.lows_s[item.seq]
     p = refs.buffers.p.at[me.warpgroup]
     plgpu.barrier_wait(refs.q_full.at[buffer])
@@ -378,12 +378,12 @@ def _consume(
         max_r, sum_r, acc_c = state
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
         stage, q_buffer, group = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), buffer, me.group))
-        position = item.start + j * config.tile + me.group * ROWS
+        position = item.start + j * config.tile + me.group * _ROWS
         plgpu.barrier_wait(refs.kv_full.at[stage])
         keys = _keys(refs, me._replace(group=group), stage)
         scores = scaled_scores(product(refs.buffers.q.at[q_buffer], keys.transpose((1, 0))), scale, soft_cap)
         _share(refs, me)  # the keys are used, so values may take their place
-        columns = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(0))
+        columns = plgpu.broadcasted_iota(jnp.int32, (_ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(0))
         positions = lax.broadcast_in_dim(position + columns, scores.shape, (1,))
         scores = jnp.where((positions >= low) & (positions < item.end), scores, -jnp.inf)
         new_max_r = jnp.maximum(max_r, scores.max(axis=1))
@@ -400,11 +400,11 @@ def _consume(
         plgpu.barrier_arrive(refs.kv_free.at[stage])
         return new_max_r, sum_r, acc_c
 
-    num_columns = h // config.shares // VALUE_COLUMNS
+    num_columns = h // config.shares // _VALUE_COLUMNS
     nothing = (
         row_vector(MMA_ROWS, LOWEST),
         row_vector(MMA_ROWS, 0.0),
-        tuple(accumulator(MMA_ROWS, VALUE_COLUMNS) for _ in range(num_columns)),
+        tuple(accumulator(MMA_ROWS, _VALUE_COLUMNS) for _ in range(num_columns)),
     )
     max_r, sum_r, acc_c = lax.fori_loop(0, _num_tiles(item, config), attend, nothing)
     plgpu.barrier_arrive(refs.q_free.at[buffer])
@@ -418,7 +418,7 @@ def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
     if refs.buffers.converted is None:
         return kv.at[:, pl.ds(0, h)]
     converted = refs.buffers.converted.at[me.group]
-    for columns in me.columns(0, h, CONVERTED_COLUMNS):
+    for columns in me.columns(0, h, _CONVERTED_COLUMNS):
         converted[:, columns] = _convert(kv.at[:, columns])
     plgpu.commit_smem()
     _share(refs, me)
@@ -447,14 +447,14 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
     if refs.buffers.converted is not None:
         converted = refs.buffers.converted.at[me.group]
         for source, target in zip(
-            me.columns(h, h, CONVERTED_COLUMNS), me.columns(0, h, CONVERTED_COLUMNS), strict=True
+            me.columns(h, h, _CONVERTED_COLUMNS), me.columns(0, h, _CONVERTED_COLUMNS), strict=True
         ):
             converted[:, target] = zeroed(_convert(kv.at[:, source]))
-        return [converted.at[:, columns] for columns in me.columns(0, h, VALUE_COLUMNS)]
+        return [converted.at[:, columns] for columns in me.columns(0, h, _VALUE_COLUMNS)]
 
-    values = [kv.at[:, columns] for columns in me.columns(h, h, VALUE_COLUMNS)]
+    values = [kv.at[:, columns] for columns in me.columns(h, h, _VALUE_COLUMNS)]
 
-    @pl.when(num_live < ROWS)
+    @pl.when(num_live < _ROWS)
     def _():
         for value in values:
             value[...] = zeroed(value[...])
@@ -480,9 +480,9 @@ def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, 
         refs.logs[item.entry, me.group, item.head] = max_r + jnp.log2(jnp.maximum(sum_r, TINY))
 
     inverse_r = 1.0 / jnp.maximum(sum_r, TINY)
-    pieces = [(acc, first) for acc in acc_c for first in range(0, VALUE_COLUMNS, STORE_COLUMNS)]
-    for columns, (acc, first) in zip(me.columns(0, h, STORE_COLUMNS), pieces, strict=True):
-        piece = acc[:, first : first + STORE_COLUMNS]
+    pieces = [(acc, first) for acc in acc_c for first in range(0, _VALUE_COLUMNS, _STORE_COLUMNS)]
+    for columns, (acc, first) in zip(me.columns(0, h, _STORE_COLUMNS), pieces, strict=True):
+        piece = acc[:, first : first + _STORE_COLUMNS]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         out[...] = piece * along_rows(inverse_r, piece)
         plgpu.commit_smem()

@@ -34,18 +34,18 @@ from .common import (
     tiled_smem,
 )
 
-COMPUTE_WARPGROUPS = 2
-PRODUCER = COMPUTE_WARPGROUPS
-QUERY_TILE = COMPUTE_WARPGROUPS * MMA_ROWS
+_COMPUTE_WARPGROUPS = 2
+_PRODUCER = _COMPUTE_WARPGROUPS
+QUERY_TILE = _COMPUTE_WARPGROUPS * MMA_ROWS
 # 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
 COMPUTE_REGISTERS, PRODUCER_REGISTERS = 224, 56
-OVERHEAD_BYTES = 3 * 1024
+_OVERHEAD_BYTES = 3 * 1024
 """The shared memory of barriers and of Mosaic GPU's own 2 KiB."""
-STORE_ROWS = 16
+_STORE_ROWS = 16
 """The rows that are read and stored at a time, so that a tile's last rows do not reach into the next chunk."""
 # With one stage, a warpgroup that skips a tile could free the stage for the other, which may be one tile behind.
 MIN_STAGES, MAX_STAGES = 2, 4
-PART_COLUMNS = 64
+_PART_COLUMNS = 64
 """The columns that the producer, which has few registers, handles at a time."""
 
 
@@ -94,7 +94,7 @@ class _Config(NamedTuple):
         q_bytes = QUERY_TILE * self.head_dim * 2
         kv_bytes = self.kv_tile * self.head_dim * 2
         raw_bytes = self.raw_stages * kv_bytes
-        return min(MAX_STAGES, (SMEM_BYTES - OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
+        return min(MAX_STAGES, (SMEM_BYTES - _OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
 
 
 class _Operands(NamedTuple):
@@ -238,7 +238,7 @@ def prefill_attention(
         # The heads of a group run side by side and share their K and V in the L2 cache.
         grid=(batch.tile_seqs_i.shape[0], n),
         grid_names=("tile", "head"),
-        num_threads=COMPUTE_WARPGROUPS + 1,
+        num_threads=_COMPUTE_WARPGROUPS + 1,
         thread_name="warpgroup",
         scratch_types={"smem": _smem(config), "barriers": _barriers(config)},
         kernel_name="paged_prefill",
@@ -254,12 +254,12 @@ def _one(x: Array | int) -> Array:
 
 def _smem(config: _Config) -> _Smem:
     h, c = config.head_dim, config.kv_tile
-    rows = (COMPUTE_WARPGROUPS, MMA_ROWS)
+    rows = (_COMPUTE_WARPGROUPS, MMA_ROWS)
     return _Smem(
         q_wrh=tiled_smem((*rows, h), jnp.bfloat16),
         k_ach=tiled_smem((config.stages, c, h), jnp.bfloat16),
         v_ach=tiled_smem((config.stages, c, h), jnp.bfloat16),
-        raw_ac2h=tiled_smem((config.raw_stages, c, 2 * h), config.kv_dtype, columns=PART_COLUMNS)
+        raw_ac2h=tiled_smem((config.raw_stages, c, 2 * h), config.kv_dtype, columns=_PART_COLUMNS)
         if config.converts
         else None,
         probs_wrc=tiled_smem((*rows, c), jnp.bfloat16) if config.interpret else None,
@@ -267,10 +267,10 @@ def _smem(config: _Config) -> _Smem:
 
 
 def _barriers(config: _Config) -> _Barriers:
-    stages, both = config.stages, COMPUTE_WARPGROUPS
+    stages, both = config.stages, _COMPUTE_WARPGROUPS
     arrivals = 1 if config.converts else config.num_pieces
     return _Barriers(
-        q_w=plgpu.Barrier(num_arrivals=MMA_ROWS // STORE_ROWS, num_barriers=both),
+        q_w=plgpu.Barrier(num_arrivals=MMA_ROWS // _STORE_ROWS, num_barriers=both),
         k_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         v_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         k_free_a=plgpu.Barrier(num_arrivals=both, num_barriers=stages),
@@ -289,12 +289,12 @@ def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers)
     def _() -> None:
         program = _Program(config, operands, smem, barriers, _work(config, operands, tile))
 
-        @pl.when(warpgroup < COMPUTE_WARPGROUPS)
+        @pl.when(warpgroup < _COMPUTE_WARPGROUPS)
         def _() -> None:
             plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
             _compute(program, warpgroup)
 
-        @pl.when(warpgroup == PRODUCER)
+        @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             _produce(program)
@@ -302,11 +302,11 @@ def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers)
 
 def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
     seq = operands.tile_seqs_i[tile]
-    row = pl.multiple_of(operands.tile_rows_i[tile], STORE_ROWS)
+    row = pl.multiple_of(operands.tile_rows_i[tile], _STORE_ROWS)
     end, context_len, window = operands.query_ends_s[seq], operands.context_lens_s[seq], operands.window_1[0]
     shift = context_len - end
     if config.has_row_ends:
-        halves = [operands.most_ends_p[tile * COMPUTE_WARPGROUPS + i] for i in range(COMPUTE_WARPGROUPS)]
+        halves = [operands.most_ends_p[tile * _COMPUTE_WARPGROUPS + i] for i in range(_COMPUTE_WARPGROUPS)]
         last = reduce(lax.max, halves) - 1
     else:
         last = lax.min(row + QUERY_TILE, end) - 1 + shift
@@ -332,18 +332,18 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     last_row = lax.min(row + MMA_ROWS, work.end) - 1
     least_end, last = row + work.shift + 1, last_row + work.shift
     if config.has_row_ends:
-        half = work.tile * COMPUTE_WARPGROUPS + warpgroup
+        half = work.tile * _COMPUTE_WARPGROUPS + warpgroup
         least_end, last = operands.least_ends_p[half], operands.most_ends_p[half] - 1
     # Past its own last KV tile, and if all of its rows are beyond the end, a warpgroup only keeps the turns.
     stop = jnp.where(row < work.end, lax.div(last, c) + 1, work.first)
 
     q_rh = smem.q_wrh.at[warpgroup]
     columns = pl.ds(pl.multiple_of(work.head * h, h), h)
-    last_piece = lax.div(work.end - 1, STORE_ROWS) * STORE_ROWS
-    for first in range(0, MMA_ROWS, STORE_ROWS):
+    last_piece = lax.div(work.end - 1, _STORE_ROWS) * _STORE_ROWS
+    for first in range(0, MMA_ROWS, _STORE_ROWS):
         # Rows beyond the sequence's end may be another program's, so the last piece is read again.
-        piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), STORE_ROWS), STORE_ROWS)
-        target = q_rh.at[pl.ds(first, STORE_ROWS)]
+        piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), _STORE_ROWS), _STORE_ROWS)
+        target = q_rh.at[pl.ds(first, _STORE_ROWS)]
         plgpu.copy_gmem_to_smem(operands.qo_tc.at[piece, columns], target, barriers.q_w.at[warpgroup])
     plgpu.barrier_wait(barriers.q_w.at[warpgroup])
 
@@ -410,9 +410,9 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     # Otherwise addresses of these are computed with those of the queries, and held in registers all the while.
     row, head = lax.optimization_barrier((row, work.head))
     columns = pl.ds(pl.multiple_of(head * h, h), h)
-    for first in range(0, MMA_ROWS, STORE_ROWS):
-        source = q_rh.at[pl.ds(first, STORE_ROWS)]
-        target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, STORE_ROWS), STORE_ROWS), columns]
+    for first in range(0, MMA_ROWS, _STORE_ROWS):
+        source = q_rh.at[pl.ds(first, _STORE_ROWS)]
+        target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, _STORE_ROWS), _STORE_ROWS), columns]
         pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
     plgpu.wait_smem_to_gmem(0)
 
@@ -441,7 +441,7 @@ def _mask_by_row_ends(
 ) -> Array:
     """Hide the positions before each row's window, and from its end on; the first row is `row`."""
     work, layout = program.work, plgpu.Layout.WGMMA
-    first = pl.multiple_of((work.tile * COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
+    first = pl.multiple_of((work.tile * _COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
     ends_r = program.operands.row_ends_r.at[pl.ds(first, MMA_ROWS)]
     ends_r = plgpu.load(ends_r, layout=layout.reduce(1), optimized=False)
     rows_r = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=layout.reduce(1))
@@ -580,7 +580,7 @@ def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until
 def _parts(config: _Config) -> list[tuple[Any, Any]]:
     """Divide a tile of K or V into parts that the producer's few registers hold."""
     return [
-        (pl.ds(row, MMA_ROWS), pl.ds(column, PART_COLUMNS))
+        (pl.ds(row, MMA_ROWS), pl.ds(column, _PART_COLUMNS))
         for row in range(0, config.kv_tile, MMA_ROWS)
-        for column in range(0, config.head_dim, PART_COLUMNS)
+        for column in range(0, config.head_dim, _PART_COLUMNS)
     ]

@@ -20,10 +20,10 @@ from .common import TILED_ROWS, WARPGROUP_LANES, compiler_params, interpret_para
 # The tokens of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
 TOKENS = 8
 # The most query heads of a thread block: their loads are in flight together.
-QUERY_HEADS = 4
+_QUERY_HEADS = 4
 
 
-class Queries(NamedTuple):
+class _Queries(NamedTuple):
     """A step's queries, rotated, as the kernels read them."""
 
     all_tc: Array
@@ -44,7 +44,7 @@ def rotate_and_write(
     layer: Array | int,
     num_layers: int,
     interpret: bool = False,
-) -> tuple[Queries, FusedPool]:
+) -> tuple[_Queries, FusedPool]:
     """Return q rotated, and the pool with k, rotated, and v at the tokens' slots; the null block is not written to.
 
     Without `rope` nothing is rotated. Decodes are among the first `num_rows` tokens. The number of tokens must be a
@@ -58,7 +58,7 @@ def rotate_and_write(
     k, g = k_tkh.shape[1], n // k_tkh.shape[1]
     if t % TOKENS:
         raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
-    heads = 0 if rope is None else max(count for count in range(1, QUERY_HEADS + 1) if g % count == 0)
+    heads = 0 if rope is None else max(count for count in range(1, _QUERY_HEADS + 1) if g % count == 0)
     # XLA makes one matmul of those for q, k and v, and sees that these slices of it, in four dimensions, are the whole.
     # As three operands they would first be cut out, by as many kernels as the rotation took before.
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
@@ -86,7 +86,7 @@ def rotate_and_write(
         decode_rkgh = rotated[1]
     else:
         decode_rkgh = jnp.pad(all_tc.reshape(t, k, g, h), ((0, 0), (0, 0), (0, padding), (0, 0)))
-    return Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
+    return _Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
 
 
 def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: int):

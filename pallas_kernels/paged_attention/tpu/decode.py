@@ -70,7 +70,7 @@ def decode_attention(
     """Write and attend the leading `num_decodes` sequences; return their rows [s, k, g, v] and the pool."""
     (s, k, g, c), v = q_skgc.shape, options.num_values
     dtype = matmul_dtype(q_skgc.dtype, pool.dtype)
-    rows, unroll = pl.cdiv(g, SUBLANES) * SUBLANES, heads_together(k)
+    rows, unroll = pl.cdiv(g, SUBLANES) * SUBLANES, _heads_together(k)
     q_skrc = jnp.pad(q_skgc.astype(dtype), ((0, 0), (0, 0), (0, rows - g), (0, 0)))
     scalars = _Scalars(first_and_window, batch.context_lens_s, batch.slots_t[:s], batch.num_decodes.reshape(1))
     inputs = [tables, q_skrc, new_skc, pool]
@@ -280,6 +280,6 @@ class _Decode:
         self.out_copy(item).start()
 
 
-def heads_together(k: int) -> int:
+def _heads_together(k: int) -> int:
     """Return the number of heads that are attended together."""
     return max(x for x in range(1, UNROLL + 1) if k % x == 0)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-UNPACKED_KINDS = ("TPU v5 lite", "TPU v6 lite")
+_UNPACKED_KINDS = ("TPU v5 lite", "TPU v6 lite")
 FACTOR = 16
 
 
 def is_unpacked(dtype: DTypeLike, architecture: str | None) -> bool:
     """Return whether this kind of TPU reads a pool of this dtype like that."""
-    return dtype == jnp.float8_e4m3fn and architecture in UNPACKED_KINDS
+    return dtype == jnp.float8_e4m3fn and architecture in _UNPACKED_KINDS
 
 
 def to_be_unpacked(x: Array) -> Array:

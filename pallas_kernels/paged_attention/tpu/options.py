@@ -17,10 +17,10 @@ LANES = 128
 SUBLANES = 8
 ROW_ALIGNMENT = 16
 """Longer chunks start at a multiple of this row of the step."""
-VMEM_LIMIT = 56 * 2**20
-RING_BYTES: dict[str | None, int] = {"TPU7x": 16 * 2**20}
+_VMEM_LIMIT = 56 * 2**20
+_RING_BYTES: dict[str | None, int] = {"TPU7x": 16 * 2**20}
 """The bytes of KV tiles in VMEM, by the kind of device. In 2 us 3.7 TB/s bring 7.4 MB, and 1.6 TB/s 3.3 MB."""
-MOST_BUFFERS = 16
+_MOST_BUFFERS = 16
 
 
 class Options(NamedTuple):
@@ -68,7 +68,7 @@ class Options(NamedTuple):
         if self.interpret:
             return {"interpret": pltpu.InterpretParams()}
         # Tests in the interpreter find reads and writes out of bounds; the checks cost as much as a copy's start.
-        return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT, disable_bounds_checks=True)}
+        return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT, disable_bounds_checks=True)}
 
 
 def matmul_dtype(q: Any, pool: Any) -> Any:
@@ -109,7 +109,7 @@ def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
 
 def ring_length(tile_bytes: int, architecture: str | None) -> int:
     """Return the number of KV tiles of the ring of decodes."""
-    return max(3, min(MOST_BUFFERS, RING_BYTES.get(architecture, 8 * 2**20) // tile_bytes))
+    return max(3, min(_MOST_BUFFERS, _RING_BYTES.get(architecture, 8 * 2**20) // tile_bytes))
 
 
 def take(kind: Any, refs: tuple[Any, ...], absent: Container[str] = ()) -> tuple[Any, tuple[Any, ...]]:

@@ -28,10 +28,10 @@ from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 
 BUFFERS = 2
-KV_BUFFERS = 2
-PART_ROWS = 256
+_KV_BUFFERS = 2
+_PART_ROWS = 256
 """The most rows of a part, unless the rows of `ROW_ALIGNMENT` tokens are more."""
-BLOCK_ROWS = 2048
+_BLOCK_ROWS = 2048
 """The most rows, of one head or several, of a block: a long stretch of code hides latencies."""
 
 
@@ -132,7 +132,7 @@ def prefill_attention(
         inputs.append(_ahead_of_rows(ends.ahead_t, g))
         in_specs.append(hbm())
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
-    ring = ring_scratch(KV_BUFFERS, options.kv_tile, pool, tables)
+    ring = ring_scratch(_KV_BUFFERS, options.kv_tile, pool, tables)
     scratch = _Scratch(
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), dtype),
         None if ends is None else pltpu.VMEM((BUFFERS, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, LANES), jnp.int32),
@@ -193,9 +193,9 @@ class Cut(NamedTuple):
         sizes = [tokens for tokens in (ROW_ALIGNMENT << i for i in range(8)) if query % tokens == 0]
         part_tokens, block_tokens = (
             max((tokens for tokens in sizes if tokens * group <= limit), default=ROW_ALIGNMENT)
-            for limit in (PART_ROWS, BLOCK_ROWS)
+            for limit in (_PART_ROWS, _BLOCK_ROWS)
         )
-        heads = [x for x in range(1, k + 1) if k % x == 0 and (x == 1 or x * block_tokens * group <= BLOCK_ROWS)]
+        heads = [x for x in range(1, k + 1) if k % x == 0 and (x == 1 or x * block_tokens * group <= _BLOCK_ROWS)]
         return Cut(part_tokens, block_tokens, max(heads))
 
     @property

@@ -15,8 +15,8 @@ from jax import Array, lax
 from . import float8
 from .options import LANES, Options
 
-LOG2_E = 1.4426950408889634
-NOTHING_SEEN = -1e30
+_LOG2_E = 1.4426950408889634
+_NOTHING_SEEN = -1e30
 """A row's maximum before its first score; finite, so that exp2(-inf - maximum) is 0."""
 
 
@@ -44,10 +44,10 @@ def start(state: State, sinks: Array | None) -> None:
     """Begin with nothing seen except the sinks, in the shape of the maxima."""
     state.values[...] = jnp.zeros(state.values.shape, jnp.float32)
     if sinks is None:
-        state.maxima[...] = jnp.full(state.maxima.shape, NOTHING_SEEN)
+        state.maxima[...] = jnp.full(state.maxima.shape, _NOTHING_SEEN)
         state.sums[...] = jnp.zeros(state.sums.shape, jnp.float32)
     else:
-        state.maxima[...] = sinks * LOG2_E
+        state.maxima[...] = sinks * _LOG2_E
         lane = lax.broadcasted_iota(jnp.int32, state.sums.shape, state.sums.ndim - 1)
         state.sums[...] = jnp.where(lane == 0, 1.0, 0.0)
 
@@ -88,8 +88,8 @@ def result(state: State, options: Options) -> Array:
 def _scale(scores_rt: Array, options: Options) -> Array:
     scale = options.scale * (float8.FACTOR if options.unpacks_float8 else 1)
     if options.soft_cap is None:
-        return scores_rt * (scale * LOG2_E)
-    return jnp.tanh(scores_rt * (scale / options.soft_cap)) * (options.soft_cap * LOG2_E)
+        return scores_rt * (scale * _LOG2_E)
+    return jnp.tanh(scores_rt * (scale / options.soft_cap)) * (options.soft_cap * _LOG2_E)
 
 
 def _dot(a: Array, b: Array, b_axis: int) -> Array:

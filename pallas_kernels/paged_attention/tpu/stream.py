@@ -17,9 +17,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .options import LANES, ceil_div
 
-MOST_TABLES = 16
+_MOST_TABLES = 16
 UNROLL = 8
-TABLE_BYTES = 256 * 2**10
+_TABLE_BYTES = 256 * 2**10
 """Bytes of block tables in SMEM, which has 1 MiB."""
 
 
@@ -77,8 +77,8 @@ class Ring(NamedTuple):
 def ring_scratch(num_buffers: int, tile: int, pool: Array, tables: Array) -> Ring:
     """Return the shapes of a ring; it holds as many block tables as fit in SMEM."""
     _, k, _, slab, c = pool.shape
-    num_tables = MOST_TABLES  # a power of two, for cheap remainders
-    while num_tables > 2 and 4 * num_tables * tables.size // tables.shape[0] > TABLE_BYTES:
+    num_tables = _MOST_TABLES  # a power of two, for cheap remainders
+    while num_tables > 2 and 4 * num_tables * tables.size // tables.shape[0] > _TABLE_BYTES:
         num_tables //= 2
     return Ring(
         pltpu.VMEM((num_buffers, k, tile // slab, slab, c), pool.dtype),

@@ -22,7 +22,7 @@ from pallas_kernels.recurrent_state import StateBatch
 from .shape import ConvShape
 from .xla import xla_causal_conv
 
-LOAD_BYTES = 16
+_LOAD_BYTES = 16
 """The most bytes that a thread loads at a time."""
 
 
@@ -35,7 +35,7 @@ def gpu_refusal(shape: ConvShape) -> str | None:
     return None
 
 
-def gpu_causal_conv(
+def _gpu_causal_conv(
     x_tc: Array,
     weight_kc: Array,
     pool: Array,
@@ -72,7 +72,7 @@ def gpu_causal_conv(
 
 def thread_block_channels(num_channels: int, dtype: Any) -> int:
     """Return the number of channels of a thread block: as many as its threads load at once, or a part of them."""
-    width = WARPGROUP_LANES * LOAD_BYTES // jnp.dtype(dtype).itemsize
+    width = WARPGROUP_LANES * _LOAD_BYTES // jnp.dtype(dtype).itemsize
     while num_channels % width:
         width //= 2
     return width

@@ -37,7 +37,7 @@ def tpu_refusal(shape: ConvShape) -> str | None:
     return None
 
 
-def tpu_causal_conv(
+def _tpu_causal_conv(
     x_tc: Array,
     weight_kc: Array,
     pool: Array,

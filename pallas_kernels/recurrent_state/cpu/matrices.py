@@ -32,20 +32,20 @@ from pallas_kernels.native.number_formats import Format
 
 from .units import StateKernel, States, add_zeros, copy
 
-PART_BYTES = 16 << 10
+_PART_BYTES = 16 << 10
 """The most bytes of a part with more columns than a vector: half of a small first cache."""
-MAX_COLUMNS = 32
-MAX_PARTS = 2
+_MAX_COLUMNS = 32
+_MAX_PARTS = 2
 """The number of parts of a head in a unit of work."""
-TOKENS = 16
+_TOKENS = 16
 """The number of tokens that come at a time."""
-UNROLLED_KEYS = 4
+_UNROLLED_KEYS = 4
 """Keys must be a multiple of this, and of `LANES`."""
 
 
 def num_columns(keys: int, values: int) -> int:
     """Return the number of columns of values of a part."""
-    fits = (each for each in (MAX_COLUMNS, LANES) if values % each == 0 and keys * each * 4 <= PART_BYTES)
+    fits = (each for each in (_MAX_COLUMNS, LANES) if values % each == 0 and keys * each * 4 <= _PART_BYTES)
     return next(fits, LANES)
 
 
@@ -76,9 +76,9 @@ class MatrixKernel(StateKernel):
         self.part_size = keys * self.columns
         self.num_vectors = self.columns // LANES
         count = values // self.columns
-        self.parts = next(each for each in range(min(MAX_PARTS, count), 0, -1) if count % each == 0)
+        self.parts = next(each for each in range(min(_MAX_PARTS, count), 0, -1) if count % each == 0)
         """The number of parts of a head in a unit of work."""
-        self.num_chains = min(UNROLLED_KEYS, max(1, num_registers() // 2 // self.num_vectors))
+        self.num_chains = min(_UNROLLED_KEYS, max(1, num_registers() // 2 // self.num_vectors))
         """The number of sums of each column, each over some of the keys, which do not wait for each other."""
         super().__init__(
             inputs,
@@ -115,13 +115,13 @@ class MatrixKernel(StateKernel):
         head = e.ir.sdiv(unit, I64(self.values // self.columns // self.parts))
         first_part = e.product(unit, self.parts)
         column = e.product(e.ir.srem(first_part, I64(self.values // self.columns)), self.columns)
-        operands, scalars = e.array(F32, TOKENS * self.num_operands), e.array(F32, TOKENS * self.num_scalars)
+        operands, scalars = e.array(F32, _TOKENS * self.num_operands), e.array(F32, _TOKENS * self.num_scalars)
         is_single = e.ir.icmp_signed("==", e.ir.sub(states.end, states.start), I64(1))
         fetches = e.ir.and_(is_single, e.ir.xor(states.begins, ir.IntType(1)(1)))
         token = e.ir.select(fetches, tokens[1], tokens[0])
-        with e.range(states.start, states.end, TOKENS) as first:
-            last = e.least(e.sum(first, TOKENS), states.end)
-            with e.range(last, e.least(e.sum(last, TOKENS), states.end)) as row:
+        with e.range(states.start, states.end, _TOKENS) as first:
+            last = e.least(e.sum(first, _TOKENS), states.end)
+            with e.range(last, e.least(e.sum(last, _TOKENS), states.end)) as row:
                 self._fetch_row(e, of, row, head, column)
             with e.range(first, last) as row:
                 index = e.ir.sub(row, first)

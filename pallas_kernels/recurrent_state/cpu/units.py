@@ -16,7 +16,7 @@ from pallas_kernels.native.emitter import I8, I64, POINTER, VOID, Emitter, add_f
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import Format
 
-BATCH = ("starts", "ends", "num_decodes", "read_slots", "write_slots", "save_ends", "save_slots", "first_slot")
+_BATCH = ("starts", "ends", "num_decodes", "read_slots", "write_slots", "save_ends", "save_slots", "first_slot")
 UNITS_PER_CORE = 8
 """The least number of units of decodes for each core, as far as they have enough parts."""
 
@@ -48,7 +48,7 @@ class StateKernel:
         slot_size: int,
         parts: int,
     ) -> None:
-        self.buffers = ["pool", *inputs, *BATCH, "pool_after", "out"]
+        self.buffers = ["pool", *inputs, *_BATCH, "pool_after", "out"]
         """The call's arguments and results, in order."""
         self.out_format, self.row_size = out_format, row_size
         self.pool_type, self.slot_size = pool_type, slot_size

@@ -36,7 +36,7 @@ from pallas_kernels.recurrent_state.chunks import (
 from .norm import norm
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """The results of a tile's tokens before a state is known, for one value head, in float32."""
 
     u_cd: Array
@@ -92,7 +92,7 @@ def take_chunks(
     t, num_key_heads = q_tkd.shape[:2]
     v, log_decay, beta = (x.reshape(t, num_key_heads, -1, *x.shape[2:]) for x in (v_tvd, log_decay_tvd, beta_tv))
 
-    def advance_heads(prepared: Prepared, state_vkd: Array) -> tuple[Array, Array]:
+    def advance_heads(prepared: _Prepared, state_vkd: Array) -> tuple[Array, Array]:
         state_vkd, read_vcd = jax.vmap(advance)(prepared, state_vkd)
         return state_vkd, read_vcd.swapaxes(0, 1)
 
@@ -116,16 +116,16 @@ def by_heads(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def prepare(
     q_ck: Array, k_ck: Array, v_cd: Array, log_decay: Array, beta_1c: Array, *, dot: Dot = exact_dot
-) -> Prepared:
+) -> _Prepared:
     """Return the results of a tile without a state. Rows without beta and decay change nothing.
 
     The logarithms of decays are [1, c], or [c, key_dim] with decays of keys.
     """
     related = relate(q_ck, k_ck, log_decay, beta_1c, dot=dot)
-    inverse_cc = inverted(related.a_cc, dot=dot)
+    inverse_cc = _inverted(related.a_cc, dot=dot)
     u_cd = dot(inverse_cc * beta_1c, v_cd)
     w_ck = dot(inverse_cc * related.k_until_factor_1c, related.k_until_ck)
-    return Prepared(u_cd, w_ck, *related[3:])
+    return _Prepared(u_cd, w_ck, *related[3:])
 
 
 def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: Dot) -> Related:
@@ -135,14 +135,14 @@ def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: D
     if len(log_decay) > 1:
         decays = decays_of_keys(log_decay, dot=dot)
         q_ck, k_ck = q_ck * q_norm_c1, k_ck * k_norm_c1
-        scores_cc, overlaps_cc = products_with_key_decay(q_ck, k_ck, log_decay, dot=dot)
+        scores_cc, overlaps_cc = _products_with_key_decay(q_ck, k_ck, log_decay, dot=dot)
         # Each number has a decay, so that rows have no factor that could be applied after a product.
         k_until = beta_1c, k_ck * decays.until_ck
         queries = q_ck * decays.until_ck, jnp.ones_like(q_norm_c1)
         keys = k_ck * decays.after_ck, jnp.ones_like(k_norm_c1)
     else:
         decays = decays_of(log_decay)
-        scores_cc, overlaps_cc = products_with_decay(q_ck, k_ck, log_decay, dot=dot)
+        scores_cc, overlaps_cc = _products_with_decay(q_ck, k_ck, log_decay, dot=dot)
         scores_cc *= q_norm_c1 * as_row(k_norm_c1)
         overlaps_cc *= k_norm_c1 * as_row(k_norm_c1)
         k_until = beta_1c * as_row(decays.until_ck * k_norm_c1), k_ck
@@ -151,7 +151,7 @@ def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: D
     return Related(a_cc, *k_until, *queries, scores_cc, *keys, decays.whole_k1)
 
 
-def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tuple[Array, Array]:
+def advance(prepared: _Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tuple[Array, Array]:
     """Return the state after a tile, from the one before it, and its rows' outputs [c, value_dim]."""
     delta_cd = prepared.u_cd - dot(prepared.w_ck, state_kd)
     read_cd = dot(prepared.q_ck, state_kd) * prepared.q_factor_c1 + dot(prepared.scores_cc, delta_cd)
@@ -159,7 +159,7 @@ def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tup
     return state_kd * prepared.decay_k1 + added_kd, read_cd
 
 
-def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: Dot) -> tuple[Array, Array]:
+def _products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: Dot) -> tuple[Array, Array]:
     """Return the products [c, c] of queries and of keys with each key before, shrunk by the decays between."""
     row_cc, column_cc = tile_indices(len(q_ck))
     decay_cc = decays_between(log_decay_1c, dot=dot)
@@ -168,7 +168,7 @@ def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: D
     return scores_cc * decay_cc, jnp.where(row_cc > column_cc, overlaps_cc * decay_cc, 0.0)
 
 
-def products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array, *, dot: Dot) -> tuple[Array, Array]:
+def _products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array, *, dot: Dot) -> tuple[Array, Array]:
     """Return the products [c, c] of queries and of keys with each key before, where each of its numbers decays.
 
     A token and an earlier one lie in neighbouring blocks, of one of six sizes, in the same block of twice the size. The
@@ -191,7 +191,7 @@ def products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array, *, do
     return scores_cc, overlaps_cc
 
 
-def inverted(a_cc: Array, *, dot: Dot) -> Array:
+def _inverted(a_cc: Array, *, dot: Dot) -> Array:
     """Return (I + a)^-1 for a matrix that is zero on its diagonal and above."""
     row_cc, column_cc = tile_indices(len(a_cc))
 

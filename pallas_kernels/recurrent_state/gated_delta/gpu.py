@@ -3,7 +3,7 @@
 A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. For tiles one kernel
 solves for the corrections, with scores and A that it computes or, with decays of keys, plain XLA does; another kernel
 passes states from tile to tile. Chunks run in plain XLA for float32 inputs, where it is more exact, and for keys that
-are wider than `MOST_KEYS`.
+are wider than `_MOST_KEYS`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .norm import norm
 from .reference import NORM_EPS
 from .shape import GatedDeltaShape
 
-MOST_KEYS = 128
+_MOST_KEYS = 128
 """The greatest length of a key in the kernels of tiles: longer ones do not fit in shared memory."""
 
 
@@ -49,7 +49,7 @@ def gpu_refusal(shape: GatedDeltaShape) -> str | None:
     return refuse_state(shape.value_dim, shape.key_dim, ("value_dim", "key_dim"), shape.dtype)
 
 
-def gpu_gated_delta(
+def _gpu_gated_delta(
     q_tkd: Array,
     k_tkd: Array,
     v_tvd: Array,
@@ -77,7 +77,7 @@ def gpu_gated_delta(
         interpret=interpret,
     )
     taken = pool, batch, first_slot, inputs, out_tvd
-    if q_tkd.dtype == jnp.bfloat16 and q_tkd.shape[2] <= MOST_KEYS:
+    if q_tkd.dtype == jnp.bfloat16 and q_tkd.shape[2] <= _MOST_KEYS:
         run = partial(_pass_tiles, dtype=out_tvd.dtype, interpret=interpret)
         # With decays of keys plain XLA keeps more of each tile, so the inputs get half of the bytes.
         pool, out_tvd = take_chunks(*taken, run, TILES_BYTES // min(2, log_decay_tvd.shape[2]))

@@ -22,7 +22,7 @@ from .chunks import advance, prepare
 from .norm import normed
 from .shape import GatedDeltaShape
 
-AT_ONCE = 6
+_AT_ONCE = 6
 """The number of value heads that go side by side, so that the products of some fill the waits of others."""
 
 
@@ -33,7 +33,7 @@ def tpu_refusal(shape: GatedDeltaShape) -> str | None:
     return refuse_state(shape.num_value_heads * shape.key_dim * shape.value_dim * 4, shape.dtype)
 
 
-def tpu_gated_delta(
+def _tpu_gated_delta(
     q_tkd: Array,
     k_tkd: Array,
     v_tvd: Array,
@@ -126,7 +126,7 @@ def _tile(
 ) -> None:
     key_dim, value_dim = state.shape[1:]
     num_key_heads = state.shape[0] // group
-    at_once = largest_divisor(num_key_heads, AT_ONCE // group)
+    at_once = largest_divisor(num_key_heads, _AT_ONCE // group)
 
     dot = dot_in_halves if q.dtype == jnp.bfloat16 else exact_dot
 

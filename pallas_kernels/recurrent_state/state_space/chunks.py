@@ -24,7 +24,7 @@ from pallas_kernels.recurrent_state.chunks import (
 )
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """The results of a tile's tokens before a state is known, for one head, in float32."""
 
     read_cp: Array
@@ -60,17 +60,17 @@ def take_chunks(
     x, dt = (each.reshape(t, num_groups, -1, *each.shape[2:]) for each in (x_thp, dt_th))
     a, d = (each.reshape(num_groups, -1) for each in (a_h, d_h))
 
-    def of_head(x_cp: Array, dt_c: Array, *others: Array) -> Prepared:
+    def of_head(x_cp: Array, dt_c: Array, *others: Array) -> _Prepared:
         return prepare(x_cp, dt_c[None], *others)
 
     of_group = jax.vmap(of_head, in_axes=(1, 1, 0, None, None, 0))
     of_tile = jax.vmap(of_group, in_axes=(1, 1, 0, 1, 1, 0))
     of_heads = jax.vmap(jax.vmap(advance, in_axes=(0, None, None, 0)), in_axes=(0, 1, 1, 0))
 
-    def prepare_tiles(x: Array, dt: Array, b: Array, c: Array) -> tuple[Prepared, Array, Array]:
+    def prepare_tiles(x: Array, dt: Array, b: Array, c: Array) -> tuple[_Prepared, Array, Array]:
         return jax.vmap(lambda x, dt, b, c: of_tile(x, dt, a, b, c, d))(x, dt, b, c), b, c
 
-    def advance_heads(prepared: tuple[Prepared, Array, Array], state_hpn: Array) -> tuple[Array, Array]:
+    def advance_heads(prepared: tuple[_Prepared, Array, Array], state_hpn: Array) -> tuple[Array, Array]:
         grouped = state_hpn.reshape(num_groups, -1, *state_hpn.shape[1:])
         state, read = of_heads(*prepared, grouped)
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
@@ -83,11 +83,11 @@ def take_chunks(
 
 def prepare(
     x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array, *, dot: Dot = exact_dot
-) -> Prepared:
+) -> _Prepared:
     """Return the results of a tile without a state. Rows of zeros change nothing."""
     scores_cc, decays = scores_and_decays(dt_1c, a, b_cn, c_cn, dot=dot)
     added_cp = x_cp * (as_column(dt_1c) * decays.after_ck)
-    return Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
+    return _Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
 
 
 def scores_and_decays(dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, *, dot: Dot) -> tuple[Array, Decays]:
@@ -98,7 +98,7 @@ def scores_and_decays(dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, *, dot: 
 
 
 def advance(
-    prepared: Prepared, b_cn: Array, c_cn: Array, state_pn: Array, *, dot: Dot = exact_dot
+    prepared: _Prepared, b_cn: Array, c_cn: Array, state_pn: Array, *, dot: Dot = exact_dot
 ) -> tuple[Array, Array]:
     """Return the state after a tile, from the one before it, and its rows' outputs [c, head_dim]."""
     read_cp = prepared.read_cp + dot(c_cn, state_pn, (1, 1)) * prepared.decay_c1

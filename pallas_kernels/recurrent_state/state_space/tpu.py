@@ -21,8 +21,8 @@ from pallas_kernels.recurrent_state.tpu import largest_divisor, refuse_state, ta
 from .chunks import advance, prepare, take_chunks
 from .shape import StateSpaceShape
 
-LANES = 128
-AT_ONCE = 8
+_LANES = 128
+_AT_ONCE = 8
 """The number of heads that go side by side, so that the products of some fill the waits of others."""
 
 
@@ -33,7 +33,7 @@ def tpu_refusal(shape: StateSpaceShape) -> str | None:
     return refuse_state(shape.num_heads * shape.head_dim * shape.state_dim * 4, shape.dtype)
 
 
-def tpu_state_space(
+def _tpu_state_space(
     x_thp: Array,
     dt_th: Array,
     a_h: Array,
@@ -114,14 +114,14 @@ def _decode(
 
 def _fills_lanes(head_dim: int, group: int) -> bool:
     """Return True if each head takes the lanes of whole vector registers; False if the heads of a group share them."""
-    return head_dim == LANES or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
+    return head_dim == _LANES or (_LANES % head_dim == 0 and group % (_LANES // head_dim) == 0)
 
 
 def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
     num_heads, head_dim, state_dim = state.shape
-    group, width = num_heads // num_groups, max(head_dim, LANES)
+    group, width = num_heads // num_groups, max(head_dim, _LANES)
     # Heads of one group, as many as fill the lanes of registers.
-    at_once = largest_divisor(group * head_dim // width, AT_ONCE * head_dim // width) * width // head_dim
+    at_once = largest_divisor(group * head_dim // width, _AT_ONCE * head_dim // width) * width // head_dim
 
     dot = dot_in_halves if x.dtype == jnp.bfloat16 else exact_dot
 

@@ -36,9 +36,9 @@ SILENCE_SECONDS = 6.0
 """A host that has sent nothing for this long is lost."""
 REASON_SECONDS = 2.0
 """The longest wait, after a collective has failed, for the link that shows which host is gone."""
-GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 3.0
 """The time that this process has to end after a loss, before it is killed."""
-CLOSE_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
 
 
 class Hosts(Protocol):
@@ -155,7 +155,7 @@ class HostGroup:
         if self._is_closed.is_set() or self._lost is not None:
             return
         self._is_closed.set()
-        self._beating.join(CLOSE_SECONDS)  # which sends the last message
+        self._beating.join(_CLOSE_SECONDS)  # which sends the last message
         jax.distributed.shutdown()  # the others do the same
 
     def _check(self) -> None:
@@ -236,7 +236,7 @@ class HostGroup:
         self._lost = message
         self._has_lost.set()
         logger.critical("%s", message)
-        end_soon()
+        _end_soon()
         self._tell(Failed(message), lost)
 
 
@@ -245,8 +245,8 @@ def meet_hosts(args: EngineArguments) -> Hosts:
     return OneHost() if args.nnodes == 1 else HostGroup(join(args))
 
 
-def end_soon() -> None:
-    """End this process with status 1 if it is still there after `GRACE_SECONDS`: it may wait for a device for ever."""
-    timer = threading.Timer(GRACE_SECONDS, os._exit, (1,))
+def _end_soon() -> None:
+    """End this process with status 1 if it is still there after `_GRACE_SECONDS`: it may wait for a device for ever."""
+    timer = threading.Timer(_GRACE_SECONDS, os._exit, (1,))
     timer.daemon = True
     timer.start()

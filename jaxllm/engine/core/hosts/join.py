@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-JOIN_SECONDS = 300
-SHUTDOWN_SECONDS = 5
-KEY_BYTES = 32
+_JOIN_SECONDS = 300
+_SHUTDOWN_SECONDS = 5
+_KEY_BYTES = 32
 
 
 def join(args: EngineArguments) -> list[Link]:
     """Wait for all hosts; return the links to the others on the first one, and the link to that one on the others.
 
     Call it before JAX opens its devices. The first host listens at master_port, for JAX, and at the next one. Raises
-    VLLMValidationError if this process cannot join, RuntimeError if the others do not come within `JOIN_SECONDS`.
+    VLLMValidationError if this process cannot join, RuntimeError if the others do not come within `_JOIN_SECONDS`.
     """
     _check(args)
     logger.info("host %d of %d; host 0 is at %s:%d", args.node_rank, args.nnodes, args.master_addr, args.master_port)
@@ -43,8 +43,8 @@ def join(args: EngineArguments) -> list[Link]:
             args.node_rank,
             # Each process has all devices of its host: with Slurm and Open MPI, JAX would give it one.
             cluster_detection_method="deactivate",
-            initialization_timeout=JOIN_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            initialization_timeout=_JOIN_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except RuntimeError as error:
         if "must be called before" not in str(error):
@@ -54,12 +54,12 @@ def join(args: EngineArguments) -> list[Link]:
     port = args.master_port + 1
     if args.node_rank > 0:
         return [connect(args.master_addr, port, _exchange(None), args.node_rank)]
-    key = secrets.token_bytes(KEY_BYTES)
+    key = secrets.token_bytes(_KEY_BYTES)
     is_dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dual else socket.AF_INET
     with socket.create_server(("", port), family=family, backlog=args.nnodes, dualstack_ipv6=is_dual) as server:
         _exchange(key)
-        return accept(server, key, args.nnodes - 1, JOIN_SECONDS)
+        return accept(server, key, args.nnodes - 1, _JOIN_SECONDS)
 
 
 def _check(args: EngineArguments) -> None:
@@ -80,5 +80,5 @@ def _check(args: EngineArguments) -> None:
 
 def _exchange(key: bytes | None) -> bytes:
     """Return the first host's key, which it gives, to all."""
-    sent = np.frombuffer(key or bytes(KEY_BYTES), np.uint8)
+    sent = np.frombuffer(key or bytes(_KEY_BYTES), np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(sent)).astype(np.uint8).tobytes()

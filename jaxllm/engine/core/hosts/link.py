@@ -14,10 +14,10 @@ import msgspec
 
 from jaxllm.engine.core.hosts.wire import Message, decode, encode
 
-SEND_SECONDS = 3
+_SEND_SECONDS = 3
 """A host that takes no part of a message for this long is lost."""
-POLL_SECONDS = 0.1
-MAX_GREETING_BYTES = 1024
+_POLL_SECONDS = 0.1
+_MAX_GREETING_BYTES = 1024
 
 
 class Link:
@@ -29,7 +29,7 @@ class Link:
         self._lock = threading.Lock()
         with socket.socket(fileno=connection.fileno()) as raw:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
             raw.detach()
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Link:
         return self._connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises OSError if the host is gone, or takes nothing for `SEND_SECONDS`."""
+        """Send a message. Raises OSError if the host is gone, or takes nothing for `_SEND_SECONDS`."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
@@ -62,7 +62,7 @@ def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> lis
     """
     deadline, links = time.monotonic() + seconds, list[Link]()
     greeted: SimpleQueue[Link] = SimpleQueue()
-    server.settimeout(POLL_SECONDS)
+    server.settimeout(_POLL_SECONDS)
     while len(links) < count:
         with contextlib.suppress(TimeoutError):
             raw, _ = server.accept()
@@ -90,7 +90,7 @@ def _greet(raw: socket.socket, key: bytes, greeted: SimpleQueue[Link]) -> None:
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        rank, name = msgspec.json.decode(connection.recv_bytes(MAX_GREETING_BYTES), type=tuple[int, str])
+        rank, name = msgspec.json.decode(connection.recv_bytes(_MAX_GREETING_BYTES), type=tuple[int, str])
     except Exception:  # noqa: BLE001 (a stranger may send anything)
         connection.close()
     else:

@@ -19,9 +19,9 @@ from pallas_kernels.recurrent_state.cpu.units import StateKernel, States
 
 from ..shape import ConvShape
 
-CHANNELS = 512
+_CHANNELS = 512
 """The number of channels of a unit; the last unit of a sequence may have fewer."""
-MAX_ROWS = 8
+_MAX_ROWS = 8
 """The most rows that are computed at a time."""
 
 
@@ -33,14 +33,14 @@ class Kernel(StateKernel):
         self.kept = shape.kernel_size - 1
         """The number of inputs of a state."""
         # Weights, a row's sum and its inputs are in registers.
-        self.num_rows = max(1, min(MAX_ROWS, num_registers() - 2 * shape.kernel_size))
+        self.num_rows = max(1, min(_MAX_ROWS, num_registers() - 2 * shape.kernel_size))
         super().__init__(
             ("x", "weight", "bias", "has_silu"),
             out_format=self.format,
             row_size=shape.num_channels,
             pool_type=self.format.storage,
             slot_size=self.kept * shape.num_channels,
-            parts=-(-shape.num_channels // CHANNELS),
+            parts=-(-shape.num_channels // _CHANNELS),
         )
 
     def add_part(self) -> ir.Function:
@@ -48,24 +48,24 @@ class Kernel(StateKernel):
         e, (buffers, seq, part, has_next) = add_function(self.module, "part", VOID, POINTER, *[I64] * 3)
         of, storage, num_channels = self.of(e, buffers), self.format.storage, self.shape.num_channels
         states = self.states(e, of, seq)
-        channel = e.product(part, CHANNELS)
-        width = e.least(e.ir.sub(I64(num_channels), channel), CHANNELS)
-        kept = e.array(storage, max(1, self.kept) * CHANNELS)
+        channel = e.product(part, _CHANNELS)
+        width = e.least(e.ir.sub(I64(num_channels), channel), _CHANNELS)
+        kept = e.array(storage, max(1, self.kept) * _CHANNELS)
         with e.ir.if_else(states.begins) as (begins, goes_on):
             with begins:
-                e.clear(kept, self.kept * CHANNELS * self.format.num_bytes)
+                e.clear(kept, self.kept * _CHANNELS * self.format.num_bytes)
             with goes_on:
                 self._copy(
-                    e, states.before, channel, width, lambda j: e.at(kept, storage, j * CHANNELS), is_source=True
+                    e, states.before, channel, width, lambda j: e.at(kept, storage, j * _CHANNELS), is_source=True
                 )
         with e.ir.if_then(e.ir.icmp_signed("!=", has_next, I64(0))):
-            self._fetch(e, states.before, e.sum(channel, CHANNELS))
+            self._fetch(e, states.before, e.sum(channel, _CHANNELS))
 
         def address_of(row: Any) -> Any:
             """Return the address of these channels of a row, which may be before the first."""
             back = e.ir.sub(row, states.start)
             new = e.at(of["x"], storage, e.product(row, num_channels), channel)
-            old = e.at(kept, storage, e.product(e.sum(back, self.kept), CHANNELS))
+            old = e.at(kept, storage, e.product(e.sum(back, self.kept), _CHANNELS))
             return e.ir.select(e.ir.icmp_signed("<", back, I64(0)), old, new)
 
         has_silu = e.ir.icmp_signed("!=", e.load(of["has_silu"], I32, 0), I32(0))
@@ -147,5 +147,5 @@ class Kernel(StateKernel):
     def _fetch(self, e: Emitter, state: Any, channel: Any) -> None:
         """Begin to read the state's next channels. Beyond the last there is nothing, which does no harm."""
         for j in range(self.kept):
-            with e.range(0, CHANNELS, CACHE_LINE // self.format.num_bytes) as i:
+            with e.range(0, _CHANNELS, CACHE_LINE // self.format.num_bytes) as i:
                 e.prefetch(state, self.format.storage, j * self.shape.num_channels, channel, i)
