@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jax.errors import JaxRuntimeError
-
 from jaxllm.check import compilers
 from jaxllm.check.report import Change
 from jaxllm.exceptions import VLLMValidationError
@@ -80,7 +78,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
 
 def _reason(size: EngineSize, hardware: Hardware) -> str | None:
     """Return the reason why an engine does not fit, or None."""
-    if isinstance(size.refusal, JaxRuntimeError):
+    if isinstance(size.refusal, RuntimeError):
         return out_of_memory(size.refusal)
     if size.refusal is not None:
         return str(size.refusal)

@@ -46,7 +46,7 @@ class EngineSize:
     """None if the largest step does not compile."""
     num_blocks: int
     """The number of KV blocks; 0 if the engine does not fit."""
-    refusal: VLLMValidationError | JaxRuntimeError | None
+    refusal: VLLMValidationError | RuntimeError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

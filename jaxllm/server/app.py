@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -28,7 +28,7 @@ from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.http.own_pages import OwnPages
 from jaxllm.server.http.request_ids import new_request_id
-from jaxllm.server.http.state import ServerLoad
+from jaxllm.server.http.state import ServerLoad, ServerState
 from jaxllm.server.ollama import routes as ollama
 from jaxllm.server.openai import routes as openai
 from jaxllm.server.openai.output_parsers import check_parsers
@@ -83,7 +83,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
             lambda: app.state.openai_serving_tokenization,
         ),
         *(route for name, dialect in _DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
-        *operations.routes(app.state, app.state.registry),
+        *operations.routes(cast(ServerState, app.state), app.state.registry),
     ]
     if not server_args.disable_page:
         app.router.routes += page.routes()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,7 +30,7 @@ from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.http.access_log import log_settings
 from jaxllm.server.http.auth import read_keys
 from jaxllm.server.http.connection import bounded_protocol
-from jaxllm.server.http.state import ServerLoad
+from jaxllm.server.http.state import ServerLoad, ServerState
 from jaxllm.server.http.tls import refresh, tls_settings
 from jaxllm.utils.async_utils import start_worker_threads
 
@@ -151,7 +151,8 @@ async def serve_engine(
                 from jaxllm.server.grpc.server import opened
 
                 completion, metrics = app.state.openai_serving_completion, app.state.http_metrics
-                await stack.enter_async_context(opened(completion, app.state, metrics, grpc_listener, _LAST_SECONDS))
+                state = cast(ServerState, app.state)
+                await stack.enter_async_context(opened(completion, state, metrics, grpc_listener, _LAST_SECONDS))
             await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
     finally:
         for task in tasks:

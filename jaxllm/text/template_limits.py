@@ -20,7 +20,7 @@ from jinja2.utils import Namespace, _PassArg
 
 MAX_SECONDS = 10.0
 MAX_TEXT = 2**24
-"""The maximum characters of the rendered text and of any value. An item of a list or dict counts as _ITEM characters."""
+"""The maximum characters of the rendered text and of any value. An item of a list or dict counts as `_ITEM`."""
 _MAX_MADE = 2**28
 """The maximum characters of all values that a render makes, kept or not, which bounds its memory."""
 MAX_SOURCE = 2**17

@@ -1,7 +1,7 @@
 """The kernel in LLVM IR: y [t, n] = y + B A x for the rows that have an adapter, each with its own slot's A and B.
 
 A unit of work is a stretch of the rows sorted by slot, with all of their columns, or a share of the columns where rows
-are few and B is large. Up to `_ROWS` rows of one slot are taken at a time: first A x of all parts, as a matmul takes it;
+are few and B is large. Up to `_ROWS` rows of one slot are taken at once: first A x of all parts, as a matmul takes it;
 then B times that, one vector of outputs after the other. Only a part's own outputs of B are read. The order of all sums
 is the same for any number of rows.
 """
