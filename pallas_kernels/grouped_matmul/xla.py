@@ -19,7 +19,7 @@ from pallas_kernels.weights.held import Quantized
 
 from .groups import Groups
 
-MIN_TILE, MAX_TILE = 8, 64
+_MIN_TILE, _MAX_TILE = 8, 64
 _DIMENSIONS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
 )
@@ -76,8 +76,8 @@ def _multiply_tiles(
 
 def _tile(num_rows: int, num_experts: int) -> int:
     """Return the number of rows that are multiplied at a time: about as many as an expert has."""
-    tile = MIN_TILE
-    while tile < MAX_TILE and 2 * tile * num_experts <= num_rows:
+    tile = _MIN_TILE
+    while tile < _MAX_TILE and 2 * tile * num_experts <= num_rows:
         tile *= 2
     return tile
 

@@ -13,19 +13,19 @@ STEP = 32
 """The number of bfloat16 of a row that are multiplied at a time."""
 MATRIX_BYTES = SIDE * CACHE_LINE
 NUM_REGISTERS = 8
-CONFIG_BYTES, WIDTHS_AT, HEIGHTS_AT = 64, 16, 48
+_CONFIG_BYTES, _WIDTHS_AT, _HEIGHTS_AT = 64, 16, 48
 """The size of the configuration in bytes, and the offsets of the registers' row lengths (in bytes) and of their numbers
 of rows."""
 
 
 def configure(e: Emitter, sizes: Sequence[tuple[Any, Any]]) -> None:
     """Configure the registers: the number of rows of each, and the bytes of a row."""
-    config = e.array(I8, CONFIG_BYTES)
-    e.clear(config, CONFIG_BYTES)
+    config = e.array(I8, _CONFIG_BYTES)
+    e.clear(config, _CONFIG_BYTES)
     e.store(I8(1), config, 0)
     for register, (height, width) in enumerate(sizes):
-        e.ir.store(I16(width) if isinstance(width, int) else width, e.at(config, I8, WIDTHS_AT + 2 * register))
-        e.store(I8(height) if isinstance(height, int) else height, config, HEIGHTS_AT + register)
+        e.ir.store(I16(width) if isinstance(width, int) else width, e.at(config, I8, _WIDTHS_AT + 2 * register))
+        e.store(I8(height) if isinstance(height, int) else height, config, _HEIGHTS_AT + register)
     e.call_named("llvm.x86.ldtilecfg", config, result=VOID)
 
 

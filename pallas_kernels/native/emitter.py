@@ -34,7 +34,7 @@ CACHE_LINE = 64
 """The number of bytes that a processor reads from memory at once."""
 _LOG2_E = 1.4426950408889634
 # exp(x) = 2**n * exp(r), r = x - n * ln 2 in [-ln 2 / 2, ln 2 / 2]: ln 2 in two parts, Cephes' polynomial for exp(r).
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _EXP_LEAST = -87.3
 """Below this number exp is set to 0."""
@@ -250,8 +250,8 @@ class Emitter:
         is_tiny = self.ir.fcmp_ordered("<", x, self.constant(_EXP_LEAST, x))
         x = self.larger(x, self.constant(_EXP_LEAST, x))
         whole = self.call("rint", self.ir.fmul(x, self.constant(_LOG2_E, x)))
-        rest = self.fma(whole, self.constant(-LN2_HIGH, x), x)
-        rest = self.fma(whole, self.constant(-LN2_LOW, x), rest)
+        rest = self.fma(whole, self.constant(-_LN2_HIGH, x), x)
+        rest = self.fma(whole, self.constant(-_LN2_LOW, x), rest)
         series = self.constant(_EXP_COEFFICIENTS[0], x)
         for coefficient in _EXP_COEFFICIENTS[1:]:
             series = self.fma(series, rest, self.constant(coefficient, x))

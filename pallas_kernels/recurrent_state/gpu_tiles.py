@@ -33,7 +33,7 @@ from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
 TILES_BYTES = 96 << 20
 """The most bytes of the inputs, in float32, of tiles that are prepared at once: few launches, with much to do."""
-NUM_SMS, MOST_RUNS = 132, 4
+_NUM_SMS, _MOST_RUNS = 132, 4
 """The multiprocessors of an H100, and the most runs of tiles side by side, where some of these would be idle."""
 _STATE_COLUMNS = 128
 """The most columns of a state that are one array in registers."""
@@ -132,13 +132,13 @@ def pass_states(
     """Return the pool after n tiles, and their tokens' outputs [n, c, h, d] in `out_dtype`.
 
     A head's matrix in the pool is [k, d], or [d, k] for an `axis` of 0. Tiles of a chunk go one after the other, chunks
-    side by side in up to `MOST_RUNS` runs. Outputs of empty tiles are undefined.
+    side by side in up to `_MOST_RUNS` runs. Outputs of empty tiles are undefined.
     """
     num_tiles, num_heads, _, value_dim = products.u.shape
     matrix = list(pool.shape[2:])
     matrix[axis] = PART
     most = SMEM_BYTES - SMEM_RESERVED
-    num_runs = min(MOST_RUNS, num_tiles, -(-NUM_SMS // (num_heads * value_dim // PART)))
+    num_runs = min(_MOST_RUNS, num_tiles, -(-_NUM_SMS // (num_heads * value_dim // PART)))
     # With two stages the next tile is loaded meanwhile. Where not all inputs have room for two, q and w do: they come
     # first.
     candidates = [_smem_types(products, matrix, out_dtype, stages) for stages in ((2, 2), (2, 1), (1, 1))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.cli.client.openai_client import OpenAIClient
 
-PREFIX = "vllm:spec_decode_num_"
+_PREFIX = "vllm:spec_decode_num_"
 
 type _DraftCounts = Mapping[str, float]
 """The counters by their names; those per position have it at the end."""
@@ -28,8 +28,8 @@ def parse_drafts(text: str) -> _DraftCounts:
     counts: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name = sample.name.removeprefix(PREFIX).removesuffix("_total")
-            if sample.name.startswith(PREFIX) and not name.endswith("_created"):
+            name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
+            if sample.name.startswith(_PREFIX) and not name.endswith("_created"):
                 key = f"{name} {sample.labels['position']}" if "position" in sample.labels else name
                 counts[key] = counts.get(key, 0.0) + sample.value
     return counts

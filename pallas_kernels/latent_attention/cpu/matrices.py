@@ -26,9 +26,9 @@ from .unit import MASKED, PIECE, Tile, Unit, each_group
 _TILE = 128
 """The number of tokens of a tile: sums of latents are loaded and stored once for each."""
 _AT_ONCE = 4
-"""The number of matrices of sums in registers; one operand is for all of them, in `SHARED`, and the others are in
-`OWN`."""
-SHARED, OWN = 4, (5, 6, 7)
+"""The number of matrices of sums in registers; one operand is for all of them, in `_SHARED`, and the others are in
+`_OWN`."""
+_SHARED, _OWN = 4, (5, 6, 7)
 _CHAINS = 4
 """The number of sums of probabilities of a lane, which do not wait for each other."""
 _LOW = [lane for first in range(0, 2 * LANES, 8) for lane in range(first, first + 4)]
@@ -163,11 +163,11 @@ class Matrices:
             for register in range(_AT_ONCE):
                 amx.clear(e, register)
             with e.range(0, self.steps) as step:
-                amx.load(e, SHARED, e.at(queries, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
+                amx.load(e, _SHARED, e.at(queries, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
                 for register, row in enumerate(rows):
-                    register_of_latents = OWN[register % len(OWN)]
+                    register_of_latents = _OWN[register % len(_OWN)]
                     amx.load(e, register_of_latents, e.at(row, I8, e.product(step, CACHE_LINE)), stride)
-                    amx.multiply(e, register, register_of_latents, SHARED)
+                    amx.multiply(e, register, register_of_latents, _SHARED)
                 with e.ir.if_then(fetches):
                     self._fetch(e, ahead, step)
             for register in range(_AT_ONCE):
@@ -228,12 +228,12 @@ class Matrices:
         for register, address in enumerate(places):
             amx.load(e, register, address, CACHE_LINE)
         with e.range(0, e.ceil_div(live, STEP)) as step:
-            amx.load(e, SHARED, e.at(probs, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
+            amx.load(e, _SHARED, e.at(probs, I8, e.product(step, MATRIX_BYTES)), CACHE_LINE)
             first = e.at(self._pairs, I8, e.product(step, self.at_once * MATRIX_BYTES))
             for register in range(self.at_once):
-                register_of_latents = OWN[register % len(OWN)]
+                register_of_latents = _OWN[register % len(_OWN)]
                 amx.load(e, register_of_latents, e.at(first, I8, register * MATRIX_BYTES), CACHE_LINE)
-                amx.multiply(e, register, SHARED, register_of_latents)
+                amx.multiply(e, register, _SHARED, register_of_latents)
         for register, address in enumerate(places):
             amx.store(e, register, address, CACHE_LINE)
 

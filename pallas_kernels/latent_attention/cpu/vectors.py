@@ -22,7 +22,7 @@ from pallas_kernels.native.number_formats import FORMATS
 from ..layout import LatentShape
 from .unit import MASKED, PIECE, Tile, Unit, each_group
 
-MOST_LANES, LEAST_LANES = 6, 4
+_MOST_LANES, _LEAST_LANES = 6, 4
 """The numbers of lanes that a group may have: the one with the fewest lanes computed in vain, the largest if several.
 """
 _MAX_TOKENS = 4
@@ -43,7 +43,9 @@ class Vectors:
         self.has_pairs = is_bfloat16 and shape.key_dim % (2 * LANES) == 0
         """True if scores are sums of pairs of products."""
         n = shape.num_heads
-        self.lanes = n if n < LEAST_LANES else min(range(MOST_LANES, LEAST_LANES - 1, -1), key=lambda count: -n % count)
+        self.lanes = (
+            n if n < _LEAST_LANES else min(range(_MOST_LANES, _LEAST_LANES - 1, -1), key=lambda count: -n % count)
+        )
         most_sums = max(1, num_registers() * 3 // 4 // self.lanes)
         self.num_tokens = 1 << (min(_MAX_TOKENS, most_sums).bit_length() - 1)
         self.vectors = next(count for count in range(most_sums, 0, -1) if shape.latent_dim // LANES % count == 0)

@@ -42,8 +42,8 @@ from pallas_kernels.paged_attention.gpu.common import (
 from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE, WORKERS
 
 # 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
-CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
-MAX_STAGES, RAW_STAGES = 8, 2
+_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 224, 56
+_MAX_STAGES, _RAW_STAGES = 8, 2
 
 
 class Work(NamedTuple):
@@ -114,7 +114,7 @@ def fill_smem(config: Config, key_dim: int) -> Config:
     one = _buffer_types(config._replace(interpret=False), key_dim)
     room = SMEM_BYTES - SMEM_RESERVED - max(smem_bytes(one.queries), smem_bytes(one.results))
     room -= smem_bytes(one.raw) if config.converts else 0
-    return config._replace(stages=min(MAX_STAGES, room // smem_bytes(one.latents)))
+    return config._replace(stages=min(_MAX_STAGES, room // smem_bytes(one.latents)))
 
 
 class _Buffers(NamedTuple):
@@ -135,7 +135,9 @@ class _Buffers(NamedTuple):
 def _buffer_types(config: Config, key_dim: int) -> _Buffers:
     return _Buffers(
         latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
-        raw=tiled_smem((RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS) if config.converts else None,
+        raw=tiled_smem((_RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS)
+        if config.converts
+        else None,
         queries=tiled_smem((1, MMA_ROWS, key_dim), jnp.bfloat16),
         results=tiled_smem((CONSUMERS, MMA_ROWS, config.stored), config.out_dtype),
         weights=tiled_smem((CONSUMERS, MMA_ROWS, TILE), jnp.bfloat16) if config.interpret else None,
@@ -227,7 +229,7 @@ def attend(
         q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
         tile_full=plgpu.Barrier(num_arrivals=1 if config.converts else chunks, num_barriers=config.stages),
         tile_free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.stages),
-        raw=plgpu.Barrier(num_arrivals=chunks, num_barriers=RAW_STAGES if config.converts else 1),
+        raw=plgpu.Barrier(num_arrivals=chunks, num_barriers=_RAW_STAGES if config.converts else 1),
         turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         scored=plgpu.Barrier(num_arrivals=CONSUMERS),
     )
@@ -262,7 +264,7 @@ def _attend_kernel(*refs, config: Config, latents, raw, queries_or_results, weig
 
     @pl.when(warpgroup < CONSUMERS)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
         plgpu.barrier_arrive(barriers.q_free)
         _for_each_item(kernel_refs, partial(_consume, kernel_refs, warpgroup))
         pl.when(warpgroup == 0)(partial(plgpu.barrier_wait, barriers.q_free))
@@ -270,7 +272,7 @@ def _attend_kernel(*refs, config: Config, latents, raw, queries_or_results, weig
 
     @pl.when(warpgroup == CONSUMERS)
     def _():
-        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
         num_tiles = _for_each_item(kernel_refs, partial(_produce, kernel_refs))
         _drain(kernel_refs, num_tiles)
 
@@ -334,7 +336,7 @@ def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
 
 def _bring_converted(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
     """Convert a tile of a float8 pool to bfloat16, while the next one is loaded."""
-    raw, stage, live = lax.rem(tile, RAW_STAGES), lax.rem(tile, refs.config.stages), item.live(j)
+    raw, stage, live = lax.rem(tile, _RAW_STAGES), lax.rem(tile, refs.config.stages), item.live(j)
     pl.when(j + 1 < item.num_tiles)(partial(_bring_raw, refs, item, j + 1, tile + 1))
     plgpu.barrier_wait(refs.barriers.raw.at[raw])
     _wait_until_free(refs, tile)
@@ -352,7 +354,7 @@ def _bring_converted(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
 
 def _bring_raw(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
     """Load a tile of a float8 pool."""
-    raw = lax.rem(tile, RAW_STAGES)
+    raw = lax.rem(tile, _RAW_STAGES)
     _copy(_sources(refs, item, j), refs.buffers.raw.at[raw], refs.barriers.raw.at[raw])
 
 

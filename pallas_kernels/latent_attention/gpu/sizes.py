@@ -22,12 +22,12 @@ STORE_BYTES = 512
 # The columns that the producer, which has few registers, handles at a time.
 PART_COLUMNS = 64
 # Chunks of a prompt begin at multiples of this many rows.
-ROW_ALIGNMENT = 16
+_ROW_ALIGNMENT = 16
 # The number of thread blocks: one for each multiprocessor of an H100 or H200.
 WORKERS = 132
 # The least tiles of a split, in steps of up to this many rows, and in larger ones. For each split the sums of a row are
 # written and read: 256 KiB for 64 heads of 512 columns, where a tile has 72.
-LEAST_TILES, MANY_ROWS_TILES = {8: 2, 32: 4}, 8
+_LEAST_TILES, _MANY_ROWS_TILES = {8: 2, 32: 4}, 8
 # The most memory for the parts of splits, used or not.
 _PARTS_BYTES = 128 * 2**20
 
@@ -55,7 +55,7 @@ def divide_heads(num_heads: int) -> Heads:
     )
     size, rows = num_heads // groups, 1
     # The rows divide the row alignment, so that rows that are attended together never belong to two chunks.
-    while groups == 1 and 2 * rows <= min(ROW_ALIGNMENT, MMA_ROWS // size):
+    while groups == 1 and 2 * rows <= min(_ROW_ALIGNMENT, MMA_ROWS // size):
         rows *= 2
     return Heads(groups, size, rows)
 
@@ -68,10 +68,10 @@ def gpu_tiles(shape: LatentShape) -> Tiles:
 def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
     """Return how decodes' contexts are split in steps of up to `num_rows` rows; see `splits.split_rule`."""
     split_bytes = num_rows * heads.groups * heads.padded * latent_dim * 4
-    fits = (tiles for most_rows, tiles in LEAST_TILES.items() if num_rows <= most_rows)
+    fits = (tiles for most_rows, tiles in _LEAST_TILES.items() if num_rows <= most_rows)
     return SplitRule(
         most=max(1, min(WORKERS // heads.groups, _PARTS_BYTES // split_bytes)),
-        least_tiles=next(fits, MANY_ROWS_TILES),
+        least_tiles=next(fits, _MANY_ROWS_TILES),
     )
 
 

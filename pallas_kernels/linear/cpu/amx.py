@@ -40,7 +40,7 @@ from .unpack import Plain, Row, Unpacker
 
 PIECE = 2048
 """About how many numbers of longer rows are taken at a time, for all rows of a unit."""
-SUMS, WEIGHTS, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
+_SUMS, _WEIGHTS, _ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 """The registers' contents: two matrices of w by two of x give four matrices of sums."""
 
 
@@ -198,7 +198,7 @@ class MatrixUnit:
         """Configure the registers."""
         width, height = e.ir.select(is_one, I16(4), I16(CACHE_LINE)), e.ir.trunc(lanes, I8)
         of_sums, of_weights, of_rows = (height, width), (height, CACHE_LINE), (SIDE, width)
-        amx.configure(e, [of_sums] * len(SUMS) + [of_weights] * len(WEIGHTS) + [of_rows] * len(ROWS))
+        amx.configure(e, [of_sums] * len(_SUMS) + [of_weights] * len(_WEIGHTS) + [of_rows] * len(_ROWS))
 
     def _lay_out(self, e: Emitter, x: Any, k: Any, num_rows: Any, steps: Any, target: Any) -> None:
         """Write rows of x as the instruction takes them: pairs of 16 rows side by side, the next pairs below them.
@@ -234,11 +234,11 @@ class MatrixUnit:
             with e.range(0, steps) as step:
                 for number in range(count):
                     base = e.at(x, I8, e.product(e.sum(e.product(e.sum(matrix, number), steps), step), x_bytes))
-                    amx.load(e, ROWS[number], base, x_stride)
+                    amx.load(e, _ROWS[number], base, x_stride)
                 for part, base in enumerate((early, late)):
-                    amx.load(e, WEIGHTS[part], e.at(base, I8, e.product(step, CACHE_LINE)), stride)
+                    amx.load(e, _WEIGHTS[part], e.at(base, I8, e.product(step, CACHE_LINE)), stride)
                     for number in range(count):
-                        amx.multiply(e, 2 * number + part, WEIGHTS[part], ROWS[number])
+                        amx.multiply(e, 2 * number + part, _WEIGHTS[part], _ROWS[number])
                 if not self.packed:
                     done = e.sum(e.product(matrix, steps), e.product(step, count))
                     self._fetch(e, following, distance, e.ir.udiv(e.product(done, CACHE_LINE), matrices))
@@ -290,10 +290,10 @@ class MatrixUnit:
             buffer = e.at(buffers, self.storage, e.product(e.ir.and_(turn, I64(1)), SIDE * step))
             for part in range(step // STEP):
                 base = e.at(x, I8, e.product(e.sum(e.product(turn, step // STEP), part), x_bytes))
-                amx.load(e, ROWS[0], base, x_stride)
+                amx.load(e, _ROWS[0], base, x_stride)
                 some = e.at(buffer, self.storage, part * STEP)
-                amx.load(e, WEIGHTS[0], some, I64(step * self.dtype.itemsize))
-                amx.multiply(e, SUMS[0], WEIGHTS[0], ROWS[0])
+                amx.load(e, _WEIGHTS[0], some, I64(step * self.dtype.itemsize))
+                amx.multiply(e, _SUMS[0], _WEIGHTS[0], _ROWS[0])
 
         first = e.ir.udiv(start, I64(step))
         turns = e.ir.sub(e.ir.udiv(stop, I64(step)), first)
@@ -307,7 +307,7 @@ class MatrixUnit:
             with e.ir.if_then(e.ir.icmp_signed(">", turn, I64(0))):
                 multiply(e.ir.sub(turn, I64(1)))
         multiply(e.ir.sub(turns, I64(1)))
-        amx.store(e, SUMS[0], sums, x_stride)
+        amx.store(e, _SUMS[0], sums, x_stride)
         e.ir.ret_void()
         return e.function
 

@@ -41,7 +41,7 @@ from .operands import Operands, Range
 from .panels import CODES_TYPES, STEPS, Codes, Panels, Scales
 from .rounded_inputs import NUM_SCALES, Inputs, RoundedInputs
 
-MAX_CHUNK, UNITS_PER_CORE = 256, 8
+_MAX_CHUNK, UNITS_PER_CORE = 256, 8
 """The most columns of y in a unit, and the approximate number of units for each core."""
 _FEW = (1, 2, 4)
 """The number of rows that are multiplied by codes in registers only."""
@@ -76,7 +76,7 @@ class RoundedMultiplier(Multiplier[ir.Function]):
     def chunk(self, e: Emitter, n: Any, num_parts: Any) -> Any:
         """Return the number of columns of a unit, where each of `num_parts` ranges of n is divided."""
         wanted = LANES * UNITS_PER_CORE * num_cores()
-        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), LANES), MAX_CHUNK)
+        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), LANES), _MAX_CHUNK)
 
     def multiply(
         self, e: Emitter, tiles: ir.Function, of: Operands, num_rows: Any, rows: Range, columns: Range

@@ -24,7 +24,7 @@ _SHIFT = 1.5 * 2**23
 _ALL_BUT_SIGN = 2**31 - 1
 _NUM_BYTES = 4
 """The number of bytes of a float32 or int32."""
-NEXT, DONE, HEADER_BYTES = 0, 64, 128
+_NEXT, _DONE, _HEADER_BYTES = 0, 64, 128
 """The offsets of the counts of tiles that are taken and that are rounded, and of the first tile."""
 
 
@@ -63,14 +63,14 @@ class RoundedInputs:
 
     def num_bytes(self, num_rows: int, k: int) -> int:
         """Return the bytes that `num_rows` rows of k numbers take."""
-        return HEADER_BYTES + -(-num_rows // self.tile) * self.tile * k // CHUNK * sum(self._sizes)
+        return _HEADER_BYTES + -(-num_rows // self.tile) * self.tile * k // CHUNK * sum(self._sizes)
 
     def at(self, e: Emitter, of: Operands, tile: Any, block: Any) -> Inputs:
         """Return the addresses of a tile's rows, from a stretch of 64 numbers on."""
         blocks = e.ir.udiv(of.k, I64(CHUNK))
         count = e.product(e.ceil_div(of.t, self.tile), blocks, self.tile)
         index = e.product(e.sum(e.product(tile, blocks), block), self.tile)
-        addresses, start = [], e.at(of.scratch, I8, HEADER_BYTES)
+        addresses, start = [], e.at(of.scratch, I8, _HEADER_BYTES)
         for size in self._sizes:
             addresses.append(e.at(start, I8, e.product(index, size)))
             start = e.at(start, I8, e.product(count, size))
@@ -78,11 +78,11 @@ class RoundedInputs:
 
     def begin(self, e: Emitter, scratch: Any) -> None:
         """Record that nothing is rounded yet."""
-        e.clear(scratch, HEADER_BYTES)
+        e.clear(scratch, _HEADER_BYTES)
 
     def round(self, e: Emitter, of: Operands, storage: Format, num_rows: Any) -> None:
         """Round tiles of rows until none is left, and wait for the tiles that other threads took."""
-        taken, done = (e.at(of.scratch, I8, place) for place in (NEXT, DONE))
+        taken, done = (e.at(of.scratch, I8, place) for place in (_NEXT, _DONE))
         num_tiles = e.ceil_div(num_rows, self.tile)
         take, work, rest, after = (e.function.append_basic_block() for _ in range(4))
         is_done = e.ir.icmp_signed(">=", e.ir.load_atomic(done, "acquire", 8, typ=I64), num_tiles)

@@ -48,16 +48,16 @@ _COLUMNS = MIN_COLUMNS
 """The number of rows of w that are multiplied at a time."""
 FEW_ROWS = MIN_ROWS
 """The number of rows of x that are multiplied at a time where there are few."""
-MIN_CHUNK, MAX_CHUNK = 16, 256
+_MIN_CHUNK, _MAX_CHUNK = 16, 256
 """The number of rows of w in a unit: many, to read memory in long stretches, but enough units for all cores."""
-UNITS_PER_CORE = 4
+_UNITS_PER_CORE = 4
 _GROUP_BYTES = {LANES: 12 << 10, LANES // 2: 128 << 10}
 """The bytes of w that stay in a core's cache for all rows of a unit, by the number of sums: with 16 in the first cache,
 where x passes by them, with 8 in the second, from where they pass by x."""
 _TILE_BYTES = 18 << 10
 """The bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, and the sums
 of some columns are kept in between. So x stays in a core's first cache while w passes by."""
-PIECE_COLUMNS, PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
+_PIECE_COLUMNS, _PIECE_BYTES = 48, {LANES: 512 << 10, LANES // 2: 160 << 10}
 """The most columns, and the most bytes of w, that are taken at a time where rows are in pieces, by the number of sums.
 """
 _GATES = MIN_GATES
@@ -142,7 +142,7 @@ class ExactMultiplier(Multiplier[Functions]):
         """The number of rows of x that are multiplied at a time where there are many."""
         self.piece = _TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """The numbers of a longer row that are multiplied at a time where there are many rows."""
-        self.max_chunk = 2 * MAX_CHUNK if present.has_matrix_unit else MAX_CHUNK
+        self.max_chunk = 2 * _MAX_CHUNK if present.has_matrix_unit else _MAX_CHUNK
         self.has_matrix_unit = self.dtype == jnp.bfloat16 and present.has_matrix_unit
 
     def add_tiles(self, *, has_one: bool = False) -> Functions:
@@ -165,8 +165,8 @@ class ExactMultiplier(Multiplier[Functions]):
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
         """Return the number of columns of a unit, where each of `num_parts` ranges of n is divided."""
-        wanted = MIN_CHUNK * UNITS_PER_CORE * num_cores()
-        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), MIN_CHUNK), self.max_chunk)
+        wanted = _MIN_CHUNK * _UNITS_PER_CORE * num_cores()
+        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), _MIN_CHUNK), self.max_chunk)
 
     def multiply(
         self,
@@ -249,8 +249,8 @@ class ExactMultiplier(Multiplier[Functions]):
         """Return the number of columns that are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(_GATES)
-        size = _SCRATCH_BYTES if self.is_packed else PIECE_BYTES[self.lanes]
-        passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
+        size = _SCRATCH_BYTES if self.is_packed else _PIECE_BYTES[self.lanes]
+        passing = e.least(self._fitting(e, size, k), _PIECE_COLUMNS)
         staying = self._fitting(e, _GROUP_BYTES[self.lanes], k)
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, staying)
 
@@ -278,7 +278,7 @@ class ExactMultiplier(Multiplier[Functions]):
         size = rows * _COLUMNS * self.lanes
         kept, piece = NULL, k
         if not _is_few(rows):
-            kept, piece = e.array(F32, size * PIECE_COLUMNS // _COLUMNS), e.least(k, self.piece)
+            kept, piece = e.array(F32, size * _PIECE_COLUMNS // _COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, kept_index: Any) -> list[Any]:
             """Return a piece's range, the address of a block's sums until the next piece, and the weights to fetch."""

@@ -15,7 +15,7 @@ _BLOCK_BYTES = 8 * 2**20
 """The most bytes of a block of rows, and of one of widened weights."""
 WIDEN_ROWS = 64
 """The number of outputs that are widened at a time: a tile of 4-bit codes."""
-MOST_ROWS, MOST_OUTPUTS = 512, 512
+_MOST_ROWS, _MOST_OUTPUTS = 512, 512
 FEW_ROWS = 64
 """The most rows that are multiplied by codes; more are multiplied by widened weights."""
 CHUNKS_AT_ONCE = 2
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeLike) -> Sizes:
     """Return blocks that fit in VMEM: all inputs of some rows, and of some outputs."""
     row_bytes = num_inputs * jnp.dtype(dtype).itemsize
-    rows, outputs = MOST_ROWS, MOST_OUTPUTS
+    rows, outputs = _MOST_ROWS, _MOST_OUTPUTS
     while rows * row_bytes > _BLOCK_BYTES or rows // 2 >= max(num_rows, 16):
         rows //= 2
     while outputs * row_bytes > _BLOCK_BYTES:
@@ -44,7 +44,7 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeL
 
 def few_outputs(num_outputs: int, num_inputs: int) -> int:
     """Return the number of outputs of a block for few rows."""
-    outputs = MOST_OUTPUTS
+    outputs = _MOST_OUTPUTS
     while outputs * num_inputs > _FEW_BYTES and outputs > LANES:
         outputs //= 2
     return min(outputs, num_outputs)

@@ -54,7 +54,7 @@ _MAX_NARROW = 64
 """Up to this head_dim the rows of a chunk, which come past the same blocks again and again, fetch nothing ahead."""
 ROWS_PER_CORE = 4
 """With this many decode rows per core, a row's heads stay together, and the next head's keys are fetched early."""
-UNITS_PER_CORE = 4
+_UNITS_PER_CORE = 4
 """Where decode rows times kv heads are fewer than this per core, the spans of a long row are divided among units."""
 
 
@@ -183,7 +183,7 @@ class Kernel(Call):
             first, last = self._spans(e, self._first_seen(e, of, position), end)
             most.value = e.most(most.value, e.ir.sub(last, first))
         # There are as many units as cores can share evenly, each of whole spans; the longest row decides.
-        wanted = e.ceil_div(UNITS_PER_CORE * num_cores(), e.most(units, 1))
+        wanted = e.ceil_div(_UNITS_PER_CORE * num_cores(), e.most(units, 1))
         per_unit = e.ceil_div(most.value, e.least(wanted, most.value))
         kept = self.kept.make(e, e.product(decodes, k), most.value, per_unit)
         e.store(kept, buffers, len(BUFFERS))

@@ -20,7 +20,7 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 """The score of a position that a row does not see."""
 SPAN = 256
 """About how many tokens a span has: a core's share of a long context, beside which merging costs little."""
-HEADER_BYTES, I64_BYTES, F32_BYTES = 64, 8, 4
+_HEADER_BYTES, _I64_BYTES, _F32_BYTES = 64, 8, 4
 """The header has three integers: the most spans of a row, the spans that a unit attends, and the kv heads of all decode
 rows."""
 
@@ -94,9 +94,9 @@ class Kept(NamedTuple):
         """
         base = e.variable(POINTER, NULL)
         with e.ir.if_then(e.ir.icmp_signed("<", per_stretch, num_spans)):
-            counts = e.product(num_kv_rows, I64_BYTES)
-            states = e.product(num_kv_rows, self.group, num_spans, self._stride, F32_BYTES)
-            size = e.sum(HEADER_BYTES, counts, states)
+            counts = e.product(num_kv_rows, _I64_BYTES)
+            states = e.product(num_kv_rows, self.group, num_spans, self._stride, _F32_BYTES)
+            size = e.sum(_HEADER_BYTES, counts, states)
             base.value = e.ir.call(libc(e.module, "malloc", POINTER, [I64]), [size])
             with e.ir.if_then(e.ir.icmp_unsigned("!=", base.value, NULL)):
                 for index, number in enumerate((num_spans, per_stretch, num_kv_rows)):
@@ -131,7 +131,7 @@ class Kept(NamedTuple):
         return State(address, e.at(address, F32, self.head_dim), e.at(address, F32, self.head_dim + 1))
 
     def _counts(self, e: Emitter, base: Any) -> Any:
-        return e.at(base, I8, HEADER_BYTES)
+        return e.at(base, I8, _HEADER_BYTES)
 
     @property
     def _stride(self) -> int:

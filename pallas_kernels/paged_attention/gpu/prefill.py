@@ -38,13 +38,13 @@ _COMPUTE_WARPGROUPS = 2
 _PRODUCER = _COMPUTE_WARPGROUPS
 QUERY_TILE = _COMPUTE_WARPGROUPS * MMA_ROWS
 # 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
-COMPUTE_REGISTERS, PRODUCER_REGISTERS = 224, 56
+_COMPUTE_REGISTERS, _PRODUCER_REGISTERS = 224, 56
 _OVERHEAD_BYTES = 3 * 1024
 """The shared memory of barriers and of Mosaic GPU's own 2 KiB."""
 _STORE_ROWS = 16
 """The rows that are read and stored at a time, so that a tile's last rows do not reach into the next chunk."""
 # With one stage, a warpgroup that skips a tile could free the stage for the other, which may be one tile behind.
-MIN_STAGES, MAX_STAGES = 2, 4
+_MIN_STAGES, _MAX_STAGES = 2, 4
 _PART_COLUMNS = 64
 """The columns that the producer, which has few registers, handles at a time."""
 
@@ -94,7 +94,7 @@ class _Config(NamedTuple):
         q_bytes = QUERY_TILE * self.head_dim * 2
         kv_bytes = self.kv_tile * self.head_dim * 2
         raw_bytes = self.raw_stages * kv_bytes
-        return min(MAX_STAGES, (SMEM_BYTES - _OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
+        return min(_MAX_STAGES, (SMEM_BYTES - _OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
 
 
 class _Operands(NamedTuple):
@@ -225,8 +225,8 @@ def prefill_attention(
         absent=frozenset(_Operands._fields) - present.keys(),
         interpret=interpret,
     )
-    if config.stages < MIN_STAGES:
-        raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
+    if config.stages < _MIN_STAGES:
+        raise ValueError(f"prefill: {_MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
 
     def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
         named = dict.fromkeys(config.absent) | dict(zip(present, refs, strict=True))
@@ -291,12 +291,12 @@ def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers)
 
         @pl.when(warpgroup < _COMPUTE_WARPGROUPS)
         def _() -> None:
-            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            plgpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
             _compute(program, warpgroup)
 
         @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
-            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
             _produce(program)
 
 

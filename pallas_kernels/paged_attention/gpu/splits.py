@@ -11,7 +11,7 @@ from ..layout import AttentionBatch
 
 # The least tiles of a split, in steps of up to this many rows and in larger ones. For each split a part of the result
 # is written and read, a few percent of two tiles' bytes, and a thread block has to change over.
-FEW_ROWS, FEW_ROWS_TILES, MANY_ROWS_TILES = 32, 2, 4
+_FEW_ROWS, _FEW_ROWS_TILES, _MANY_ROWS_TILES = 32, 2, 4
 
 
 class SplitRule(NamedTuple):
@@ -31,7 +31,7 @@ def split_rule(num_rows: int, num_kv_heads: int, workers: int) -> SplitRule:
     """
     return SplitRule(
         most=max(1, workers // num_kv_heads),
-        least_tiles=FEW_ROWS_TILES if num_rows <= FEW_ROWS else MANY_ROWS_TILES,
+        least_tiles=_FEW_ROWS_TILES if num_rows <= _FEW_ROWS else _MANY_ROWS_TILES,
     )
 
 

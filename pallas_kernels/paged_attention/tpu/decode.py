@@ -21,9 +21,9 @@ from . import softmax
 from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 
-UNROLL = 8
+_UNROLL = 8
 """The most heads that are attended together: the latencies of each hide behind the others."""
-OUTPUTS = 2
+_OUTPUTS = 2
 
 
 class _Scalars(NamedTuple):
@@ -87,10 +87,10 @@ def decode_attention(
         pltpu.VMEM((num_buffers, k, rows, c), dtype),
         pltpu.VMEM((num_buffers, *new_skc.shape[1:]), new_skc.dtype),
         pltpu.SemaphoreType.DMA((num_buffers,)),
-        pltpu.VMEM((OUTPUTS, k, slab, pool.shape[4]), pool.dtype),
-        pltpu.SemaphoreType.DMA((OUTPUTS,)),
-        pltpu.VMEM((OUTPUTS, k, rows, v), q_skgc.dtype),
-        pltpu.SemaphoreType.DMA((OUTPUTS,)),
+        pltpu.VMEM((_OUTPUTS, k, slab, pool.shape[4]), pool.dtype),
+        pltpu.SemaphoreType.DMA((_OUTPUTS,)),
+        pltpu.VMEM((_OUTPUTS, k, rows, v), q_skgc.dtype),
+        pltpu.SemaphoreType.DMA((_OUTPUTS,)),
         float32((k // unroll, unroll * rows, LANES)),
         float32((k // unroll, unroll * rows, LANES)),
         float32((k // unroll, unroll * rows, v)),
@@ -178,7 +178,7 @@ class _Decode:
             self.out_copy(item).wait()
             self.slab_copy(item).wait()
 
-        stream.for_last(OUTPUTS, wait)
+        stream.for_last(_OUTPUTS, wait)
 
     def describe(self, index: Array) -> _Sequence:
         """Return an item: the new token attends to the positions from `first` to its own."""
@@ -197,7 +197,7 @@ class _Decode:
         return [pltpu.make_async_copy(source.at[item.number], target.at[buffer], semaphore) for source, target in pairs]
 
     def out_copy(self, item: _Sequence) -> Any:
-        buffer = lax.rem(item.number, OUTPUTS)
+        buffer = lax.rem(item.number, _OUTPUTS)
         return pltpu.make_async_copy(
             self.scratch.out.at[buffer], self.operands.out.at[item.number], self.scratch.out_semaphores.at[buffer]
         )
@@ -205,7 +205,7 @@ class _Decode:
     def slab_copy(self, item: _Sequence) -> Any:
         """Return the copy of the slab of rows around the new token to the pool."""
         _, _, slabs, slab, _ = self.operands.pool.shape
-        buffer = lax.rem(item.number, OUTPUTS)
+        buffer = lax.rem(item.number, _OUTPUTS)
         block, offset = lax.div(item.slot, slabs * slab), lax.rem(item.slot, slabs * slab)
         target = self.operands.written.at[self.scalars.first_and_window[0] + block, :, lax.div(offset, slab)]
         return pltpu.make_async_copy(self.scratch.slabs.at[buffer], target, self.scratch.slab_semaphores.at[buffer])
@@ -254,10 +254,10 @@ class _Decode:
         In the tile the rows after it become 0; in the pool they are unchanged.
         """
         item, scratch = tile.item, self.scratch
-        pl.when(item.number >= OUTPUTS)(lambda: self.slab_copy(item).wait())
+        pl.when(item.number >= _OUTPUTS)(lambda: self.slab_copy(item).wait())
         _, k, _, slab, columns = self.ring.buffers.shape
         position = item.end - 1 - tile.tile * self.options.kv_tile
-        index, buffer = lax.div(position, slab), lax.rem(item.number, OUTPUTS)
+        index, buffer = lax.div(position, slab), lax.rem(item.number, _OUTPUTS)
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
         is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
         new_kc = scratch.new_kv[lax.rem(item.number, scratch.new_kv.shape[0])].astype(jnp.float32)
@@ -270,8 +270,8 @@ class _Decode:
 
     def end(self, item: _Sequence) -> None:
         # All copies are of one size: waiting for this one is waiting for the one that used its buffer before.
-        pl.when(item.number >= OUTPUTS)(lambda: self.out_copy(item).wait())
-        out, buffer = self.scratch.out, lax.rem(item.number, OUTPUTS)
+        pl.when(item.number >= _OUTPUTS)(lambda: self.out_copy(item).wait())
+        out, buffer = self.scratch.out, lax.rem(item.number, _OUTPUTS)
         _, k, rows, columns = out.shape
         num_groups = self.scratch.maxima.shape[0]
         for i in range(num_groups):
@@ -282,4 +282,4 @@ class _Decode:
 
 def _heads_together(k: int) -> int:
     """Return the number of heads that are attended together."""
-    return max(x for x in range(1, UNROLL + 1) if k % x == 0)
+    return max(x for x in range(1, _UNROLL + 1) if k % x == 0)

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from .options import LANES, ceil_div
 
 _MOST_TABLES = 16
-UNROLL = 8
+_UNROLL = 8
 _TABLE_BYTES = 256 * 2**10
 """Bytes of block tables in SMEM, which has 1 MiB."""
 
@@ -206,7 +206,7 @@ class KVStream[T: Item]:
             fetch_block(i, jnp.minimum(end - i * per_block, per_block))
 
         # The starts of a whole tile's copies are one stretch of code, where each hides the latencies of the next.
-        unroll = min(blocks_per_tile, UNROLL)
+        unroll = min(blocks_per_tile, _UNROLL)
         is_whole = (first == 0) & (end == self._slabs_per_tile)
         pl.when(is_whole)(lambda: lax.fori_loop(0, blocks_per_tile // unroll, fetch_some, None))
         used = lax.div(first, per_block), ceil_div(end, per_block)

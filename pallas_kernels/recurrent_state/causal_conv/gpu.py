@@ -35,7 +35,7 @@ def gpu_refusal(shape: ConvShape) -> str | None:
     return None
 
 
-def _gpu_causal_conv(
+def gpu_causal_conv(
     x_tc: Array,
     weight_kc: Array,
     pool: Array,

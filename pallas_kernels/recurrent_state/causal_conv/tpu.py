@@ -19,25 +19,25 @@ from pallas_kernels.recurrent_state import StateBatch
 from .shape import ConvShape
 from .xla import convolve
 
-TILE_ROWS, LANES = 16, 128
+_TILE_ROWS, _LANES = 16, 128
 
 
 def tpu_pool_spec(shape: ConvShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of a pool of `num_slots` slots per layer, the null slot counted."""
-    rows = (shape.kernel_size - 1) * shape.num_channels // LANES
-    return jax.ShapeDtypeStruct((num_layers * num_slots, -(-rows // TILE_ROWS) * TILE_ROWS, LANES), shape.dtype)
+    rows = (shape.kernel_size - 1) * shape.num_channels // _LANES
+    return jax.ShapeDtypeStruct((num_layers * num_slots, -(-rows // _TILE_ROWS) * _TILE_ROWS, _LANES), shape.dtype)
 
 
 def tpu_refusal(shape: ConvShape) -> str | None:
     """Return why the kernels cannot run a shape, or None if they can."""
-    if shape.num_channels % LANES:
-        return f"num_channels must be a multiple of {LANES}, not {shape.num_channels}"
+    if shape.num_channels % _LANES:
+        return f"num_channels must be a multiple of {_LANES}, not {shape.num_channels}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
     return None
 
 
-def _tpu_causal_conv(
+def tpu_causal_conv(
     x_tc: Array,
     weight_kc: Array,
     pool: Array,
@@ -53,10 +53,10 @@ def _tpu_causal_conv(
     first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
     states_s = _read(pool, first_slot + batch.read_slots_s, interpret=interpret)
     kept, (_, c) = len(weight_kc) - 1, x_tc.shape
-    rows = kept * c // LANES
+    rows = kept * c // _LANES
     states_skc = states_s[:, :rows].reshape(len(states_s), kept, c)
     out_tc, *states = convolve(x_tc, weight_kc, states_skc, batch, bias_c, activation)
-    states_i = jnp.concatenate(states).reshape(-1, rows, LANES)
+    states_i = jnp.concatenate(states).reshape(-1, rows, _LANES)
     states_i = jnp.pad(states_i, ((0, 0), (0, pool.shape[1] - rows), (0, 0)))
     is_live_s = batch.query_ends_s > batch.query_starts_s
     slots = jnp.concatenate([jnp.where(is_live_s, x, 0) for x in (batch.write_slots_s, batch.save_slots_s)])

@@ -17,7 +17,7 @@ from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import Format
 
 _BATCH = ("starts", "ends", "num_decodes", "read_slots", "write_slots", "save_ends", "save_slots", "first_slot")
-UNITS_PER_CORE = 8
+_UNITS_PER_CORE = 8
 """The least number of units of decodes for each core, as far as they have enough parts."""
 
 
@@ -99,7 +99,7 @@ class StateKernel:
     def _ranges(self, e: Emitter, decodes: Any) -> tuple[Any, Any, Any]:
         """Return the number of parts of all decodes, of parts in a unit, and of units."""
         total = e.product(decodes, self.num_parts)
-        most = e.most(e.ir.sdiv(total, I64(num_cores() * UNITS_PER_CORE)), 1)
+        most = e.most(e.ir.sdiv(total, I64(num_cores() * _UNITS_PER_CORE)), 1)
         size = e.least(most, self.num_parts)
         return total, size, e.ceil_div(total, size)
 

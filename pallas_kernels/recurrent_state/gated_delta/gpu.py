@@ -49,7 +49,7 @@ def gpu_refusal(shape: GatedDeltaShape) -> str | None:
     return refuse_state(shape.value_dim, shape.key_dim, ("value_dim", "key_dim"), shape.dtype)
 
 
-def _gpu_gated_delta(
+def gpu_gated_delta(
     q_tkd: Array,
     k_tkd: Array,
     v_tvd: Array,

@@ -33,7 +33,7 @@ def tpu_refusal(shape: GatedDeltaShape) -> str | None:
     return refuse_state(shape.num_value_heads * shape.key_dim * shape.value_dim * 4, shape.dtype)
 
 
-def _tpu_gated_delta(
+def tpu_gated_delta(
     q_tkd: Array,
     k_tkd: Array,
     v_tvd: Array,

@@ -14,7 +14,7 @@ from .chunks import take_chunks
 from .norm import normed
 
 
-def _xla_gated_delta(
+def xla_gated_delta(
     q_tkd: Array,
     k_tkd: Array,
     v_tvd: Array,

@@ -42,7 +42,7 @@ def gpu_refusal(shape: StateSpaceShape) -> str | None:
     return refuse_state(shape.head_dim, shape.state_dim, ("head_dim", "state_dim"), shape.dtype)
 
 
-def _gpu_state_space(
+def gpu_state_space(
     x_thp: Array,
     dt_th: Array,
     a_h: Array,

@@ -33,7 +33,7 @@ def tpu_refusal(shape: StateSpaceShape) -> str | None:
     return refuse_state(shape.num_heads * shape.head_dim * shape.state_dim * 4, shape.dtype)
 
 
-def _tpu_state_space(
+def tpu_state_space(
     x_thp: Array,
     dt_th: Array,
     a_h: Array,

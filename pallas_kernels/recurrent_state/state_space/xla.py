@@ -13,7 +13,7 @@ from pallas_kernels.recurrent_state.xla import scan_tokens
 from .chunks import take_chunks
 
 
-def _xla_state_space(
+def xla_state_space(
     x_thp: Array,
     dt_th: Array,
     a_h: Array,
