@@ -357,6 +357,7 @@ class ModelConfig:
     """The row of the learned positions that position 0 takes."""
     embed_scale: float = 1.0
     norm_offset: float = 0.0
+    """The number that RMSNorms and LayerNorms add to their scales, 1 in Gemma."""
     norm_bias: bool = True
     """LayerNorms add a bias."""
     logits_divisor: float = 1.0

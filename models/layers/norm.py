@@ -31,12 +31,13 @@ class LayerNorm(nnx.Module):
         self.scale = declare((size,), (axis,), dtype)
         self.bias = declare((size,), (axis,), dtype) if cfg.norm_bias else None
         self.eps = cfg.norm_eps
+        self.offset = cfg.norm_offset
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
         held = held_by(self.scale)
         size = x.shape[-1]
-        if held.ops.has_cpu_norms and can_norm(size, x.dtype):
+        if held.ops.has_cpu_norms and can_norm(size, x.dtype) and not self.offset:
             x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
             bias_ld = None if self.bias is None else held_by(self.bias).stack.reshape(-1, size)
             stack_ld = held.stack.reshape(-1, size)
@@ -46,7 +47,9 @@ class LayerNorm(nnx.Module):
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + self.eps)
         shape = (1,) * (x.ndim - 1) + (-1,)
-        scaled = normed * self.scale[...].astype(jnp.float32).reshape(shape)
+        # HF adds the offset in the dtype of the weights.
+        scale = self.scale[...] + self.offset if self.offset else self.scale[...]
+        scaled = normed * scale.astype(jnp.float32).reshape(shape)
         if self.bias is not None:
             scaled = scaled + self.bias[...].astype(jnp.float32).reshape(shape)
         return scaled.astype(x.dtype)

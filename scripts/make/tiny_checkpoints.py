@@ -591,6 +591,10 @@ CASES = {
 }
 
 
+WITH_NORM_OFFSET = ("gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Cases with norms that add 1 to their scales."""
+
+
 def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: bool) -> None:
     """Draw weights large enough that every feature moves the logits."""
     rng, has_delta = np.random.default_rng(seed), any("A_log" in name for name, _ in model.named_parameters())
@@ -668,8 +672,7 @@ def make(name: str, case: Case, folder: Path) -> None:
     for seed in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         model = model_class(case.config())
-        offset = 1.0 if name.startswith(("gemma2", "gemma3", "qwen3_next", "qwen3_5")) else 0.0
-        fill(model, seed, norm_offset=offset, scales_embeddings="gemma" in name)
+        fill(model, seed, norm_offset=1.0 if name in WITH_NORM_OFFSET else 0.0, scales_embeddings="gemma" in name)
         model.tie_weights()
         model.to(torch.bfloat16).save_pretrained(folder)
         arrays, doubt = golden(folder, model_class)

@@ -21,4 +21,4 @@ def test_a_random_configuration(path: Path, tmp_path: Path):
 
 
 def test_there_is_one_of_each_family():
-    assert len(CASES) == 32
+    assert len(CASES) >= 32

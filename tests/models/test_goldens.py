@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop
+from jaxllm.models import LayerLoop, Model, ModelSpecs
 from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, empty_pools, load
 from tests.models.tiny import read_goldens, read_tensors
@@ -64,6 +66,14 @@ def test_stand_in_matches_hf(case: str) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case)
     logprobs = Runner(model, load(model, read_tensors(case)), dense_attention).whole(golden)
+    np.testing.assert_allclose(logprobs[len(golden.prompt) - 1 :], golden.logprobs, rtol=0, atol=TOLERANCE)
+
+
+def test_layer_norms_add_an_offset_to_their_scales() -> None:
+    golden, norms = read_goldens("gpt2")[-1], ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+    tensors = {name: held.astype(np.float32) - name.endswith(norms) for name, held in read_tensors("gpt2").items()}
+    model = Model(ModelSpecs(replace(build_model("gpt2").config, norm_offset=1.0), jnp.float32))
+    logprobs = Runner(model, load(model, tensors), dense_attention).whole(golden)
     np.testing.assert_allclose(logprobs[len(golden.prompt) - 1 :], golden.logprobs, rtol=0, atol=TOLERANCE)
 
 

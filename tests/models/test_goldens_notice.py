@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from tests.models.tiny import read_goldens, read_tensors
 
 pytestmark = pytest.mark.goldens_notice
 
+TOLERANCE = 1e-4
 NOTICED = 1e-2
 
 Change = Callable[[ModelConfig], ModelConfig]
@@ -234,22 +236,39 @@ FEATURES: dict[tuple[str, str], Change] = {
 SCALES = {"gemma4_dense": ("layer_scalar",), "gemma4_moe": ("router.scale", "router.per_expert_scale")}
 
 
+def run(model: Model, case: str) -> Runner:
+    stand_in = None if model.config.layers[0].latent else dense_attention
+    return Runner(model, load(model, read_tensors(case)), stand_in)
+
+
+def difference(runner: Runner, case: str) -> float:
+    """Return the largest difference between log-probabilities and those of the case's last golden."""
+    golden = read_goldens(case)[-1]
+    return np.abs(runner.whole(golden)[len(golden.prompt) - 1 :] - golden.logprobs).max()
+
+
+@cache
+def whole_model(case: str) -> Runner:
+    """Return the model with all its features, which agrees with the golden: a wrong one would differ without them."""
+    runner = run(build_model(case), case)
+    np.testing.assert_allclose(difference(runner, case), 0, atol=TOLERANCE)
+    return runner
+
+
 @pytest.mark.parametrize("case", SCALES)
 def test_missing_scale_is_noticed(case: str) -> None:
-    golden, tensors, model = read_goldens(case)[-1], read_tensors(case), build_model(case)
-    run = Runner(model, load(model, tensors), dense_attention)
+    tensors, runner = read_tensors(case), whole_model(case)
+    complete = runner.params
     for scale in SCALES[case]:
         ones = {name: np.ones_like(held) if name.endswith(scale) else held for name, held in tensors.items()}
-        run.params = load(model, ones)
-        difference = np.abs(run.whole(golden)[len(golden.prompt) - 1 :] - golden.logprobs).max()
-        assert difference > NOTICED, f"{case} without {scale} moves log-probabilities by {difference:.1e} only"
+        runner.params = load(runner.model, ones)
+        moved = difference(runner, case)
+        assert moved > NOTICED, f"{case} without {scale} moves log-probabilities by {moved:.1e} only"
+    runner.params = complete
 
 
 @pytest.mark.parametrize(("case", "feature"), FEATURES)
 def test_missing_feature_is_noticed(case: str, feature: str) -> None:
-    golden = read_goldens(case)[-1]
-    model = Model(ModelSpecs(FEATURES[case, feature](build_model(case).config), jnp.float32))
-    stand_in = None if model.config.layers[0].latent else dense_attention
-    logprobs = Runner(model, load(model, read_tensors(case)), stand_in).whole(golden)
-    difference = np.abs(logprobs[len(golden.prompt) - 1 :] - golden.logprobs).max()
-    assert difference > NOTICED, f"{case} without {feature} moves log-probabilities by {difference:.1e} only"
+    config = whole_model(case).model.config
+    moved = difference(run(Model(ModelSpecs(FEATURES[case, feature](config), jnp.float32)), case), case)
+    assert moved > NOTICED, f"{case} without {feature} moves log-probabilities by {moved:.1e} only"
