@@ -29,7 +29,7 @@ class _LineFormatter(logging.Formatter):
         super().__init__(FORMAT)
 
 
-class _JsonFormatter(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Format a record as one line of JSON; for use in a `log_config_file`."""
 
     def format(self, record: logging.LogRecord) -> str:
