@@ -127,22 +127,22 @@ class _Parser:
         """Parse up to a closing parenthesis (depth > 0), the next rule or the end, which is not consumed."""
         if depth > MAX_PARENTHESES:
             raise self._error(self._tokens[self._at].offset, f"more than {MAX_PARENTHESES} nested parentheses")
-        found: list[list[_Part]] = [[]]
+        alternatives: list[list[_Part]] = [[]]
         while True:
             token = self._tokens[self._at]
             if token.kind in ("rule", "end") or token.text == ")":
                 if (token.text == ")") != (depth > 0):
                     raise self._error(token.offset, "parentheses do not match")
-                return found
+                return alternatives
             self._at += 1
             if token.text == "|" and token.kind == "mark":
-                found.append([])
+                alternatives.append([])
             elif token.kind == "repeat":
-                if not found[-1] or found[-1][-1].repeat:
+                if not alternatives[-1] or alternatives[-1][-1].repeat:
                     raise self._error(token.offset, f"{token.text!r} has nothing to repeat")
-                found[-1][-1] = found[-1][-1]._replace(repeat=re.sub(r"\s", "", token.text))
+                alternatives[-1][-1] = alternatives[-1][-1]._replace(repeat=re.sub(r"\s", "", token.text))
             else:
-                found[-1].append(self._part(token, depth))
+                alternatives[-1].append(self._part(token, depth))
 
     def _part(self, token: _Token, depth: int) -> _Part:
         if token.text == "(" and token.kind == "mark":

@@ -332,8 +332,8 @@ class _Rules:
         return bits_w if bits.is_empty(left_w) else left_w
 
     def _conflict(self, *names: str) -> DeadEndError:
-        given = [name for name in names if getattr(self._params, name) not in (None, [])]
-        return DeadEndError(f"{' and '.join(given)} leave no token that may follow; loosen one of them")
+        rules = [name for name in names if getattr(self._params, name) not in (None, [])]
+        return DeadEndError(f"{' and '.join(rules)} leave no token that may follow; loosen one of them")
 
 
 def _invalid(end: DeadEndError) -> RequestError:

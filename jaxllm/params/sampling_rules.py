@@ -92,15 +92,15 @@ def check_bad_words(words: Any) -> list[str]:
     return checked
 
 
-def check_extra_args(given: Any) -> dict[str, Any]:
+def check_extra_args(extra_args: Any) -> dict[str, Any]:
     """Return a copy as msgpack transports it: lists for tuples, integers of at most 64 bits."""
     name = "extra_args"
     try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(check_options(name, given)))
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(check_options(name, extra_args)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         wanted = "strings, numbers, lists and dicts, with integers between -2**63 and 2**64 - 1"
         raise VLLMValidationError(
-            f"{name} must be a dict of {wanted}: {error}.", parameter=name, value=given
+            f"{name} must be a dict of {wanted}: {error}.", parameter=name, value=extra_args
         ) from error
 
 

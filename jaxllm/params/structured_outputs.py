@@ -58,13 +58,13 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
 
     def __post_init__(self) -> None:
         """Normalise and check; also runs when decoded from msgpack."""
-        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) != 1:
+        constraints = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) != 1:
             raise VLLMValidationError(
                 f"StructuredOutputsParams takes exactly one of {', '.join(_CONSTRAINTS)}; "
-                f"got {', '.join(given) if given else 'none'}.",
+                f"got {', '.join(constraints) if constraints else 'none'}.",
                 parameter="structured_outputs",
-                value=given,
+                value=constraints,
             )
         for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
             if getattr(self, name) is not None:
@@ -75,7 +75,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_Dro
             self.choice = _check_choices(self.choice)
         if self.json_object is not None:  # False is refused with the request, as in vLLM
             check_bool("json_object", self.json_object)
-        self._check_options(given[0])
+        self._check_options(constraints[0])
 
     def _check_options(self, kind: str) -> None:
         check_bool("disable_any_whitespace", self.disable_any_whitespace)

@@ -65,7 +65,7 @@ class ServerArgs(UnsupportedServerArguments):
         _FRONTEND,
         "LoRA adapters that requests name as models; or as JSON",
     )
-    api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
+    api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "API keys; each request must bring one of them")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
     root_path: str | None = argument(None, Text(), _FRONTEND, "path that a proxy in front of the server takes off")
     disable_frontend_multiprocessing: bool = argument(

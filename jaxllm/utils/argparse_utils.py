@@ -20,8 +20,8 @@ def human_readable_int(text: str) -> int:
     """Read "2048", "1k" (1000), "1K" (1024) or "25.6k" (25600); anything else raises ValueError."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
-        given = text if len(text) < 40 else text[:40] + "..."
-        raise ValueError(f"{given!r} is not a number such as 4096, 4k (4000), 4K (4096) or 25.6k")
+        shown = text if len(text) < 40 else text[:40] + "..."
+        raise ValueError(f"{shown!r} is not a number such as 4096, 4k (4000), 4K (4096) or 25.6k")
     digits, fraction, unit = match.groups()
     if fraction is None:
         return int(digits) * (1024 if unit.isupper() else 1000) ** _POWERS[unit.lower()]

@@ -16,8 +16,8 @@ def make_own(folder: Path) -> None:
     An existing folder of this user loses write permission for others. Raises PermissionError if it belongs to another
     user, OSError if it cannot be created.
     """
-    for each in reversed((folder, *folder.parents)):
-        each.mkdir(mode=0o700, exist_ok=True)
+    for path in reversed((folder, *folder.parents)):
+        path.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     if status.st_uid == os.geteuid() and status.st_mode & _FOR_OTHERS:
         folder.chmod(0o700)

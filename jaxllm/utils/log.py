@@ -32,8 +32,8 @@ def show_log() -> None:
 def shown_log() -> logging.Handler:
     """Return the handler that shows jaxllm's log, so that other loggers' lines can share it and stay in order."""
     show_log()
-    found = (each for each in logging.getLogger("jaxllm").handlers if isinstance(each, StderrHandler))
-    return next(found, None) or StderrHandler()
+    handlers = (each for each in logging.getLogger("jaxllm").handlers if isinstance(each, StderrHandler))
+    return next(handlers, None) or StderrHandler()
 
 
 def configure_log(file: str) -> None:

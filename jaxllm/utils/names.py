@@ -17,14 +17,14 @@ def import_name(name: str) -> Any:
     if not module_name or not attributes:
         raise ImportError(f"{name[:200]!r} is not 'module:name'")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise ImportError(f"cannot import {module_name[:200]!r}: {type(error).__name__}: {error}") from error
     for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             raise ImportError(f"{module_name[:200]!r} has no {attribute[:200]!r}")
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def name_of(thing: Any) -> str:

@@ -13,8 +13,8 @@ def find_last(text: bytes, wanted: bytes, end: int | None = None) -> int | None:
     With `end`, only the first `end` tokens are searched.
     """
     stop = len(text) if end is None else end * WIDTH
-    while (found := text.rfind(wanted, 0, stop)) >= 0:
-        if found % WIDTH == 0:
-            return found // WIDTH
-        stop = found + len(wanted) - 1
+    while (start := text.rfind(wanted, 0, stop)) >= 0:
+        if start % WIDTH == 0:
+            return start // WIDTH
+        stop = start + len(wanted) - 1
     return None

@@ -22,7 +22,7 @@ FRAGMENT = re.compile(r"(Of|And|But|Those|Say whether)\b|\.\.\.")
 EMPTY_NAMES = {"each", "own", "given", "found", "place", "there", "those"}
 
 # What is still wrong in each folder. A number may only fall.
-STILL_WRONG = {"jaxllm": 212, "tests": 151}
+STILL_WRONG = {"tests": 140}
 
 PRODUCT = ("jaxllm", "models", "pallas_kernels")
 

@@ -57,8 +57,8 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
     if params.disable_additional_properties:
         schema = close_objects(parameter, schema, references.target)
     schema = Rewriter(parameter, property_names(schema), one_of=one_of).rewrite(schema)
-    given = schema.get("x-guidance")
-    options = _whitespace(params, given if isinstance(given, dict) else {})
+    guidance = schema.get("x-guidance")
+    options = _whitespace(params, guidance if isinstance(guidance, dict) else {})
     schema["x-guidance"] = options | {"coerce_one_of": True} if one_of is OneOf.ANY else options
     return json.dumps(schema)
 
@@ -162,9 +162,9 @@ def _check_keywords(parameter: str, node: _Schema) -> None:
         raise refuse(parameter, message)
 
 
-def _joined(base: str, own: str) -> str:
+def _joined(base: str, relative: str) -> str:
     try:
-        return urldefrag(urljoin(base, own)).url
+        return urldefrag(urljoin(base, relative)).url
     except ValueError:
         return base
 
@@ -181,9 +181,9 @@ class _References:
         while pending:
             node, base = pending.pop()
             if isinstance(node, dict):
-                own = node.get("$id")
-                if isinstance(own, str) and not own.startswith("#"):
-                    base = _joined(base, own)
+                identifier = node.get("$id")
+                if isinstance(identifier, str) and not identifier.startswith("#"):
+                    base = _joined(base, identifier)
                     self._resources.setdefault(base, node)
                 if isinstance(node.get("$anchor"), str):
                     self._anchors[base, node["$anchor"]] = node
@@ -205,20 +205,20 @@ class _References:
             message = f"$ref {reference[:200]!r} is not inside the schema; remote references are not fetched."
             raise refuse(self._parameter, message)
         fragment = unquote(fragment)
-        found = self._pointed(resource, fragment) if fragment[:1] in ("", "/") else self._anchors.get((url, fragment))
-        if found is None:
+        target = self._pointed(resource, fragment) if fragment[:1] in ("", "/") else self._anchors.get((url, fragment))
+        if target is None:
             raise refuse(self._parameter, f"$ref {reference[:200]!r} leads nowhere.")
-        return found
+        return target
 
     @staticmethod
     def _pointed(resource: _Schema, pointer: str) -> Any:
-        found: Any = resource
+        value: Any = resource
         for part in pointer.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict):
-                found = found.get(part)
-            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
+            if isinstance(value, dict):
+                value = value.get(part)
+            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                value = value[int(part)]
             else:
                 return None
-        return found
+        return value
