@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jaxllm.engine.transport.engine_ready import EngineReady
 
 type CheckInCore = Callable[[SamplingParams, float | None], None]
-"""A check raises VLLMValidationError for params that the core would refuse. Its second argument is the seconds to wait for
-a grammar to compile; one that has not compiled by then passes.
+"""A check raises VLLMValidationError for params that the core would refuse. Its second argument is the
+seconds to wait for a grammar to compile; one that has not compiled by then passes.
 """
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids")
