@@ -68,7 +68,7 @@ def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
 
 
 def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
-    """Return the batch with each row's end: that of its sequence, or as far ahead as a window reaches back."""
+    """Return the batch with each row's end: its sequence's, or at most as far ahead as a window reaches back."""
     rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
     seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
     ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")

@@ -59,7 +59,7 @@ class Model:
         return *self.specs.facts, self.ops, self.adapter_shape, self.features
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
-        """Return the specs of adapters by the path of the weight beside, for the model's slots or for `shape`."""
+        """Return the specs of adapters by the path of the weight that they adapt, for the model's slots or `shape`."""
         shape = shape or self.adapter_shape
         return {} if shape is None else adapter_specs(array_specs(self.specs.param_specs()), shape, self.dtype)
 
@@ -75,8 +75,8 @@ class Model:
     ) -> _Forward:
         """Run the step's tokens through all layers.
 
-        A draft head takes `features_td`, the result of `read_features`, or in the rows of guesses its own hidden
-        states.
+        A draft head takes `features_td`: in each row the result of `read_features`, or, if the row's token is a guess,
+        the head's own hidden state.
         Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
         groups. For groups with recurrent state they are `StatePools`, a `StateBatch`, and functions called as
         `StateOps.run`.
@@ -127,7 +127,7 @@ class Model:
                 self.specs.kinds[kind].definition, bind(dict(weights), step.num_tokens, self.ops, step.adapter_rows)
             )
 
-        # Profiles tell the parts of a step by these names.
+        # Profiles show the parts of a step under these names.
         @jax.named_scope("attend")
         def attend(heads: Any, cached: Cached, index: Array | int) -> tuple[Array | None, Cached]:
             if not spec.has_mixer:

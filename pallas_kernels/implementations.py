@@ -30,7 +30,7 @@ class Implementation(NamedTuple):
     tiles: str | None = None
     """A function of a shape that returns the `Tiles` of attention. None: `XLA_TILES`."""
     row_alignment: int = 1
-    """Longer chunks, or the rows of an expert, start at a multiple of this row."""
+    """The first row of a longer chunk, or of an expert, must be a multiple of this number."""
     fuses_rope: Callable[[Any], bool] = lambda _: False
     """A function of a shape that returns whether attention rotates q and k, and casts k and v to the pool's dtype.
     Otherwise it gets them rotated and cast."""
@@ -195,7 +195,7 @@ class _Choice(NamedTuple):
     implementation: str
     interpret: bool
     reason: str | None
-    """Why it is not the platform's own kernels; None if it is, or if the caller named it."""
+    """Why the platform's own kernels do not run the op; None if they do, or if the caller named an implementation."""
 
 
 def choose(

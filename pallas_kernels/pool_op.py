@@ -37,7 +37,7 @@ class PoolOp:
         return load(self._entry.pool_spec)(self.shape, num_layers, num_places)
 
     def make_pool(self, spec: Any) -> Any:
-        """Make a pool of `pool_spec`; traced. A CPU's kernels use nothing unwritten, so its memory is not cleared."""
+        """Make a pool of `pool_spec`; traced. On a CPU it is not cleared: kernels read only what was written."""
         if self._entry.platform == "cpu":
             specs, tree = jax.tree.flatten(spec)
             return jax.tree.unflatten(tree, list(load("native.uninitialized:uninitialized")(specs)))

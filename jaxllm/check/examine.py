@@ -39,7 +39,7 @@ TELL_SECONDS = 10.0
 LENGTHS = (1024, 4096, 16_384, 65_536)
 """The lengths of requests for which the report has the number that run at once, besides the whole context."""
 _TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
-"""The same for texts."""
+"""The lengths of texts for which the report has the number that pool in one step, besides the longest text."""
 
 
 def examine(args: EngineArgs, topology: str) -> Report:

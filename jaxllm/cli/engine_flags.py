@@ -17,7 +17,7 @@ _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load",
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, folder, or .gguf file") -> None:
-    """Add the arguments, and --help, to a parser that has all others. `models` describes MODEL in the help."""
+    """Add the engine's arguments, and --help, after all other arguments. `models` describes MODEL in the help."""
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     EngineArgs.add_cli_args(parser)
@@ -51,7 +51,7 @@ def changed_engine_flags(args: argparse.Namespace) -> list[str]:
 
 
 def result_settings(engine_args: EngineArgs, *others: Any) -> bytes:
-    """Return the settings, besides a prompt's line, that results depend on; those of scheduling and memory are not."""
+    """Return the settings that results depend on, besides a prompt's line, but not those of scheduling and memory."""
     kept = {
         field.name: repr(getattr(engine_args, field.name))
         for field in dataclasses.fields(engine_args)

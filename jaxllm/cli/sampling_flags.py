@@ -52,7 +52,7 @@ def add_talk_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def talk_defaults(defaults: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields to add to `fields`, those set by flags, if the model's own `defaults` have no sampling.
+    """Return the sampling to add to `fields`, which flags have set, if the model's own `defaults` have none.
 
     The user gets a message about them. `defaults` of None are unknown, and nothing is added.
     """

@@ -39,9 +39,10 @@ def plugin_names() -> list[str] | None:
 
 
 def core_timeouts() -> tuple[float, float]:
-    """Return the most seconds of a step or call of a core in its own process, without compiling, and of its silence.
+    """Return two timeouts, in seconds, of a core in its own process: of one step or call, and of the core's silence.
 
-    They are JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30), which counts from its first sign of life.
+    They are JAXLLM_STEP_TIMEOUT (300), without the time of compiling, and JAXLLM_SILENCE_TIMEOUT (30), which counts
+    from the core's first sign of life.
 
     Raises VLLMValidationError for values that are not positive numbers.
     """
@@ -164,5 +165,6 @@ def reserve_gpu_memory(utilization: float) -> None:
     The user's own fraction takes precedence, and so does the fraction that a running JAX was started with.
     """
     if not environment(("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
-        # A share of the free memory, a little less than the total that the engine counts by; and gaps lose some.
+        # JAX takes a share of the free memory, which is a little less than the total that the engine counts by. Gaps
+        # between arrays lose some more.
         os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{min(0.97, utilization + 0.05):.2f}"

@@ -14,7 +14,7 @@ METHODS = ("ngram", "suffix", "draft_model", "mtp", "eagle3")
 HEADS = ("mtp", "eagle3")
 """The methods of draft heads, which read the model's features of its tokens."""
 MAX_DRAFTS = 64
-"""The most drafts of a request that can ever pay."""
+"""The largest `num_speculative_tokens`; more drafts never pay."""
 _MAX_NGRAM = 64
 MAX_DEPTH = 256
 _MAX_CACHED_REQUESTS = 1_000_000
@@ -69,7 +69,7 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     """The most drafts of "suffix", as a multiple of the matching tokens."""
     suffix_decoding_min_token_prob: float = 0.1
-    """The least share of the matches that a draft of "suffix" must have followed in."""
+    """A draft of "suffix" must have followed at least this share of the matches."""
     enforce_eager: None = refused(None, "programs of steps with drafts are those of all steps")
     moe_backend: None = refused(None, _KERNELS)
     attention_backend: None = refused(None, _KERNELS)

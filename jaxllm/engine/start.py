@@ -41,8 +41,8 @@ def start_in_process(
 
     This process loads neither JAX nor transformers.
 
-    With `asks_core` the front end waits until the core has said that a request with a grammar is good. `command` is
-    another program for a core, as `CoreProcess` says.
+    With `asks_core` the front end asks the core about a request with a grammar, and waits until it is accepted.
+    `command` is another program to run as a core; see `CoreProcess`.
     """
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.client.replicated_core import ReplicatedCore
@@ -96,7 +96,7 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
 
 
 def _follow_if_not_first(engine_args: EngineArgs) -> None:
-    """Follow the first host of a model until it ends, on any other host, and end this process."""
+    """On a host other than a model's first one, follow the first until it ends, then end this process."""
     if engine_args.node_rank > 0:
         from jaxllm.engine.core.follower import follow
 

@@ -35,7 +35,7 @@ class StepLaunch(msgspec.Struct, frozen=True, tag=True):
     ints: np.ndarray
     floats: np.ndarray
     rare: list[np.ndarray | None] | None
-    """The fields of RareRules, each None if no row uses it; None in all where the program reads none."""
+    """The fields of RareRules, each None if no row uses it; None instead of a list if the program reads none."""
     copies: list[np.ndarray]
     """Blocks to copy first, as int32 [group, 2, COPIES]: sources and targets."""
     counts: list[tuple[int, np.ndarray]]

@@ -72,8 +72,10 @@ class StepStatics:
     logits_tile: int
     """The number of rows whose logits exist at a time."""
     few_rows: int | None = None
-    """A plain step of at most this many rows computes the logits of no more. A full step of this many samples the rows
-    in use one by one, and a plain step reads one alone without the others. None if padding rows cost next to nothing.
+    """The number of rows up to which padding is worth skipping; None if padding rows cost next to nothing.
+
+    A plain step that uses no more rows computes the logits of only this many, and reads those of a single row alone. A
+    full step of no more rows samples the rows in use one by one.
     """
     skips_unused: bool = True
     """See `sampling.branches`."""

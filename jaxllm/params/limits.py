@@ -25,7 +25,7 @@ MAX_LOGIT_BIAS = 1e30
 REPETITION_PENALTIES = (1e-3, 1e3)
 """Beyond these, float32 logits can overflow."""
 MAX_PATTERN_SIZE = 1_024
-"""Every size up to this one is checked after each token."""
+"""The longest pattern that repetition detection may look for: it checks every size up to it after each token."""
 LENGTH_PENALTIES = (-32.0, 32.0)
 """A length of 2**31 raised to these is still a float."""
 FLOAT32_MAX = 3.4028234663852886e38

@@ -24,7 +24,7 @@ class Rows(Protocol):
     def vocab_size(self) -> int: ...
 
     def each_tile(self, function: Callable[..., Array], *of_rows: Any) -> Array:
-        """Return [s, tiles], `function` of [s, tiles, TILE] and of pytrees of arrays [s, ...].
+        """Return [s, tiles], the result of `function` for all tiles [s, tiles, TILE] and pytrees of arrays [s, ...].
 
         Logits beyond the vocabulary are -inf.
         """

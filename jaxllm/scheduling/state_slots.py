@@ -29,8 +29,8 @@ class RequestState:
     num_tokens: int
     """The number of tokens in its state once all planned steps have run."""
     saved: int = NO_SLOT
-    """A slot that it holds with its state after `saved_at` tokens: of the prompt until its forks have begun, or of the
-    answer until the host knows these tokens."""
+    """A slot that the request holds, with its state after `saved_at` tokens. It holds a state within the prompt until
+    its forks have begun, and one within the answer until the host knows these tokens."""
     saved_at: int = 0
 
 

@@ -90,7 +90,7 @@ class TextGuesses(Guesses):
         return self._num_right(num_drafts)
 
     def _worth(self, cost: float) -> int:
-        """Return the most drafts that each come true with at least the probability of their cost."""
+        """Return the most drafts such that even the last comes true with a probability of at least `cost`."""
         least, rate = max(cost, LEAST_RATE), min(self.rate, _LAST_RATE)
         return 0 if rate < least else max(1, int(math.log(least) / math.log(rate)))
 

@@ -1,4 +1,4 @@
-"""GPT-2: OPT with matrices stored [in, out]; q, k and v are one of them."""
+"""GPT-2: OPT with matrices stored [in, out], and q, k and v in one matrix."""
 
 from __future__ import annotations
 

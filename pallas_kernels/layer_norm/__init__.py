@@ -23,9 +23,10 @@ def layer_norm(
     eps: float,
     num_rows: Array | int | None = None,
 ) -> Array:
-    """Return (x - mean(x)) / sqrt(var(x) + eps) * scale[layer] + bias[layer] by rows, in float32, in x's dtype.
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * scale[layer] + bias[layer] by rows.
 
-    `can_norm` must hold. Only the first `num_rows` rows are normed, or all if None; others become 0.
+    It is computed in float32 and returned in x's dtype. `can_norm` must hold. Only the first `num_rows` rows are
+    normed, or all if None; others become 0.
     """
     dtype, d = jnp.dtype(x_td.dtype), x_td.shape[1]
     call = jax.ffi.ffi_call(prepare(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))

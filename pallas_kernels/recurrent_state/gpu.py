@@ -72,8 +72,8 @@ def take_decodes(
     """Return an array like `out` with the outputs of decodes in their rows and zeros in others, and the updated pool.
 
     A head's matrix is cut into parts along its axis of values, `axis`: 0 for rows, 1 for columns. `body` gets its
-    place, a function that waits for the state, a Ref to that in shared memory, and Refs to the operands. It leaves the
-    state after the token in the Ref, and returns the token's output from the part, in float32.
+    place, a function that waits for the state, a Ref to the state in shared memory, and Refs to the operands. It leaves
+    the state after the token in the Ref, and returns the token's output from the part, in float32.
     """
     count = min(len(batch.query_starts_s), out.shape[0])
     matrix = list(pool.shape[2:])

@@ -1,4 +1,4 @@
-"""Root-mean-square norm on a CPU, in one pass over each row."""
+"""Root-mean-square norm on a CPU, one row at a time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _ROWS = 16
 
 
 class Operands(NamedTuple):
-    """The operands of a call: of the scale, the row of the call's layer."""
+    """The operands of a call; `scale` is the row of the call's layer."""
 
     x: Any
     scale: Any

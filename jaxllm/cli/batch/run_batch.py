@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _QUEUE_LENGTH = 1024
 """The default number of requests in the engine at a time; twice its batch, if that is more."""
 _BUSY_SECONDS = 0.1
-"""The pause before a request is retried that the full engine has refused."""
+"""The pause before a retry of a request that the engine refused because it was full."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE_URL = "/v1/responses"
 _URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, make_engine: _MakeEngine | None = None) -> int
     from jaxllm.server.openai.output_parsers import check_parsers
 
     if args.enable_metrics:
-        args.disable_log_stats = False  # there would be none
+        args.disable_log_stats = False  # the metrics come from these statistics
     engine_args = read_engine_args(args, AsyncEngineArgs)
     server_args = ServerArgs.from_cli_args(args)
     for flag in ("input_file", "output_file"):

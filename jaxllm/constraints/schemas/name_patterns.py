@@ -38,7 +38,7 @@ def property_names(schema: Any) -> list[str]:
 
 
 def list_pattern_properties(node: dict[str, Any], listed_by: Callable[[str], list[str] | None]) -> None:
-    """Turn patterns that only list names into properties: llguidance would offer a name in `properties` for them again.
+    """Turn patterns that only list names into properties, so that llguidance does not offer a property a second time.
 
     `listed_by` returns the names that such a pattern lists, and None for other patterns. Where a name is in both, both
     schemas must hold.

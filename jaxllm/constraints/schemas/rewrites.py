@@ -51,7 +51,7 @@ _MEASURED_INSIDE = (
     *(*_MAPS, *_SCHEMAS, "dependentSchemas", "dependencies", "not", "if", "then", "else"),
     *("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
 )
-"""Keywords with subschemas, whose sizes are counted when those are rewritten."""
+"""Keywords with subschemas. The size of a subschema counts when it is rewritten itself, not with its keyword."""
 
 
 class OneOf(enum.Enum):

@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     logprobs: Mapping[int, Logprob]
     token_ids: Collection[int]
-    """The ids among those that may follow: all of them without a grammar."""
+    """The ids in `logprobs` that may follow; all of them without a grammar."""
 
 
 class BeamSearch:
@@ -116,7 +116,7 @@ class BeamSearch:
         return cum_logprob / max(length, 1) ** self._length_penalty
 
     def _can_improve(self) -> bool:
-        """Return whether a live beam can still be among the best: log-probabilities only add up to less."""
+        """Return whether a live beam can still be among the best: more tokens only lower a sum of log-probabilities."""
         if len(self.complete) < self._width or not self.live:
             return True
         lengths = self._num_tokens, self._max_tokens

@@ -91,9 +91,9 @@ class _BeamEngine(Protocol):
 class BeamSearcher:
     """Searches for many prompts at once, on an engine that may do other work too.
 
-    Who runs the engine calls `start`, then `take` with its outputs until `is_done`. With a grammar a search waits for
-    `masks` between its steps: `resume` goes on with those that are there. If a call raises, or the caller has had
-    enough, `abort` leaves neither requests nor blocks behind.
+    The caller, which runs the engine, calls `start`, then `take` with the engine's outputs until `is_done`. With a
+    grammar a search waits for `masks` between its steps, and `resume` continues the searches with finished masks. If a
+    call raises, or the caller stops early, `abort` leaves neither requests nor blocks behind.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BeamSearcher:
             self._go_on(running)
 
     def resume(self, *, wait: bool) -> None:
-        """Go on with the searches whose masks are there; with `wait` until none waits for any.
+        """Continue the searches with finished masks; with `wait`, wait for masks until no search needs any.
 
         Raises VLLMValidationError for a grammar that does not compile.
         """
@@ -288,7 +288,7 @@ class BeamSearcher:
         params.allowed_token_ids = None if mask_w is None else bits.ids(mask_w)
         core = msgspec.structs.replace(
             base,
-            # The user's requests share the names with these; the front end's own id makes them one of a kind.
+            # The engine has the user's requests too; the front end's own id makes these ids unique among them.
             request_id=f"{base.request_id}.{running.num_steps}.{index}.beam",
             prompt_token_ids=base.prompt_token_ids + beam.token_ids,
             sampling_params=params,
@@ -370,7 +370,7 @@ def _check_params(front: FrontEnd, params: Any) -> int:
 
 
 def _check_mode(front: FrontEnd) -> None:
-    """Refuse engines whose logprobs are not what the model says of a sequence."""
+    """Refuse engines that return logits, or log-probabilities without the effect of their logits processors."""
     mode = front.ready.vllm_config.model_config.logprobs_mode
     if mode.endswith("logits"):
         message = (

@@ -32,7 +32,7 @@ class _Core:
 
 
 class CoreActor:
-    """A core in an actor. Its messages go over the network, encrypted, by a key that Ray brings it."""
+    """A core in an actor. Its messages cross the network, encrypted with a key that Ray delivers."""
 
     fds: list[int] = []  # noqa: RUF012 - there are none
     poll_seconds = 0.1

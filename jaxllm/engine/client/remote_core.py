@@ -54,7 +54,7 @@ _GONE_SECONDS = 1.0
 
 
 class RemoteCore(RemoteClient):
-    """The client of a core in another process or thread, with the messages that have come. For one thread.
+    """The client of a core in another process or thread; keeps the messages received. Only one thread may use it.
 
     Once it has ended, every call raises EngineDeadError, but for `shutdown`.
     """
@@ -232,7 +232,7 @@ class RemoteCore(RemoteClient):
             self._end_message = "The engine was shut down: make a new one."
 
     def finish_shutdown(self, timeout: float | None = None) -> None:
-        """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""
+        """Wait until a core that was told to end has ended, as `shutdown` says. Any one thread may call it."""
         self._wait_end(KILL_SECONDS if timeout is None else timeout)
         self._handle.stop(0)
         if self.has_ended:

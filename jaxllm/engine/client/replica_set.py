@@ -70,7 +70,7 @@ class ReplicaSet:
         return self._selector.fileno()  # epoll's or kqueue's
 
     def wait_ready(self) -> EngineReady:
-        """Wait until all cores are ready; return what the one with the least room for a request says."""
+        """Wait until all cores are ready; return the settings of the one with the least room for a request."""
         if self._ready is None:
             answers = [core.wait_ready() for core in self.cores().values()]
             self._ready = min(answers, key=lambda ready: ready.max_model_len)
@@ -104,7 +104,7 @@ class ReplicaSet:
 
     @contextlib.contextmanager
     def losing(self, index: int) -> Iterator[Replica]:
-        """Have a replica for a block, whose core may turn out to have ended: then it is lost, and the block left."""
+        """Use a replica in a block. If its core turns out to have ended, the block is left and the replica lost."""
         replica = next(each for each in self._replicas if each.index == index)
         try:
             yield replica
@@ -114,7 +114,7 @@ class ReplicaSet:
     def receive(self) -> bool:
         """Take in one message, of each core in turn; return False if none has come.
 
-        The end of a core is noticed too: while others have messages, nobody waits or looks.
+        It also notices the end of a core: neither `wait` nor `look` is called while others have messages.
         """
         if time.monotonic() >= self._tend_at:
             self._tend()
@@ -293,7 +293,7 @@ class ReplicaSet:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _meet(self, replica: Replica) -> None:
-        """Let the router know of a replica, whose KV cache is as large as others'."""
+        """Add a replica to the router; its KV cache is as large as the others'."""
         assert self._ready is not None
         cache = self._ready.vllm_config.cache_config
         self.router.add(replica.index, cache.block_size * cache.num_gpu_blocks)

@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """Records from `start` to `stop`, or fewer of the steps between."""
+    """Records the steps between `start` and `stop`, or some of them."""
 
     def __init__(self, config: ProfilerConfig | None) -> None:
-        """Refuse to start without a config that names a profiler."""
+        """Make a profiler without a session; `start` refuses to begin one if the config names no profiler."""
         self._config = config or ProfilerConfig()
         self._is_active = self._is_recording = False
         self._prefix: str | None = None

@@ -26,7 +26,7 @@ class FrontEnd:
     """The parts that the synchronous and the asynchronous engine share: all but the client of the core."""
 
     def __init__(self, ready: EngineReady, tokenizer: Tokenizer | None, check_in_core: CheckInCore | None) -> None:
-        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
+        """Ask the core through `check_in_core` whether it would refuse a request; if None, it refuses on arrival."""
         self.ready = ready
         self.tokenizer = tokenizer
         config = ready.vllm_config

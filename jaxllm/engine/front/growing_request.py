@@ -163,7 +163,7 @@ class GrowingRequest:
     def _output(self, shown: list[GrowingSequence], delta: bool, finished: bool) -> RequestOutput:
         request, sequences = self.request, self.sequences
         num_cached = sequences[0].num_cached_tokens
-        return RequestOutput(  # one is made for every token: keywords, which are looked at there, would take a while
+        return RequestOutput(  # one is made for every token, and keywords would be slower
             request.request_id,
             request.prompt,
             request.core.prompt_token_ids,

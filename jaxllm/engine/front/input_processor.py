@@ -72,7 +72,7 @@ class InputProcessor:
         check_in_core: CheckInCore | None = None,
         pooling: PoolingSettings | None = None,
     ) -> None:
-        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
+        """Ask the core through `check_in_core` whether it would refuse a request; if None, it refuses on arrival."""
         self._pooling, self._tokenizer = pooling, tokenizer
         self._prompts = PromptEncoder(tokenizer, limits, pooling)
         self._limits = limits

@@ -82,7 +82,7 @@ class ParamsResolver:
         generation_config: Mapping[str, Any],
         check_in_core: CheckInCore | None,
     ) -> None:
-        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
+        """Ask the core through `check_in_core` whether it would refuse a request; if None, it refuses on arrival."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._generation_config = generation_config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TASKS: Mapping[str, str] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
 """The task that is run for each way to score."""
 _TINY = 1e-12
-"""The least length that a vector counts with, as in sentence-transformers."""
+"""The length that a shorter vector is divided by, as in sentence-transformers."""
 
 type Score = Callable[[np.ndarray, np.ndarray], float]
 

@@ -93,7 +93,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     ) -> str:
         """Queue a request and return its id. Raises VLLMValidationError, nothing queued, if it cannot be run.
 
-        A grammar that has not failed to compile after grammar_seconds can still do so, which ends the request with
+        The call waits up to grammar_seconds for a grammar to compile. One that fails later ends the request with
         finish_reason "error"; with 0 every grammar that fails does that.
         """
         check_str("request_id", request_id, INT32_MAX)
@@ -225,8 +225,8 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
-        With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
-        counts as reset: there is none.
+        With `reset_running_requests` running requests are preempted first, and recompute their tokens. A connector's
+        cache counts as reset: there is none.
         """
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
@@ -315,6 +315,6 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
 
 def _drop(home: Home, core: CoreClient) -> None:
-    """End an engine that nobody holds in its own process: of what a forked child has of it, nothing can be ended."""
+    """End an engine that nobody holds any more, in its own process only: a forked child's copy cannot be ended."""
     if home.is_here:
         core.drop()

@@ -129,7 +129,7 @@ class OfflineRunner:
     ) -> list[str]:
         """Queue one prompt or many for a task of pooling, and return their request ids.
 
-        Texts to embed begin with the checkpoint's prompt of a name, or its default one.
+        Texts to embed begin with the checkpoint's prompt named `prompt_name`, or with its default prompt.
         """
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         spread = self._spread_pooling(params, task, len(batch))
@@ -307,7 +307,7 @@ class OfflineRunner:
 
 
 def check_output_type(output_type: Any) -> None:
-    """Refuse a type that no output of a generating model is of."""
+    """Refuse a type that no output of a generating model has."""
     kinds = output_type if isinstance(output_type, tuple) else (output_type,)
     if output_type is not None and not any(kind is RequestOutput for kind in kinds):
         message = f"output_type must be RequestOutput, which every output is; got {shown(output_type)}."
@@ -338,7 +338,7 @@ def _spread_priority(priority: Any, num_prompts: int, label: str) -> list[Any] |
 
 
 def _reported(outputs: list[RequestOutput], label: str) -> list[RequestOutput]:
-    """Return outputs after a line in the log of those that failed. Raises RuntimeError if the only one failed.
+    """Log which outputs failed, and return all of them. Raises RuntimeError if the only one failed.
 
     The completions of a failed request have the finish_reason "error", and the reason as their stop_reason.
     """

@@ -114,7 +114,7 @@ class AsyncCore:
     def look(self) -> None:
         """Take in what has come, and see whether the core has ended or hangs.
 
-        Where there are messages to read, that is left until they are read: all at once they would hold up the loop.
+        While messages are being read one by one it does nothing: to read them all at once would hold up the loop.
         """
         if self._reading is not None:
             return
@@ -184,7 +184,7 @@ class AsyncCore:
             self._read()
 
     def _read(self) -> None:
-        """Take in one message, and come again while there are more: the socket tells of new ones only."""
+        """Take in one message, and schedule the next call while there are more: the socket signals new ones only."""
         self._reading = None
         try:
             is_more = self.remote.receive()
@@ -200,7 +200,7 @@ class AsyncCore:
     def _take(self) -> bool:
         """Hand on what was received; return False if there was nothing.
 
-        What fails on the way ends all requests, whose readers would wait for ever: nobody knows what is lost.
+        An error in this ends all requests: it is unknown which outputs are lost, and readers would wait for ever.
         """
         outputs = None
         try:

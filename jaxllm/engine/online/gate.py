@@ -81,7 +81,7 @@ class Gate:
             raise dead_error
 
     def check_open(self) -> None:
-        """Raise EngineBusyError if the engine, which can be called, takes no requests any more."""
+        """Raise EngineBusyError if the engine is draining: it still runs, but takes no more requests."""
         if self.is_draining:
             raise EngineBusyError("The engine is about to end, and takes no more requests: another one may.")
 
@@ -97,7 +97,7 @@ class Gate:
 
 
 class Changes:
-    """An engine changes between sleeping and waking one step at a time. For one event loop at a time."""
+    """Makes an engine's changes between sleeping and waking, one after the other. For one event loop at a time."""
 
     def __init__(self) -> None:
         self._change: asyncio.Future[None] | None = None

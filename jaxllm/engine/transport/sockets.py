@@ -103,7 +103,7 @@ def _core_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, addresses: 
 
 
 class FrontSockets:
-    """The front end's ends. For one thread."""
+    """The front end's ends of both sockets, for one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], meeting: Meeting) -> None:
         """Bind both sockets. Raises zmq.ZMQError, neither open, if one cannot be."""
@@ -165,7 +165,7 @@ class FrontSockets:
 
 
 class SocketInbox:
-    """The core's end of the way to it. For one thread."""
+    """The core's end of the socket that brings it messages, for one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
         self._socket = _core_socket(context, zmq.PULL, addresses)
@@ -193,7 +193,7 @@ class SocketInbox:
 
 
 class SocketOutbox:
-    """A core's end of the way back, for any thread."""
+    """The core's end of the socket back to the front end, for any thread."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, *, can_drop: bool = False

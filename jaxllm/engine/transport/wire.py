@@ -1,7 +1,7 @@
 """The messages between a front end and its core as frames: msgpack, of bounded size, each typed.
 
-To the core go two frames, the id of the request that a message is about and its body, and for a new request a third,
-the prompt. From the core comes one.
+A message to the core has two frames, the id of the request that it is about and its body; a new request has a third
+frame, its prompt. A message from the core has one frame.
 """
 
 from __future__ import annotations

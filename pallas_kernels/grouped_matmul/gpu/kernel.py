@@ -1,9 +1,9 @@
 """The kernel in Mosaic GPU: a tile multiplies rows of one expert by two pieces of its weights.
 
 As many thread blocks as there are SMs each walk their share of the tiles. In each, a producer warpgroup streams rows
-and weights by TMA into a ring of shared memory, ahead from tile to tile; consumer warpgroups multiply 64 rows each by
-all columns of the tile with wgmma. A tile of fewer rows wastes a part of the tensor cores' work; even so they need only
-a quarter of the time in which the weights come from memory.
+and weights by TMA into a ring of shared memory, and begins the next tile's before this one ends. Consumer warpgroups
+multiply 64 rows each by all columns of the tile with wgmma. A tile of fewer rows wastes a part of the tensor cores'
+work; even so they need only a quarter of the time in which the weights come from memory.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ CHUNKS_AT_ONCE = 2
 
 
 class SpanRefs(NamedTuple):
-    """The spans, as refs in SMEM; outside the kernel their arrays."""
+    """The spans: refs in SMEM inside the kernel, arrays outside of it."""
 
     layer_and_total: Any
     """The layer, and the number of spans."""
     experts_n: Any
     first_slabs_n: Any
-    """The first slab of rows of each."""
+    """The first slab of rows of each span."""
     num_slabs_n: Any
 
 

@@ -71,7 +71,7 @@ def choose_sizes(
 
     With `has_groups` the weights have scales for groups of inputs.
     """
-    # Otherwise XLA copies them; `refusal` excludes that case.
+    # Weights that lie transposed are read transposed, or XLA would copy them. `refusal` excludes the other sizes.
     is_whole = _goes_whole(depth, columns, parts, weight_dtype)
     is_transposed = _lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
     padded_depth = round_up(depth, LANES)

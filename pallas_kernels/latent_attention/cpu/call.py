@@ -15,7 +15,8 @@ from ..layout import LatentPool, LatentShape
 from .kernel import Kernel
 
 _UNIT_LANES = 128
-"""The number of heads of rows of a chunk in a unit of work, unless one row has more: their sums stay in a core's cache.
+"""The most lanes of a chunk in a unit of work, each a head of a row, unless one row has more: their sums stay in a
+core's cache.
 """
 
 

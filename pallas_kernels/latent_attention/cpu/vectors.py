@@ -23,7 +23,8 @@ from ..layout import LatentShape
 from .unit import MASKED, PIECE, Tile, Unit, each_group
 
 _MOST_LANES, _LEAST_LANES = 6, 4
-"""The numbers of lanes that a group may have: the one with the fewest lanes computed in vain, the largest if several.
+"""The most and the fewest lanes of a group. Between them, the number with the fewest lanes computed in vain is taken,
+or the largest such number.
 """
 _MAX_TOKENS = 4
 """The number of tokens whose scores are summed up at a time."""
@@ -32,7 +33,7 @@ _TILE = 32
 
 
 class Vectors:
-    """The way of all processors; see `Way`."""
+    """The way to attend that all processors have; see `Way`."""
 
     tile, acc_step = _TILE, LANES
 

@@ -1,8 +1,8 @@
 """Attention over latents on Hopper GPUs, in Mosaic GPU.
 
 Latents are written into the pool in place (`write.py`). Then one kernel (`attend.py`) attends longer chunks, and a
-second call of it decodes. Contexts of decodes are split over thread blocks and merged as in paged attention. Nothing
-stands between the kernels, and an unrolled model stays one command buffer.
+second call of it decodes. Contexts of decodes are split over thread blocks and merged as in paged attention. No other
+operation runs between the kernels, so an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations

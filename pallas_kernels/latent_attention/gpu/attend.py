@@ -2,9 +2,9 @@
 
 A work item's vectors are the heads of one row, or of several rows of a chunk. As many thread blocks as there are SMs
 walk their share of the items. In each, a producer warpgroup brings tiles of 64 tokens' latents into a ring of shared
-memory, ahead from item to item. A tile is in memory once, and serves as keys and, without its rotated columns, as
-values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as the
-registers of one would not hold all of them. They take turns, as in the prefill of paged attention.
+memory, and begins the next item's before this one ends. A tile is in memory once, and serves as keys and, without its
+rotated columns, as values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents'
+columns, as the registers of one would not hold all of them. They take turns, as in the prefill of paged attention.
 
 Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
 """

@@ -98,7 +98,7 @@ def cpu_linear(
 
     With `rounds`, rows of x are rounded to 8 bits where `rounding_refusal` returns None. Otherwise the result has the
     bits of a product with the numbers that quantized weights represent, rounded to x's dtype; where all numbers of a
-    row share a scale, it multiplies the sums. Rows that do not count become 0, or their product.
+    row share a scale, it multiplies the sums. Rows from `num_rows` on become 0, or their product.
     """
     del interpret
     codes, *others = arrays_of(weight)

@@ -1,7 +1,7 @@
 """Round rows of x to 8 bits. 32 numbers share a scale: the largest magnitude among them, divided by 127.
 
-Rows lie in tiles of a few. A tile has the first 64 numbers of each of its rows, then the next 64 of each. Their scales,
-offsets and sums lie in the same order.
+Rows lie in tiles of a few rows each. A tile has the first 64 numbers of each of its rows, then the next 64 of each.
+Their scales, offsets and sums lie in the same order.
 """
 
 from __future__ import annotations

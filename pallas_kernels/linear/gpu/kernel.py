@@ -3,8 +3,8 @@
 The product is computed transposed, [out, rows], so that a wgmma takes weights from registers: a word of 32 bits holds
 codes of several inputs. The first codes of 16 words are the weights of one wgmma, the second codes those of the next,
 and so on. The rows of x come in that order. As many thread blocks as there are SMs each walk their share of the tiles:
-a producer warpgroup brings codes and rows by TMA into a ring of shared memory, ahead from tile to tile, and consumer
-warpgroups widen and multiply 64 outputs each.
+a producer warpgroup brings codes and rows by TMA into a ring of shared memory, and begins the next tile's before this
+one ends. Consumer warpgroups widen and multiply 64 outputs each.
 """
 
 from __future__ import annotations

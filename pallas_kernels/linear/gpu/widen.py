@@ -113,8 +113,8 @@ def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Value
 def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: Array) -> _Values:
     """Return the numbers of codes with a sign, an exponent and a mantissa.
 
-    The smallest exponent means the next one without a leading one: compute it as twice the number with the one, less
-    the one.
+    A code with the smallest exponent is subnormal: it has the next exponent and no leading one. It is computed as
+    twice the number that it would be if it were normal, less the leading one.
     """
     bits = 1 + exponent + mantissa
     at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words

@@ -14,7 +14,7 @@ def values(codes: Array, form: WeightFormat, dtype: DTypeLike) -> Array:
     """Return the numbers of codes over `unit`, before offsets, scales and mins; bfloat16 holds them exactly."""
     if form.values == "e2m1":
         code = codes.astype(jnp.int32)
-        # As if the smallest exponent had a leading one: twice that, less the one.
+        # A subnormal code is twice the number that it would be if it were normal, less the leading one.
         large = lax.bitcast_convert_type(((code & 7) << 22) + (126 << 23), jnp.float32)
         magnitude = jnp.minimum(large, 2 * large - 1)
         return jnp.where(code < 8, magnitude, -magnitude).astype(dtype)

@@ -39,7 +39,7 @@ from .kind import COLUMNS, MAX_COLUMNS, STEP_BYTES, Kind
 _ROWS = 4
 """The number of rows of one slot that are multiplied at a time."""
 _UNIT_ROWS = 8
-"""The most rows that a unit of work has; the second time a core has A and B in its own cache."""
+"""The most rows of a unit of work: twice `_ROWS`, as the second time a core has A and B in its own cache."""
 CHUNK_BYTES = 256 << 10
 """The fewest bytes of B that are worth a unit of their own, which has to compute A x again."""
 
@@ -295,7 +295,7 @@ class Kernel:
     def _add_output(
         self, e: Emitter, kept: Any, base: Any, n: Any, rank: Any, column: Any, of_y: Sequence[Any]
     ) -> None:
-        """Add to one output of each row: a few are left behind a part's vectors, in most models none."""
+        """Add to one output of each row: for the few outputs beyond a part's whole vectors, in most models none."""
         results = []
         form: Format = self.format
         for row in range(len(of_y)):

@@ -1,10 +1,11 @@
 """Paged attention of decode rows on Hopper: one query token per sequence, the context cut into splits.
 
 A work item is one kv head of one split of one sequence. As many thread blocks as there are SMs each walk their share of
-the items. In each, a producer warpgroup streams KV tiles by TMA into a ring of shared memory, ahead from item to item;
-two consumer warpgroups attend with wgmma, the g query heads of the kv head padded to 64 rows. Up to h = 128 each takes
-half of a tile's positions, above it half of the columns of V, as the registers of one would not hold all of them. Their
-result for an item is a part of its row; a second kernel adds up a row's parts, in order.
+the items. In each, a producer warpgroup streams KV tiles by TMA into a ring of shared memory, and begins the next
+item's before this one ends. Two consumer warpgroups attend with wgmma, the g query heads of the kv head padded to 64
+rows. Up to h = 128 each takes half of a tile's positions, above it half of the columns of V, as the registers of one
+would not hold all of them. Their result for an item is a part of its row; a second kernel adds up a row's parts, in
+order.
 
 Where splits and tiles begin depends on a row's own context and on the shapes of the step's arrays, so its result is
 bitwise the same in every batch of these shapes. It is not bitwise that of the prefill kernel, which sums a row's tiles

@@ -51,16 +51,16 @@ def rotate_and_write(
     multiple of 8, or ValueError is raised.
 
     A thread block takes a kv head of 8 tokens, with some or all of its query heads. It loads cos and sin once, and
-    halves of heads, so that factors are in the same thread. The kernel gets the pool as a Ref, which XLA neither copies
-    nor slices.
+    a head in halves, so that a thread has the numbers that it multiplies. The kernel gets the pool as a Ref, which XLA
+    neither copies nor slices.
     """
     t, n, h = q_tnh.shape
     k, g = k_tkh.shape[1], n // k_tkh.shape[1]
     if t % TOKENS:
         raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
     heads = 0 if rope is None else max(count for count in range(1, _QUERY_HEADS + 1) if g % count == 0)
-    # XLA makes one matmul of those for q, k and v, and sees that these slices of it, in four dimensions, are the whole.
-    # As three operands they would first be cut out, by as many kernels as the rotation took before.
+    # XLA merges the matmuls of q, k and v, and sees that these slices of the result, in four dimensions, are all of it.
+    # As three operands they would first be cut out of it, by a kernel each.
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
     new_tc = jnp.concatenate([x[:, None] for x in new], axis=2).reshape(t, -1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)

@@ -98,7 +98,7 @@ class MatrixKernel(StateKernel):
         raise NotImplementedError
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define the function that takes a token past a part.
+        """Define the function that updates a part of a state by one token.
 
         void (ptr before, ptr after, ptr next, ptr operands, ptr scalars, ptr values, ptr out); if it fetches, it begins
         to read what is at `next`, as large as a part.
@@ -106,7 +106,7 @@ class MatrixKernel(StateKernel):
         raise NotImplementedError
 
     def add_part(self) -> ir.Function:
-        """Define the function that takes a few parts of a head past all rows."""
+        """Define the function that updates a few parts of a head by all rows of their sequence."""
         tokens = [self.add_token(fetches) for fetches in (False, True)]
         zeros = add_zeros(self.module, self.part_size * 4)
         e, (buffers, seq, unit, has_next) = add_function(self.module, "part", VOID, POINTER, *[I64] * 3)
@@ -202,7 +202,10 @@ class MatrixKernel(StateKernel):
         return rows[0]
 
     def fetch(self, e: Emitter, following: Any, first: Any, share: int = 0, shares: int = 1) -> None:
-        """Begin to read, at a step of a loop over chains' keys, the step's part of one of several shares of a part."""
+        """Begin to read a piece of the part at `following`: the piece for the step at key `first` of a loop over keys.
+
+        If `shares` loops divide the reading among them, this one reads only its share.
+        """
         start = e.sum(share * self.part_size // shares, e.product(first, self.columns // shares))
         for offset in range(0, self.num_chains * self.columns // shares, CACHE_LINE // 4):
             e.prefetch(following, F32, start, offset)

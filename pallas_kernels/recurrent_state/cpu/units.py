@@ -1,4 +1,4 @@
-"""Divide a step into units of work: a part of one sequence's state, past all of the sequence's rows.
+"""Divide a step into units of work: each updates a part of one sequence's state by all of the sequence's rows.
 
 Parts of a state do not depend on each other. A unit of a longer chunk is one part of one sequence; a unit of decodes is
 several parts side by side, if there are many, so that the next one can be fetched from memory meanwhile.
@@ -63,7 +63,7 @@ class StateKernel:
         return self.module
 
     def add_part(self) -> ir.Function:
-        """Define the function that takes a part past all rows.
+        """Define the function that updates a part of a state by all rows of its sequence.
 
         void (ptr buffers, i64 sequence, i64 part, i64 has_next); `has_next` is 1 if the part that follows in memory
         comes next, on the same core.

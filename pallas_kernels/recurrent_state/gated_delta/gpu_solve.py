@@ -35,7 +35,7 @@ class Relations(NamedTuple):
     k_norm: Array
     """The factors of keys [n, h, c]."""
     a_factor: Array
-    """The factors of A's rows [n, h, c]: of keys times beta. So no vector is loaded in two layouts."""
+    """The factors of A's rows [n, h, c]: `k_norm` times beta. So no vector is loaded in two layouts."""
     log_decay: Array
     """Logarithms of decays [n, h, c]."""
 

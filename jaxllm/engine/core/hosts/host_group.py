@@ -1,8 +1,8 @@
 """The other hosts of one model, for the first: it sends them launches and receives their heartbeats.
 
-A program that spans hosts waits for all of them, so one that is lost would leave the others waiting for ever: whoever
-learns of a loss tells the first host, that one tells all, and every process ends. A step that fails on one host alone
-leaves the others where it is not, so that is a loss too.
+A program that spans hosts waits for all of them, so a lost host would leave the others waiting for ever. A host that
+learns of a loss therefore tells the first host, which tells all, and every process ends. After a step that fails on
+one host alone the hosts are in different states, so that counts as a loss too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Hosts(Protocol):
         ...
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
-        """End the others with whatever fails in a step; raise EngineDeadError in its place if a host is lost."""
+        """End the others if a step fails; if that is because a host is lost, raise EngineDeadError instead."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -100,7 +100,7 @@ class OneHost:
 
 
 class HostGroup:
-    """The links to all other hosts. A thread listens to them, another one lets them know that this one lives."""
+    """The links to all other hosts. One thread listens to them, another sends them heartbeats."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -134,7 +134,7 @@ class HostGroup:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """End the others with whatever fails in a step; raise EngineDeadError in its place if a host is lost."""
+        """End the others if a step fails; if that is because a host is lost, raise EngineDeadError instead."""
         try:
             yield
         except BaseException as error:

@@ -24,7 +24,7 @@ class Link:
     """Messages to and from one host, in order. Any thread may send; one receives."""
 
     def __init__(self, connection: Connection, rank: int, address: str) -> None:
-        """Take a connection to the host `rank`, whose address is for messages alone."""
+        """Use a connection to the host `rank`; its address only appears in messages."""
         self._connection, self.rank, self.address = connection, rank, address
         self._lock = threading.Lock()
         with socket.socket(fileno=connection.fileno()) as raw:
@@ -58,7 +58,7 @@ class Link:
 def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> list[Link]:
     """Wait for `count` hosts that know the key, and return the links to them by rank. Raises TimeoutError.
 
-    Others that connect are not heard, and keep nobody waiting.
+    Connections from others are ignored, and do not delay the hosts.
     """
     deadline, links = time.monotonic() + seconds, list[Link]()
     greeted: SimpleQueue[Link] = SimpleQueue()

@@ -14,7 +14,7 @@ class Agreement(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     max_num_seqs: int
     facts: dict[str, str]
-    """What programs come from, as digests by name, which must be the same on all hosts."""
+    """Digests, by name, of all that programs are compiled from; they must be the same on all hosts."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

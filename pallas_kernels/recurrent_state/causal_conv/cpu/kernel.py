@@ -44,7 +44,7 @@ class Kernel(StateKernel):
         )
 
     def add_part(self) -> ir.Function:
-        """Define the function that takes some channels past all rows."""
+        """Define the function that computes some channels of all rows of a sequence, and their state."""
         e, (buffers, seq, part, has_next) = add_function(self.module, "part", VOID, POINTER, *[I64] * 3)
         of, storage, num_channels = self.of(e, buffers), self.format.storage, self.shape.num_channels
         states = self.states(e, of, seq)

@@ -78,7 +78,7 @@ class Kernel(MatrixKernel):
             self.fetch_numbers(e, of["log_decay"], start, keys, FORMATS[jnp.dtype(jnp.float32)])
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define the function that takes a token past a part."""
+        """Define the function that updates a part of a state by one token."""
         name = "fetching_token" if fetches else "token"
         e, arguments = add_function(self.module, name, VOID, *[POINTER] * 7)
         before, after, following, operands, scalars, values, out = arguments

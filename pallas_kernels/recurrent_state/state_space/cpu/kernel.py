@@ -57,7 +57,7 @@ class Kernel(MatrixKernel):
             self.fetch_numbers(e, of[name], start, self.keys, self.format)
 
     def add_token(self, fetches: bool) -> ir.Function:
-        """Define the function that takes a token past a part."""
+        """Define the function that updates a part of a state by one token."""
         name = "fetching_token" if fetches else "token"
         e, arguments = add_function(self.module, name, VOID, *[POINTER] * 7)
         before, after, following, operands, scalars, values, out = arguments
