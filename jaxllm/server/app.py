@@ -61,9 +61,9 @@ _DIALECTS: Mapping[str, ModuleType] = {
 
 Its module has `make_serving`, which makes that object, and `routes`, which gets a function that returns it.
 """
-# The page's files are the same on every server and hold nothing of it: the page asks for its contents with a key.
+# The page's files are the same on every server and hold no data of it: the page asks for data with a key.
 OPEN_PATHS = operations.OPEN_PATHS | page.PAGE_FILES.keys()
-"""These paths, written exactly so, need no key."""
+"""Paths that need no key; only exact matches count."""
 
 
 def build_app(args: argparse.Namespace) -> FastAPI:

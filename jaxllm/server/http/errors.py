@@ -60,7 +60,7 @@ def _error_type(status: HTTPStatus) -> str:
 
 
 def error_response(error: BaseException) -> ErrorResponse:
-    """Return the error that a client gets for an exception. Unexpected ones are logged and described generally."""
+    """Return the error for a client. An unexpected exception is logged, and the client gets a general message."""
     match error:
         case RequestFailedError():
             return make_error(error.status, str(error), param=error.param, kind=error.kind)

@@ -1,4 +1,4 @@
-"""The types of The types of Ollama's requests and answers."""
+"""The types of Ollama's requests and answers."""
 
 from __future__ import annotations
 
