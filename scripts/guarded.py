@@ -45,6 +45,8 @@ class Check:
 
     programs: tuple[str, ...] = ()
     """Programs that it runs instead of marked tests."""
+    pages: tuple[str, ...] = ()
+    """Other files, outside the folders of the source graph, that its tests or its command read."""
     leaves_out: Mapping[str, str] = field(default_factory=dict)
     """Patterns of paths (`*` matches "/" too) that need not be watched, with the reason."""
     any_processor: str | None = None
@@ -96,7 +98,7 @@ CHECKS = {
     "programs": Check(),
     # Grammars of hostile or many schemas.
     "constraints": Check(
-        leaves_out=unwatched("no model runs", *NUMERICS),
+        leaves_out=unwatched("no model runs", "models/*", "pallas_kernels/*"),
         any_processor="grammars and masks are of whole numbers",
     ),
     # The programs of scripts/.
@@ -109,14 +111,14 @@ CHECKS = {
         leaves_out=unwatched("any tokens do; other checks hold them to HF's", "models/*", "pallas_kernels/*"),
     ),
     # What an engine makes of requests: parameters, grammars, drafts, adapters, batches, preemption, aborts.
-    "engine": Check(),
+    "engine": Check(pages=("docs/models.md",)),
     # More than SmolLM2 on one device.
     "device": Check(),
     # Every family in an engine, and draft heads.
     "families": Check(),
     # Kernels of TPUs, compiled by libtpu.
     "tpu_compiler": Check(
-        programs=("scripts/compile.py", "scripts/lib.sh"),
+        programs=("scripts/compile.py", "scripts/lib.sh", "scripts/test.sh"),
         leaves_out=unwatched("kernels are compiled alone, without a model's step", "jaxllm/*", "models/*")
         | unwatched("they are not for TPUs", *CPU_KERNELS, *GPU_KERNELS),
         any_processor="the compiler's target is a TPU",
@@ -180,6 +182,8 @@ class Guard:
         tops = {name.partition(".")[0] for path in files for name in self.graph.facts(path).names}
         for pin in sorted(pins((self.root / "requirements.lock").read_text(), tops)):
             total.update(f"{pin}\n".encode())
+        for page in self.checks[check].pages:
+            total.update((self.root / page).read_bytes())
         total.update(json.dumps(self._pytest_options, sort_keys=True).encode())
         return total.hexdigest()
 
@@ -188,6 +192,12 @@ class Guard:
         """Pytest's settings, such as the warnings that fail a test, without the list of marks."""
         settings = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
         return {name: value for name, value in settings.items() if name != "markers"}
+
+    def stamps(self, check: str) -> dict[str, tuple[int, int, int]]:
+        """Return when each file of a check was last written: an edit that is undone leaves its content the same."""
+        paths = (*self.files(check), *self.checks[check].pages)
+        stats = {path: (self.root / path).stat() for path in paths}
+        return {path: (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for path, stat in stats.items()}
 
     def machine(self, check: str) -> str:
         """Return the kind of machine for which a check's passing holds."""
@@ -260,13 +270,13 @@ def processor() -> str:
 def run(check: str, command: Sequence[str], root: Path = ROOT, checks: Mapping[str, Check] | None = None) -> int:
     """Run a check's command and return its exit status; record that it passed if the sources stayed the same."""
     guard = Guard(root, checks)
-    before = guard.digest(check)
+    before, stamps = guard.digest(check), guard.stamps(check)
     guard.graph.save()
     status = subprocess.run(command, check=False).returncode
     if status:
         return status
     after = Guard(root, checks)
-    if after.digest(check) != before:
+    if after.digest(check) != before or after.stamps(check) != stamps:
         print(f"{check} passed, but its sources changed while it ran: not recorded, run it again", file=sys.stderr)
         return 1
     after.record(check, before)

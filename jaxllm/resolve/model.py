@@ -40,7 +40,8 @@ _SHOWN = 4
 
 def make_model(config: EngineConfig) -> Model:
     """Return the model of an engine."""
-    return _with_ops(config, _make_specs(config))
+    specs = _make_specs(config)
+    return _with_ops(config, specs, specs)
 
 
 def checked_model(config: EngineConfig) -> tuple[Model, Mapping[str, ParamSpec]]:
@@ -60,10 +61,10 @@ def checked_draft(
     Raises VLLMValidationError as `checked_model` does.
     """
     try:
-        draft_specs = _make_specs(draft)
-        if lent := _lent_to(draft_specs, config, draft, specs):
-            draft_specs = _make_specs(draft, lent)
-        model = _with_ops(draft, draft_specs, may_round_nothing=True)
+        own_specs = _make_specs(draft)
+        lent = _lent_to(own_specs, config, draft, specs)
+        draft_specs = _make_specs(draft, lent) if lent else own_specs
+        model = _with_ops(draft, draft_specs, own_specs, may_round_nothing=True)
         return model, _checked(draft, model.specs)
     except VLLMValidationError as error:
         raise refused_draft(draft.model, error) from error
@@ -106,9 +107,14 @@ def _make_specs(config: EngineConfig, lent: Mapping[str, ParamSpec] | None = Non
     )
 
 
-def _with_ops(config: EngineConfig, specs: ModelSpecs, *, may_round_nothing: bool = False) -> Model:
-    _warn_of_widened(specs)
-    ops = _choose_ops(specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing)
+def _with_ops(
+    config: EngineConfig, specs: ModelSpecs, own_specs: ModelSpecs, *, may_round_nothing: bool = False
+) -> Model:
+    """Return the model of `specs`, with the ops that suit `own_specs`: its parameters without borrowed ones."""
+    _warn_of_widened(own_specs)
+    ops = _choose_ops(
+        own_specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing
+    )
     head = None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
     return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features)

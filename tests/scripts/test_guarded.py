@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import guarded
@@ -131,7 +132,21 @@ def test_an_edit_during_the_run_is_not_recorded(root: Path, capsys: pytest.Captu
     assert run_check(root, edit) == 1
     assert "its sources changed while it ran" in capsys.readouterr().err
     assert guard(root).why_run("check")
-    assert run_check(root, edit) == 0  # the same text again
+
+
+def test_an_edit_that_is_undone_during_the_run_is_not_recorded(root: Path):
+    path = str(root / "jaxllm/limits.py")
+    assert (
+        run_check(root, f"text = open({path!r}).read()\nfor each in ('1', text): open({path!r}, 'w').write(each)") == 1
+    )
+
+
+def test_other_files_of_a_check_count(root: Path):
+    (root / "page.md").write_text("one")
+    check = replace(CHECK, pages=("page.md",))
+    assert run_check(root, check=check) == 0
+    (root / "page.md").write_text("two")
+    assert guard(root, check).why_run("check")
 
 
 @pytest.mark.parametrize("name", [f"{name}.py" for name in NEEDED])

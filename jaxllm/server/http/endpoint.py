@@ -34,7 +34,7 @@ _ENCODER = msgspec.json.Encoder()
 class Call(NamedTuple):
     """A request, as handlers get it."""
 
-    engine_client: AsyncLLM
+    state: ServerState
     body: bytes
     headers: dict[bytes, bytes]
     """By lower-case name; the last one of each name."""
@@ -46,6 +46,11 @@ class Call(NamedTuple):
     """The variable parts of the route's path, by their names."""
     query: bytes = b""
     """The raw query string."""
+
+    @property
+    def engine_client(self) -> AsyncLLM:
+        """The server's engine. There is none before `init_app_state`."""
+        return self.state.engine_client
 
     @property
     def caller(self) -> Caller:
@@ -149,7 +154,7 @@ class Endpoint[S]:
         except ConnectionError:
             return
         path, query = scope.get("path_params", {}), scope["query_string"]
-        call = Call(state.engine_client, body, headers, request_id, client_request_id, path, query)
+        call = Call(state, body, headers, request_id, client_request_id, path, query)
         answering = asyncio.create_task(self._answer(call, send))
         leaving = asyncio.create_task(_wait_disconnect(receive))
         try:
