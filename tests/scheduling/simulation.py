@@ -392,8 +392,9 @@ class Simulation:
     def plan(self) -> StepPlan | None:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
         plan = self.scheduler.plan()
-        if plan is None and not self.in_flight:  # as beam searches do, which hold seats until then
-            self.scheduler.release([name for name, seen in self.seen.items() if seen.finish_reason is not None])
+        if plan is None and not self.in_flight:
+            # As beam searches do, which hold seats until then. An id may have come again while its seat is held.
+            self.scheduler.release(list(self.seen))
             plan = self.scheduler.plan()
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
