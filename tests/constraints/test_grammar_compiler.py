@@ -38,7 +38,7 @@ def test_what_grammars_take_is_counted(smollm2_path: str, tmp_path: Path, reposi
     program = """
 import sys
 from transformers import PreTrainedTokenizerFast
-from jaxllm.constraints.compiler import CACHE_BYTES, GrammarCompiler
+from jaxllm.constraints.compiler import _CACHE_BYTES, GrammarCompiler
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ compiler.check(StructuredOutputsParams(regex="a"))
 before = resident_bytes()
 for number in range(20):
     compiler.check(StructuredOutputsParams(regex=f"(abc){{{20_000 + number}}}"))
-print((resident_bytes() - before) / CACHE_BYTES)
+print((resident_bytes() - before) / _CACHE_BYTES)
 """
     smollm2_tokenizer(smollm2_path).backend.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", program, str(tmp_path / "tokenizer.json")]
