@@ -40,8 +40,9 @@ tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is hel
 
 --sweep measures instead how jaxllm's cost grows, --workloads the gain from prefix caching, --speculation the gain from
 drafts (beside HF's prompt lookup, if --hf-python is given), --beside-xla the gain from a CPU's own kernels in a whole
-engine (with the weights widened as for the comparison, if --hf-python is given, else packed as in the file), --render
-draws and writes again from the JSON of the last run.
+engine (with the weights widened as for the comparison, if --hf-python is given, else packed as in the file),
+--beside-revision COMMIT what changed since a commit of this repository. --render draws and writes again from the JSON
+of the last run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from typing import Any
 
 from fetch_models import MODELS, FetchError, default_dir, fetch
 from lib.machine import describe_machine
-from peers.beside_xla import beside_xla
+from peers.beside import beside_revision, beside_xla
 from peers.caching import caching
 from peers.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
 from peers.checkpoint import checkpoint
@@ -81,7 +82,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
-INSTEAD = ("sweep", "workloads", "speculation", "beside_xla")
+INSTEAD = ("sweep", "workloads", "speculation", "beside_xla", "beside_revision")
 """Measurements of jaxllm alone that replace the comparison."""
 SETTING = "JAXLLM_CPU"
 """The environment variable that holds jaxllm to a lesser instruction set."""
@@ -155,6 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
     instead.add_argument("--speculation", action="store_true", help="with and without drafts")
     instead.add_argument("--beside-xla", action="store_true", help="with a CPU's own kernels and in plain XLA")
+    instead.add_argument("--beside-revision", metavar="COMMIT", help="beside another revision of jaxllm")
     parser.add_argument("--draft-model", type=Path, help="with --speculation: a model that guesses, too")
     parser.add_argument("--render", action="store_true", help="measure nothing: from the saved JSON")
     return parser
@@ -201,25 +203,27 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
     model = checkpoint(gguf, args.hf_python) if mode in ("comparison", "beside_xla") else gguf
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
+        options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
         if mode == "sweep":
             rows = sweep(model, dtype, quick=args.quick, scratch=scratch, keep=lambda rows: keep({"sweep": rows}))
             return {mode: rows}
         if mode == "workloads":
-            return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+            return {mode: caching(model, dtype, **options)}
         if mode == "beside_xla":
-            figures = beside_xla(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+            figures = beside_xla(model, dtype, **options)
             return {"weights": "widened" if model.is_dir() else "as the file has them", mode: figures}
+        if mode == "beside_revision":
+            return {mode: beside_revision(model, dtype, args.beside_revision, **options)}
         if mode == "speculation":
             pythons = {peer: getattr(args, f"{peer}_python") for peer in PEERS}
             # Peers that read safetensors need a folder.
             folder = checkpoint(gguf, args.hf_python) if args.hf_python or args.vllm_python else gguf
-            options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
             options |= {"draft_model": args.draft_model, "others": lookups(folder, gguf, dtype, **pythons)}
             return {mode: speculation(model, dtype, **options, keep=lambda rows: keep({mode: rows}))}
         others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
         ours = jaxllm(model, dtype)
         contestants = [ours, in_int8(ours), *others]
-        return compare(contestants, model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+        return compare(contestants, model, dtype, **options)
 
 
 def measure_embeddings(args: argparse.Namespace) -> dict[str, Any]:
@@ -262,6 +266,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     )
     words = [f"{SETTING}={os.environ[SETTING]}", *words] if os.environ.get(SETTING) else words
     words += [option(name) for name in ("quick", *INSTEAD, "readme") if getattr(args, name)]
+    words += [args.beside_revision] * bool(args.beside_revision)
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
     if args.dtype or args.task == "generate":

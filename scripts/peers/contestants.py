@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from peers.worker import Worker
+from peers.worker import SCRIPTS, Worker
 
 LOOKUP = 10
 """The number of drafts of HF's prompt lookup, from its documentation."""
@@ -23,7 +23,8 @@ KV_BYTES = 1 << 30
 class Contestant:
     """A library in an environment.
 
-    `shares_weights`: it reads the same checkpoint as the others; `batches`: it runs many requests at once.
+    `shares_weights`: it reads the same checkpoint as the others; `batches`: it runs many requests at once; `tree`: the
+    checkout that jaxllm is imported from.
     """
 
     name: str
@@ -33,10 +34,11 @@ class Contestant:
     settings: dict[str, Any] = field(default_factory=dict)
     shares_weights: bool = True
     batches: bool = True
+    tree: Path = SCRIPTS.parent
 
     def start(self, cache: Path, **settings: Any) -> Worker:
         """Start a process, with its caches in a folder."""
-        return Worker(self.program, self.python, self.settings | settings, cache)
+        return Worker(self.program, self.python, self.settings | settings, cache, self.tree)
 
 
 def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:

@@ -55,25 +55,30 @@ def read_files(*paths: Path) -> None:
                         pass
 
 
-def environment(python: str, cache: Path) -> dict[str, str]:
-    """Return the environment of a process of a library, whose caches go into the folder `cache`, which is made."""
+def environment(python: str, cache: Path, tree: Path = SCRIPTS.parent) -> dict[str, str]:
+    """Return the environment of a process of a library, with its caches in the folder `cache`, which is made.
+
+    With this environment's Python, jaxllm is imported from the checkout `tree`.
+    """
     temp = cache / "tmp"
     temp.mkdir(parents=True, exist_ok=True)
     env = {name: value for name, value in os.environ.items() if name not in OF_THIS_SHELL}
     env |= {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temp), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if python == sys.executable:
-        env["PYTHONPATH"] = str(SCRIPTS.parent)
+        env["PYTHONPATH"] = str(tree)
     return env
 
 
 class Worker:
     """A running process. `with` ends it and its descendants."""
 
-    def __init__(self, program: str, python: str, settings: dict[str, Any], cache: Path) -> None:
-        """Start a program of `workers/` with the Python given; its library's caches go into the folder `cache`."""
+    def __init__(
+        self, program: str, python: str, settings: dict[str, Any], cache: Path, tree: Path = SCRIPTS.parent
+    ) -> None:
+        """Start a program of `workers/`, with the environment that `environment` describes."""
         self._name = f"{program} ({settings})"
         self._log = cache / "log.txt"
-        env = environment(python, cache)
+        env = environment(python, cache, tree)
         read_files(
             Path(python).parent.parent, cache, *(Path(settings[name]) for name in ("model", "gguf") if name in settings)
         )

@@ -14,9 +14,9 @@ from typing import Any
 
 import benchmark
 import pytest
-from peers import agreement, beside_xla, caching, charts, compare, contestants, report, sweep
+from peers import agreement, beside, caching, charts, compare, contestants, report, sweep
 from peers.prompts import FIRST_PLAIN_ID, Source
-from peers.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
+from peers.worker import PROGRAMS, Answer, BenchmarkError, Worker, environment, read_files
 
 import jaxllm
 from tests.models.tiny import folder
@@ -130,7 +130,7 @@ class EchoWorker(FakeProcess):
         return Answer(outputs, sum(lengths) / 100, 20.0, 2**30)
 
 
-def make_run(monkeypatch: pytest.MonkeyPatch, worker: EchoWorker, **facts: bool) -> compare.Run:
+def make_run(monkeypatch: pytest.MonkeyPatch, worker: EchoWorker, **facts: Any) -> compare.Run:
     contestant = contestants.Contestant("x", "X", "none", "none", {}, **facts)
     monkeypatch.setattr(contestants.Contestant, "start", lambda self, cache: worker)
     tasks = compare.Tasks.make(1000, quick=True)
@@ -553,17 +553,22 @@ def test_charts_draw_what_the_sweep_measures(monkeypatch: pytest.MonkeyPatch, tm
         assert {name, *labels} <= set(rows[name][0])
 
 
+class SizedWorker(EchoWorker):
+    """Knows the model's sizes, too."""
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        return Answer(SHAPES, 0.0, 20.0, 2**30) if method == "shapes" else super().call(method, *arguments)
+
+
 def test_both_backends_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """If plain XLA takes twice as long for each token, its figures are half of ours."""
 
-    class Backend(EchoWorker):
+    class Backend(SizedWorker):
         def __init__(self, name: str) -> None:
             super().__init__()
             self.name = name
 
         def call(self, method: str, *arguments: Any) -> Answer:
-            if method == "shapes":
-                return Answer(SHAPES, 0.0, 20.0, 2**30)
             answer = super().call(method, *arguments)
             return replace(answer, seconds=answer.seconds * (2 if self.name == "xla" else 1))
 
@@ -571,9 +576,31 @@ def test_both_backends_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(
         contestants.Contestant, "start", lambda self, cache: started.append(self.name) or Backend(self.name)
     )
-    figures = beside_xla.beside_xla(tmp_path, "float32", rounds=2, quick=True, scratch=tmp_path)
+    figures = beside.beside_xla(tmp_path, "float32", rounds=2, quick=True, scratch=tmp_path)
     kernels, xla = "own kernels", "xla"
     assert started == [kernels, xla, kernels, xla, xla, kernels]
     assert figures.pop("a prompt of 512, tokens/s") == {kernels: 51200.0, xla: 25600.0, "times": 2.0}
-    assert len(figures) == 3
+    assert figures.pop("starts to a first token, 1/s")["times"] == 1.0
+    assert len(figures) == 4
     assert all(row == {kernels: 100.0, xla: 50.0, "times": 2.0} for row in figures.values())
+
+
+def test_another_revision_runs_from_its_own_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repository: Path):
+    trees: dict[str, Path] = {}
+
+    def start(self: contestants.Contestant, cache: Path) -> EchoWorker:
+        trees[self.name] = self.tree
+        assert (self.tree / "jaxllm" / "__init__.py").is_file()
+        return SizedWorker()
+
+    monkeypatch.setattr(contestants.Contestant, "start", start)
+    figures = beside.beside_revision(tmp_path, "float32", "HEAD", rounds=1, quick=True, scratch=tmp_path)
+    assert all(row["times"] == 1.0 for row in figures.values())
+    assert trees == {"this tree": repository, "HEAD": tmp_path / "tree"}
+    assert not trees["HEAD"].exists()
+    with pytest.raises(BenchmarkError, match="git cannot check out 'no-such-revision'"):
+        beside.beside_revision(tmp_path, "float32", "no-such-revision", rounds=1, quick=True, scratch=tmp_path)
+
+
+def test_a_worker_imports_the_checkout_it_is_told(tmp_path: Path):
+    assert environment(sys.executable, tmp_path, tmp_path / "tree")["PYTHONPATH"] == str(tmp_path / "tree")
