@@ -91,6 +91,6 @@ def peers(
     if llamacpp:
         settings = {"gguf": str(gguf)}
         label = f"llama.cpp, {gguf.stem.rpartition('.')[2]}"
-        differs = {"shares_weights": False, "batches": False}
+        differs: dict[str, Any] = {"shares_weights": False, "batches": False}
         contestants.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
     return contestants
