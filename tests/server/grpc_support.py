@@ -78,17 +78,17 @@ def client_of(
 
 def message_of(fields: Mapping[str, Any]) -> GenerateRequest:
     """Return the message for a body's fields. Raises ValueError or TypeError for values that it cannot express."""
-    given = {name: value for name, value in fields.items() if name != "prompt"}
+    converted = {name: value for name, value in fields.items() if name != "prompt"}
     if "prompt" in fields:
         prompt = fields["prompt"]
-        given |= {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
-    if isinstance(given.get("stop"), str):
-        given["stop"] = [given["stop"]]
-    if "logit_bias" in given:
-        given["logit_bias"] = {int(key): value for key, value in given["logit_bias"].items()}
-    if "allowed_token_ids" in given:
-        given["allowed_token_ids"] = {"ids": given["allowed_token_ids"]}
-    return GenerateRequest(**given)
+        converted |= {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
+    if isinstance(converted.get("stop"), str):
+        converted["stop"] = [converted["stop"]]
+    if "logit_bias" in converted:
+        converted["logit_bias"] = {int(key): value for key, value in converted["logit_bias"].items()}
+    if "allowed_token_ids" in converted:
+        converted["allowed_token_ids"] = {"ids": converted["allowed_token_ids"]}
+    return GenerateRequest(**converted)
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:

@@ -114,8 +114,8 @@ class PooledEngine:
 
     def _encode(self, prompt: Any, options: Any) -> list[int]:
         pair = prompt.get("text_pair") if isinstance(prompt, dict) else None
-        given = prompt if pair is None else {name: value for name, value in prompt.items() if name != "text_pair"}
-        ids = list(self.front.inputs.encode(given, options).token_ids)
+        first = prompt if pair is None else {name: value for name, value in prompt.items() if name != "text_pair"}
+        ids = list(self.front.inputs.encode(first, options).token_ids)
         if pair is not None:
             ids += self.front.inputs.encode({"prompt": pair}, options).token_ids
         if len(ids) > (limit := self.front.ready.max_model_len):

@@ -55,9 +55,9 @@ class Answer:
     def named_events(self) -> list[Any]:
         """Return the events of a stream without comments; frames must be named by the events' types."""
         events = []
-        for each in self.body.decode().split("\n\n")[:-1]:
-            if not each.startswith(":"):
-                name, data = each.split("\n")
+        for frame in self.body.decode().split("\n\n")[:-1]:
+            if not frame.startswith(":"):
+                name, data = frame.split("\n")
                 events.append(json.loads(data.removeprefix("data: ")))
                 assert name == f"event: {events[-1]['type']}"
         return events

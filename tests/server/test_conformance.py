@@ -234,10 +234,10 @@ def test_r12_every_operation_is_tried(document: dict[str, Any]) -> None:
 
 
 def test_r12_hostile_requests_have_described_answers(tiny_server: Served, document: dict[str, Any]) -> None:
-    for each in requests(12, 150):
-        if "post" in document["paths"].get(each.target, ()) and each.method == "POST":
-            answer = tiny_server.ask("POST", each.target, each.body)
-            check_answer(document, operation_of(document, "post", each.target), answer)
+    for request in requests(12, 150):
+        if "post" in document["paths"].get(request.target, ()) and request.method == "POST":
+            answer = tiny_server.ask("POST", request.target, request.body)
+            check_answer(document, operation_of(document, "post", request.target), answer)
 
 
 def test_the_document_is_one(document: dict[str, Any]) -> None:

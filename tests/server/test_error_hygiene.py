@@ -64,10 +64,10 @@ LONG_NAMES = ["\x00" * 3000, "é" * 3000, "😀" * 3000, "\\" * 3000, "a" * 100_
 @pytest.mark.parametrize("name", LONG_NAMES)
 def test_r12_errors_that_quote_a_client_stay_small(mock_server: Served, name: str) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
-        given: dict[str, Any] = {"prompt": "a"} if path != "/v1/chat/completions" else {"messages": [{}]}
-        assert_hygienic(mock_server.post(path, given | {"model": name}), 404)
+        fields: dict[str, Any] = {"prompt": "a"} if path != "/v1/chat/completions" else {"messages": [{}]}
+        assert_hygienic(mock_server.post(path, fields | {"model": name}), 404)
         other = mock_server.post(
-            path, given | {"model": "tiny", "chat_template": name, "truncation_side": name, name: 1}
+            path, fields | {"model": "tiny", "chat_template": name, "truncation_side": name, name: 1}
         )
         if path != "/tokenize":
             assert_hygienic(other, 400)

@@ -85,16 +85,16 @@ def test_r4_hostile_requests_change_no_other_stream(tiny: AsyncLLM, tiny_server:
         time.sleep(0.01)
 
 
-async def ask_all(port: int, given: list[Hostile]) -> Mapping[int, int]:
+async def ask_all(port: int, hostile: list[Hostile]) -> Mapping[int, int]:
     """Make the requests over several connections at once; return how many answers had each status."""
-    waiting = iter(given)
+    waiting = iter(hostile)
     counts: dict[int, int] = {400: 0, 503: 0}
 
     async def work() -> None:
         connection = None
-        for each in waiting:
+        for request in waiting:
             connection = connection or await asyncio.open_connection("127.0.0.1", port)
-            status, is_open = await asyncio.wait_for(ask(*connection, each), 60)
+            status, is_open = await asyncio.wait_for(ask(*connection, request), 60)
             counts[status] = counts.get(status, 0) + 1
             if not is_open:
                 connection[1].close()
@@ -106,9 +106,9 @@ async def ask_all(port: int, given: list[Hostile]) -> Mapping[int, int]:
     return counts
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, given: Hostile) -> tuple[int, bool]:
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Hostile) -> tuple[int, bool]:
     """Make one request and read the answer; return its status, and whether the connection stays open."""
-    writer.write(given.data)
+    writer.write(request.data)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     headers = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
     body = b""
@@ -120,7 +120,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, given:
         await reader.readline()
     status = int(head.split()[1])
     if status >= 400:
-        assert json.loads(body)["error"].get("code", status) == status, (given, body)
+        assert json.loads(body)["error"].get("code", status) == status, (request, body)
         assert len(body) <= 4096
     return status, headers.get(b"connection") != b"close"
 

@@ -39,24 +39,24 @@ IMPORTS_BY_NAME = {"import_module", "spec_from_file_location", "exec_module"}
 
 
 def test_r18_nothing_in_the_product_runs_data() -> None:
-    found = []
+    offences = []
     for source in (each for each in product() if each.where not in RUNS_PROGRAMS):
-        own = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _loads_nothing(node)]
+        harmless = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call) and _loads_nothing(node)]
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node not in own:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node not in harmless:
                 if node.attr in CALLS.get(node.value.id, ()):
-                    found.append(f"{source.where}:{node.lineno} {node.value.id}.{node.attr}")
+                    offences.append(f"{source.where}:{node.lineno} {node.value.id}.{node.attr}")
                 if node.value.id in LOADS_ARRAYS and node.attr in ("load", "loadtxt", "fromregex"):
-                    found.append(f"{source.where}:{node.lineno} {node.value.id}.{node.attr}")
+                    offences.append(f"{source.where}:{node.lineno} {node.value.id}.{node.attr}")
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell", "trust_remote_code"):
                 is_off = isinstance(node.value, ast.Constant) and node.value.value is False
-                found += [] if is_off else [f"{source.where}:{node.value.lineno} {node.arg}="]
-        found += [
+                offences += [] if is_off else [f"{source.where}:{node.value.lineno} {node.arg}="]
+        offences += [
             f"{source.where}:{imported.line} {imported.module}.{imported.name}"
             for imported in source.imports
             if imported.name in CALLS.get(imported.module, ())
         ]
-    assert found == []
+    assert offences == []
 
 
 def _loads_nothing(call: ast.Call) -> bool:
@@ -67,14 +67,14 @@ def _loads_nothing(call: ast.Call) -> bool:
 @pytest.mark.parametrize("part", ["server", "text", "engine", "loading"])
 def test_r18_modules_are_imported_by_name_where_a_flag_names_them(part: str) -> None:
     """Only --middleware and trace exporters import modules by name in code that handles requests and folders."""
-    found = {
+    importers = {
         source.where
         for source in product()
         if source.where.startswith(f"jaxllm/{part}/")
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute) and node.attr in IMPORTS_BY_NAME
     }
-    assert found <= {"jaxllm/server/http/middleware.py", "jaxllm/engine/front/tracing.py"}
+    assert importers <= {"jaxllm/server/http/middleware.py", "jaxllm/engine/front/tracing.py"}
 
 
 @pytest.mark.server
@@ -131,8 +131,8 @@ def evil(tmp_path: Path, marker: Path) -> Path:
     return copied
 
 
-def start(model: Path, **given: Any) -> None:
-    args = tiny_args(None, **given)
+def start(model: Path, **overrides: Any) -> None:
+    args = tiny_args(None, **overrides)
     args.model = str(model)
     with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True):
         pass
@@ -146,8 +146,8 @@ def test_r18_a_model_with_code_runs_without_it(evil: Path, marker: Path) -> None
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_r18_pickled_weights_are_refused(evil: Path, marker: Path, name: str) -> None:
-    for each in evil.glob("*.safetensors*"):
-        each.unlink()
+    for file in evil.glob("*.safetensors*"):
+        file.unlink()
     (evil / name).write_bytes(pickle.dumps(Bomb(marker)))
     with pytest.raises(VLLMValidationError, match="safetensors"):
         start(evil)
@@ -187,8 +187,8 @@ def test_r18_a_models_template_cannot_leave_its_sandbox(tokenizer: str, marker: 
         for template in ESCAPES:
             text = template.replace("COMMAND", f"'touch {marker}'")
             llm.front.chat_renderer._default = text
-            for given in ({}, {"chat_template": text}):
-                answer = server.post("/v1/chat/completions", body | given)
+            for fields in ({}, {"chat_template": text}):
+                answer = server.post("/v1/chat/completions", body | fields)
                 if answer.status == 200:  # an undefined value shows as nothing
                     assert answer.json["prompt_text"] in ("", "None"), (template, answer.body)
                 else:

@@ -51,12 +51,12 @@ def test_openai_s_client_gets_a_stream(server: Served):
         node.value for node in tree.body if isinstance(node, ast.Assign) and _name(node.targets[0]) == "messages"
     ]
     [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "create"]
-    given: dict[str, Any] = {
+    body: dict[str, Any] = {
         str(each.arg): ast.literal_eval(messages if _name(each.value) == "messages" else each.value)
         for each in call.keywords
     }
     [base] = re.findall(r'base_url="http://localhost:8000(/[^"]*)"', program)
-    answer = server.post(f"{base}/{_path(call.func)}", json.dumps(given).encode(), {"content-type": "application/json"})
+    answer = server.post(f"{base}/{_path(call.func)}", json.dumps(body).encode(), {"content-type": "application/json"})
     assert answer.status == 200
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events)
 

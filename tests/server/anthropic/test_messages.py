@@ -24,9 +24,9 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-def ask(server: Served, content: Any, **given: Any) -> Answer:
+def ask(server: Served, content: Any, **fields: Any) -> Answer:
     messages = [{"role": "user", "content": content}]
-    return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | given)
+    return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | fields)
 
 
 DOCUMENTS: list[tuple[dict[str, Any], str]] = [
@@ -134,24 +134,24 @@ CASES = [
 
 
 def test_a_call_that_is_cut_short_is_text_unless_a_stream_has_begun_it(server: Served) -> None:
-    given = {"tools": [TOOL], "max_tokens": 50}
-    whole = ask(server, "weather?", **given).json
+    fields = {"tools": [TOOL], "max_tokens": 50}
+    whole = ask(server, "weather?", **fields).json
     [block] = whole["content"]
     assert block["type"] == "text"
     assert block["text"].startswith('get_weather {"city')
-    events = events_of(ask(server, "weather?", stream=True, **given))
+    events = events_of(ask(server, "weather?", stream=True, **fields))
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert block["text"] == "get_weather " + "".join(delta["partial_json"] for delta in deltas)
     ends = [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"]
     assert [whole["stop_reason"], *ends] == ["max_tokens"] * 2
 
 
-@pytest.mark.parametrize(("content", "given", "kinds", "reason"), CASES)
+@pytest.mark.parametrize(("content", "fields", "kinds", "reason"), CASES)
 def test_a_stream_joined_is_the_whole_message(
-    server: Served, content: str, given: dict[str, Any], kinds: list[str], reason: str
+    server: Served, content: str, fields: dict[str, Any], kinds: list[str], reason: str
 ) -> None:
-    whole = ask(server, content, **given).json
-    events = events_of(ask(server, content, stream=True, **given))
+    whole = ask(server, content, **fields).json
+    events = events_of(ask(server, content, stream=True, **fields))
     streamed = message_of(events)
     for message in (whole, streamed):
         usage = message.pop("usage")
@@ -252,8 +252,8 @@ def test_the_billing_header_of_claude_code_is_left_out() -> None:
 def test_thinking_and_choices() -> None:
     base: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
 
-    def chat(**given: Any) -> Any:
-        return as_chat(MessagesRequest(**base | given), has_thinking_tokens=True)
+    def chat(**fields: Any) -> Any:
+        return as_chat(MessagesRequest(**base | fields), has_thinking_tokens=True)
 
     on = chat(thinking={"type": "enabled", "budget_tokens": 7})
     assert (on.thinking_token_budget, on.chat_template_kwargs) == (7, {"enable_thinking": True})
@@ -268,9 +268,9 @@ def test_thinking_and_choices() -> None:
 
 
 def test_tokens_are_counted_as_they_are_used(server: Served) -> None:
-    given = {"system": "s", "tools": [TOOL], "messages": [{"role": "user", "content": "weather?"}]}
-    counted = server.post(f"{PATH}/count_tokens", given).json["input_tokens"]
-    usage = ask(server, "", **given).json["usage"]
+    fields = {"system": "s", "tools": [TOOL], "messages": [{"role": "user", "content": "weather?"}]}
+    counted = server.post(f"{PATH}/count_tokens", fields).json["input_tokens"]
+    usage = ask(server, "", **fields).json["usage"]
     parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     assert sum(usage[name] for name in parts) == counted
 
@@ -291,9 +291,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), REFUSED)
-def test_errors_have_anthropics_form(server: Served, name: str, given: dict[str, Any]) -> None:
-    answer = ask(server, "x", **given)
+@pytest.mark.parametrize(("name", "fields"), REFUSED)
+def test_errors_have_anthropics_form(server: Served, name: str, fields: dict[str, Any]) -> None:
+    answer = ask(server, "x", **fields)
     assert answer.status == 400, answer.body
     assert answer.json["type"] == "error"
     assert answer.json["error"]["type"] == "invalid_request_error"

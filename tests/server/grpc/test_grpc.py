@@ -63,19 +63,21 @@ def shown(outputs: list[Any]) -> list[tuple[Any, ...]]:
 def joined(messages: list[Any]) -> list[dict[str, Any]]:
     """Return the outputs of all the pieces of a stream, each like one of HTTP's choices."""
     whole: dict[int, dict[str, Any]] = {}
-    for each in (output for message in messages for output in message.outputs):
-        own = whole.setdefault(each.index, {"text": "", "token_ids": [], "finish_reason": None, "stop_reason": None})
-        own["text"] += each.text
-        own["token_ids"] += each.token_ids
-        if each.HasField("finish_reason"):
-            kind = each.WhichOneof("stop_reason")
-            own |= {"finish_reason": each.finish_reason, "stop_reason": kind and getattr(each, kind)}
+    for output in (each for message in messages for each in message.outputs):
+        choice = whole.setdefault(
+            output.index, {"text": "", "token_ids": [], "finish_reason": None, "stop_reason": None}
+        )
+        choice["text"] += output.text
+        choice["token_ids"] += output.token_ids
+        if output.HasField("finish_reason"):
+            kind = output.WhichOneof("stop_reason")
+            choice |= {"finish_reason": output.finish_reason, "stop_reason": kind and getattr(output, kind)}
     return [whole[index] for index in sorted(whole)]
 
 
-@pytest.mark.parametrize("given", KINDS)
-def test_both_methods_answer_what_http_does(mock_server: Served, client: Client, given: dict[str, Any]) -> None:
-    fields = {"prompt": "ab", "return_token_ids": True, **given}
+@pytest.mark.parametrize("parameters", KINDS)
+def test_both_methods_answer_what_http_does(mock_server: Served, client: Client, parameters: dict[str, Any]) -> None:
+    fields = {"prompt": "ab", "return_token_ids": True, **parameters}
     answer = mock_server.post("/v1/completions", fields).json
     whole = client.whole(message_of(fields))
     assert shown(joined([whole])) == shown(answer["choices"])
@@ -116,8 +118,8 @@ def test_log_probabilities_are_https_to_the_bit(tiny_server: Served) -> None:
 
 
 def test_a_request_has_the_clients_id_if_it_is_well_formed(client: Client) -> None:
-    def id_of(given: str, *metadata: tuple[str, str]) -> str:
-        fields = {"prompt": "a", "max_tokens": 1, "request_id": given}
+    def id_of(requested: str, *metadata: tuple[str, str]) -> str:
+        fields = {"prompt": "a", "max_tokens": 1, "request_id": requested}
         return client.whole(message_of(fields), metadata).prompt_info.request_id
 
     assert id_of("mine") == "mine"
@@ -137,9 +139,9 @@ def test_fields_have_the_names_that_they_have_over_http() -> None:
 
 
 def test_values_of_logits_processors_are_those_of_json() -> None:
-    given = {"a": 1, "b": [1.5, "x", None, True], "c": {"d": -3}}
-    request = completion_request(GenerateRequest(text="a", vllm_xargs=given).SerializeToString(), stream=False)
-    assert request.vllm_xargs == given
+    values = {"a": 1, "b": [1.5, "x", None, True], "c": {"d": -3}}
+    request = completion_request(GenerateRequest(text="a", vllm_xargs=values).SerializeToString(), stream=False)
+    assert request.vllm_xargs == values
     assert isinstance((request.vllm_xargs or {})["a"], int)
 
 
@@ -280,8 +282,8 @@ def test_answers_are_counted(mock_server: Served, client: Client) -> None:
     def counts() -> list[float]:
         shown = mock_server.get("/metrics").body.decode()
         kinds = ('Generate",method="POST",status="2xx"', 'GenerateStream",method="POST",status="4xx"')
-        found = [re.search(rf'^http_requests_total{{handler="grpc:{kind}}} (.*)$', shown, re.M) for kind in kinds]
-        return [float(each[1]) if each else 0.0 for each in found]
+        matches = [re.search(rf'^http_requests_total{{handler="grpc:{kind}}} (.*)$', shown, re.M) for kind in kinds]
+        return [float(each[1]) if each else 0.0 for each in matches]
 
     whole, refused = counts()
     client.whole(message_of({"prompt": "a", "max_tokens": 1}))

@@ -32,11 +32,11 @@ ONE, TWO = ((DATA / f"{name}.pem", DATA / f"{name}.key") for name in ("one", "tw
 LONG = message_of({"prompt": [5], "max_tokens": 40_000, "ignore_eos": True})
 
 
-def trusting(cert: Path, own: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
+def trusting(cert: Path, identity: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
     """Return what a client connects with that trusts a certificate, and may have one of its own."""
-    if own is None:
+    if identity is None:
         return grpc.ssl_channel_credentials(cert.read_bytes())
-    return grpc.ssl_channel_credentials(cert.read_bytes(), own[1].read_bytes(), own[0].read_bytes())
+    return grpc.ssl_channel_credentials(cert.read_bytes(), identity[1].read_bytes(), identity[0].read_bytes())
 
 
 def health_of(client: Client) -> int:
@@ -78,15 +78,15 @@ def is_trusted(address: str, credentials: grpc.ChannelCredentials) -> bool:
 
 def test_a_certificate_that_changes_is_used_for_new_connections(tokenizer: str, tmp_path: Path) -> None:
     """While its files do not fit each other the old one stays."""
-    own = tmp_path / "cert", tmp_path / "key"
-    for source, target in zip(ONE, own, strict=True):
+    files = tmp_path / "cert", tmp_path / "key"
+    for source, target in zip(ONE, files, strict=True):
         shutil.copy(source, target)
-    words = ("--ssl-certfile", str(own[0]), "--ssl-keyfile", str(own[1]), "--enable-ssl-refresh")
+    words = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]), "--enable-ssl-refresh")
     with mock_served(tokenizer, *words) as server, grpc_opened(server) as address:
         assert is_trusted(address, trusting(ONE[0]))
-        shutil.copy(TWO[0], own[0])
+        shutil.copy(TWO[0], files[0])
         assert is_trusted(address, trusting(ONE[0]))
-        shutil.copy(TWO[1], own[1])
+        shutil.copy(TWO[1], files[1])
         assert is_trusted(address, trusting(TWO[0]))
         assert not is_trusted(address, trusting(ONE[0]))
 
@@ -101,9 +101,9 @@ def test_clients_show_certificates_where_they_have_to(tokenizer: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("ssl_ciphers", "ECDHE+AESGCM"), ("ssl_cert_reqs", 1)])
 def test_what_grpcs_tls_cannot_do_is_refused_by_name(name: str, value: Any) -> None:
-    given: dict[str, Any] = {"ssl_certfile": str(ONE[0]), "ssl_keyfile": str(ONE[1]), "ssl_ca_certs": str(ONE[0])}
+    arguments: dict[str, Any] = {"ssl_certfile": str(ONE[0]), "ssl_keyfile": str(ONE[1]), "ssl_ca_certs": str(ONE[0])}
     with pytest.raises(VLLMValidationError, match="grpc_port") as caught:
-        bind_grpc(ServerArgs(**{**given, name: value}, grpc_port=0))
+        bind_grpc(ServerArgs(**{**arguments, name: value}, grpc_port=0))
     assert caught.value.parameter == name
 
 

@@ -43,7 +43,7 @@ def test_without_a_list_there_is_no_filter_and_the_log_can_be_off() -> None:
 def test_a_file_that_sets_the_log_up_has_no_second_word_beside_it() -> None:
     settings = log_settings(ServerArgs(disable_uvicorn_access_log=True), "log.json")
     assert settings == {"log_config": None, "log_level": None, "access_log": False}
-    given: dict[str, Any] = {"uvicorn_log_level": "debug", "disable_access_log_for_endpoints": "/health"}
-    for flag, value in given.items():
+    refused: dict[str, Any] = {"uvicorn_log_level": "debug", "disable_access_log_for_endpoints": "/health"}
+    for flag, value in refused.items():
         with pytest.raises(VLLMValidationError, match=f"{flag} cannot go with log_config_file"):
             log_settings(ServerArgs(**{flag: value}), "log.json")

@@ -44,8 +44,8 @@ def read_all(connection: socket.socket) -> bytes:
 def answer(server: Served, *pieces: bytes) -> bytes:
     with connected(server) as connection:
         with contextlib.suppress(ConnectionError):
-            for each in pieces:
-                connection.sendall(each)
+            for piece in pieces:
+                connection.sendall(piece)
                 time.sleep(0.01)  # as a packet of its own
         return read_all(connection)
 
@@ -153,8 +153,8 @@ def test_a_client_that_reads_slowly_gets_everything(server: Served) -> None:
             slow += connection.recv(4096)
             time.sleep(0.002)
     texts = []
-    for each in (quick, slow):
-        events = [json.loads(line[6:]) for line in each.splitlines() if line.startswith(b"data: {")]
+    for received in (quick, slow):
+        events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith(b"data: {")]
         texts.append("".join(event["choices"][0]["text"] for event in events if event["choices"]))
     assert texts[0] == texts[1]
 

@@ -68,17 +68,17 @@ def test_null_is_as_if_a_field_was_left_out(kind: Any) -> None:
             decode(json.dumps(needed | {name: None}).encode(), kind, {})
 
 
-@pytest.mark.parametrize(("name", "given", "read"), COERCED)
-def test_values_are_coerced_as_pydantic_does_it(name: str, given: str, read: Any) -> None:
-    found = getattr(chat(f'"{name}": {given}'), name)
-    assert found == read
-    assert type(found) is type(read)
+@pytest.mark.parametrize(("name", "text", "read"), COERCED)
+def test_values_are_coerced_as_pydantic_does_it(name: str, text: str, read: Any) -> None:
+    value = getattr(chat(f'"{name}": {text}'), name)
+    assert value == read
+    assert type(value) is type(read)
 
 
-@pytest.mark.parametrize(("name", "given"), NOT_COERCED)
-def test_what_means_nothing_else_is_refused_by_name(name: str, given: str) -> None:
+@pytest.mark.parametrize(("name", "text"), NOT_COERCED)
+def test_what_means_nothing_else_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(VLLMValidationError, match=f"^{name}") as caught:
-        chat(f'"{name}": {given}')
+        chat(f'"{name}": {text}')
     assert caught.value.parameter == name
 
 
@@ -104,9 +104,9 @@ def test_half_of_a_surrogate_pair_is_named(text: str) -> None:
     with pytest.raises(VLLMValidationError, match=r"half of a surrogate pair.*emoji") as caught:
         chat(f'"user": "{text}"')
     body = f'{{"messages": [], "user": "{text}"}}'
-    place = int(str(caught.value).partition("at byte ")[2].partition(" ")[0])
-    assert body[place:].lower().startswith((r"\ud8", r"\ude"))
-    assert body[place : place + 6] in str(caught.value)
+    offset = int(str(caught.value).partition("at byte ")[2].partition(" ")[0])
+    assert body[offset:].lower().startswith((r"\ud8", r"\ude"))
+    assert body[offset : offset + 6] in str(caught.value)
 
 
 def test_escapes_that_only_look_like_halves_are_text() -> None:

@@ -47,18 +47,18 @@ def server(tokenizer: str) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.parametrize("given", ["r1", "A-b_c.9" * 10])
-def test_r24_a_well_formed_id_is_echoed(server: Served, given: str) -> None:
+@pytest.mark.parametrize("request_id", ["r1", "A-b_c.9" * 10])
+def test_r24_a_well_formed_id_is_echoed(server: Served, request_id: str) -> None:
     for path in ("/health", "/nothing", "/v1/models"):
-        assert server.get(path, {"x-request-id": given}).headers["x-request-id"] == given
+        assert server.get(path, {"x-request-id": request_id}).headers["x-request-id"] == request_id
     body = {"prompt": [5], "max_tokens": 1}
-    answer = server.post("/v1/completions", body, {"x-request-id": given})
-    assert (answer.headers["x-request-id"], answer.json["id"]) == (given, f"cmpl-{given}")
+    answer = server.post("/v1/completions", body, {"x-request-id": request_id})
+    assert (answer.headers["x-request-id"], answer.json["id"]) == (request_id, f"cmpl-{request_id}")
 
 
-@pytest.mark.parametrize("given", ["", "a b", "ü", "a" * 129, "<script>", "../../etc"])
-def test_r24_another_id_is_replaced(server: Served, given: str) -> None:
-    header = {"x-request-id": given.encode().decode("latin-1")}
+@pytest.mark.parametrize("request_id", ["", "a b", "ü", "a" * 129, "<script>", "../../etc"])
+def test_r24_another_id_is_replaced(server: Served, request_id: str) -> None:
+    header = {"x-request-id": request_id.encode().decode("latin-1")}
     answer = server.post("/v1/completions", {"prompt": [5], "max_tokens": 1}, header)
     shown = answer.headers["x-request-id"]
     assert len(shown) == 32

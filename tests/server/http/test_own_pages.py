@@ -45,11 +45,11 @@ def test_pages_of_other_origins_change_nothing(server: Served, origin: str) -> N
 
 
 def test_own_pages_and_programs_do(server: Served) -> None:
-    own = f"http://127.0.0.1:{server.port}"
+    origin = f"http://127.0.0.1:{server.port}"
     for headers in (
         {},
-        {"origin": own},
-        {"origin": own.upper()},
+        {"origin": origin},
+        {"origin": origin.upper()},
         {"origin": f"http://localhost:{server.port}", "host": f"localhost:{server.port}"},
         {"origin": "https://proxy.example", "sec-fetch-site": "same-origin"},
         {"origin": "chrome-extension://abc"},
@@ -105,7 +105,7 @@ def test_hosts_that_are_named_may_be_asked_for(mock: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"host": "127.0.0.1"}, True),
         ({"host": "127.9.9.9"}, True),
@@ -120,5 +120,5 @@ def test_hosts_that_are_named_may_be_asked_for(mock: AsyncLLM) -> None:
         ({"uds": "/tmp/socket"}, False),
     ],
 )
-def test_what_loopback_is(given: dict[str, str], expected: bool) -> None:
-    assert listens_on_loopback(ServerArgs(**given)) is expected  # type: ignore[arg-type]
+def test_what_loopback_is(arguments: dict[str, str], expected: bool) -> None:
+    assert listens_on_loopback(ServerArgs(**arguments)) is expected  # type: ignore[arg-type]

@@ -42,17 +42,17 @@ def two(tokenizer: str) -> Iterator[Served]:
 @pytest.fixture
 def ranks(two: Served, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the replicas that requests are given to, as they come."""
-    found: list[int] = []
+    chosen: list[int] = []
     replicas = two.llm._core.remote.replicas  # type: ignore[attr-defined]
     choose = replicas.choose
 
     def record(request: Any) -> Any:
         replica = choose(request)
-        found.append(replica.index)
+        chosen.append(replica.index)
         return replica
 
     monkeypatch.setattr(replicas, "choose", record)
-    return found
+    return chosen
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -90,13 +90,13 @@ def test_a_replica_that_there_is_not_is_refused(two: Served, ranks: list[int], r
     assert ranks == []
 
 
-@pytest.mark.parametrize("given", ["", "-1", "+1", "1.0", "1_0", "one", "\u00b2", "9" * 5000])
-def test_what_is_no_number_is_refused_by_the_headers_name(mock_server: Served, given: str) -> None:
+@pytest.mark.parametrize("rank", ["", "-1", "+1", "1.0", "1_0", "one", "\u00b2", "9" * 5000])
+def test_what_is_no_number_is_refused_by_the_headers_name(mock_server: Served, rank: str) -> None:
     for path, body in BODIES.items():
-        answer = mock_server.post(path, body, {RANK_HEADER: given})
+        answer = mock_server.post(path, body, {RANK_HEADER: rank})
         assert answer.status == 400, path
         assert f"{RANK_HEADER} must be the number of a replica" in answer.body.decode()
-    error = mock_server.post("/v1/completions", BODIES["/v1/completions"], {RANK_HEADER: given}).json["error"]
+    error = mock_server.post("/v1/completions", BODIES["/v1/completions"], {RANK_HEADER: rank}).json["error"]
     assert error["param"] == RANK_HEADER
 
 

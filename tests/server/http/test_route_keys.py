@@ -74,9 +74,9 @@ def client(server: Served) -> Iterator[Client]:
 
 
 def paths(server: Served) -> list[str]:
-    found = [route.path.replace("{model:path}", "tiny") for route in server.app.routes if isinstance(route, Route)]
-    assert {"/v1/models", "/v1/completions", "/metrics", "/docs", "/openapi.json", "/sleep"} <= set(found)
-    return [*found, "/nothing", "/"]
+    listed = [route.path.replace("{model:path}", "tiny") for route in server.app.routes if isinstance(route, Route)]
+    assert {"/v1/models", "/v1/completions", "/metrics", "/docs", "/openapi.json", "/sleep"} <= set(listed)
+    return [*listed, "/nothing", "/"]
 
 
 def spellings(path: str) -> set[str]:

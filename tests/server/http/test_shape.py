@@ -21,8 +21,8 @@ def counts_of(value: Any) -> tuple[int, int, int]:
     """Return how many lists and objects there are in a value, how many names, and how many commas."""
     if not isinstance(value, (dict, list)):
         return 0, 0, 0
-    found = [counts_of(each) for each in (value.values() if isinstance(value, dict) else value)]
-    totals = [sum(each[i] for each in found) for i in range(3)]
+    counts = [counts_of(each) for each in (value.values() if isinstance(value, dict) else value)]
+    totals = [sum(each[i] for each in counts) for i in range(3)]
     return totals[0] + 1, totals[1] + (len(value) if isinstance(value, dict) else 0), totals[2] + max(len(value) - 1, 0)
 
 
@@ -42,10 +42,10 @@ def test_every_limit_is_exact(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     for piece in (1, 7, shape.PIECE):
         monkeypatch.setattr(shape, "PIECE", piece)
         for less in range(5):
-            given = [limit - (less == i) for i, limit in enumerate(limits)]
-            monkeypatch.setattr(shape, "MAX_DEPTH", given[0])
-            monkeypatch.setattr(shape, "_MOST", tuple(given[1:]))
-            for name, most in zip(("MAX_LISTS", "MAX_NAMES", "MAX_VALUES"), given[1:], strict=True):
+            bounds = [limit - (less == i) for i, limit in enumerate(limits)]
+            monkeypatch.setattr(shape, "MAX_DEPTH", bounds[0])
+            monkeypatch.setattr(shape, "_MOST", tuple(bounds[1:]))
+            for name, most in zip(("MAX_LISTS", "MAX_NAMES", "MAX_VALUES"), bounds[1:], strict=True):
                 monkeypatch.setattr(shape, name, most)
             if less == 4:
                 shape.check_shape(body)

@@ -48,7 +48,7 @@ async def texts(outputs: EngineOutputs) -> AsyncGenerator[bytes, None]:
 
 @pytest.mark.parametrize("text", ["", "a", '"\\\n\r\u2028\x00', "é😀</script>", "data: x\n\n"])
 def test_a_spliced_frame_is_the_encoded_one(text: str) -> None:
-    frame = TextFrame.of(lambda given: {"a": [{"text": given}], "b": None})
+    frame = TextFrame.of(lambda piece: {"a": [{"text": piece}], "b": None})
     assert frame.event(text) == event({"a": [{"text": text}], "b": None})
     assert frame.event(text).count(b"\n") == 2
     assert msgspec.json.decode(frame.event(text)[6:])["a"][0]["text"] == text

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.server
 DATA = Path(__file__).resolve().parents[2] / "data" / "tls"
 
 
-def args(**given: object) -> ServerArgs:
-    return ServerArgs(**({"ssl_certfile": str(DATA / "one.pem"), "ssl_keyfile": str(DATA / "one.key")} | given))  # type: ignore[arg-type]
+def args(**settings: object) -> ServerArgs:
+    return ServerArgs(**({"ssl_certfile": str(DATA / "one.pem"), "ssl_keyfile": str(DATA / "one.key")} | settings))  # type: ignore[arg-type]
 
 
 def test_a_server_speaks_tls(tokenizer: str) -> None:
@@ -36,7 +36,7 @@ def test_a_server_speaks_tls(tokenizer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "parameter"),
+    ("settings", "parameter"),
     [
         ({"ssl_certfile": "/no/such.pem"}, "ssl_certfile"),
         ({"ssl_certfile": __file__}, "ssl_certfile"),
@@ -50,9 +50,9 @@ def test_a_server_speaks_tls(tokenizer: str) -> None:
         ({"ssl_ciphers": "no such cipher"}, "ssl_ciphers"),
     ],
 )
-def test_files_that_are_no_use_are_refused_by_name(given: dict[str, object], parameter: str) -> None:
+def test_files_that_are_no_use_are_refused_by_name(settings: dict[str, object], parameter: str) -> None:
     with pytest.raises(VLLMValidationError) as caught:
-        tls_settings(args(**given))
+        tls_settings(args(**settings))
     assert caught.value.parameter == parameter
 
 
@@ -66,7 +66,7 @@ def test_a_certificate_that_changes_is_loaded_again(tmp_path: Path, monkeypatch:
     cert, key = tmp_path / "cert", tmp_path / "key"
     shutil.copy(DATA / "one.pem", cert)
     shutil.copy(DATA / "one.key", key)
-    given = args(ssl_certfile=str(cert), ssl_keyfile=str(key), enable_ssl_refresh=True)
+    server_args = args(ssl_certfile=str(cert), ssl_keyfile=str(key), enable_ssl_refresh=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -74,15 +74,15 @@ def test_a_certificate_that_changes_is_loaded_again(tmp_path: Path, monkeypatch:
 
     async def shown(port: int) -> bytes:
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
-        found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
-        return found
+        return certificate
 
     async def run() -> None:
         one, two = (ssl.PEM_cert_to_DER_cert((DATA / name).read_text()) for name in ("one.pem", "two.pem"))
         listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
         port = listening.sockets[0].getsockname()[1]
-        refreshing = asyncio.create_task(refresh(context, given))
+        refreshing = asyncio.create_task(refresh(context, server_args))
         try:
             assert await shown(port) == one
             shutil.copy(DATA / "two.pem", cert)

@@ -63,10 +63,10 @@ def door(
     request: pytest.FixtureRequest, tokenizer: str, tmp_path_factory: pytest.TempPathFactory, repository: Path
 ) -> Iterator[Door]:
     """Return a server that is reached in one of all ways."""
-    place = tmp_path_factory.mktemp("door")
+    directory = tmp_path_factory.mktemp("door")
     command = [sys.executable, str(repository / "scripts" / "mock_server.py"), str(folder(CASE))]
     command += ["--tokenizer", tokenizer, "--tokens-per-second", "1000"]
-    path, one = str(place / "socket"), repository / "tests" / "data" / "tls" / "one"
+    path, one = str(directory / "socket"), repository / "tests" / "data" / "tls" / "one"
     if request.param == "tls":
         command += ["--ssl-certfile", f"{one}.pem", "--ssl-keyfile", f"{one}.key"]
     if request.param == "uds":
@@ -79,7 +79,7 @@ def door(
             process.wait(20)
         return
     context = ssl.create_default_context(cafile=f"{one}.pem")
-    with server_process(command, place / "log.txt") as server:
+    with server_process(command, directory / "log.txt") as server:
         if request.param == "tls":
             yield Door(server, lambda: context.wrap_socket(connect(server), server_hostname="127.0.0.1"))
         else:
@@ -144,15 +144,15 @@ def test_r16_a_thousand_idle_connections_disturb_nobody(server: ServerProcess) -
     """A third says nothing, a third begins a request, a third sends a byte now and then."""
     with contextlib.ExitStack() as stack, bounded_memory(server):
         connections = [stack.enter_context(contextlib.closing(connect(server))) for _ in range(NUM_IDLE)]
-        for number, each in enumerate(connections):
+        for number, connection in enumerate(connections):
             if number % 3:
-                each.sendall(HEAD)
+                connection.sendall(HEAD)
         times = []
         for round_ in range(10):
             times.append(complete(server))
-            for each in connections[2::30]:
+            for connection in connections[2::30]:
                 with contextlib.suppress(ConnectionError):
-                    each.send(b"x" if round_ else b"x: ")
+                    connection.send(b"x" if round_ else b"x: ")
         assert sorted(times)[5] < 1
         answers = [read_to_end(each) for each in connections]
     assert {answer[:13] for answer in answers[1::3]} == {b"HTTP/1.1 408 "}

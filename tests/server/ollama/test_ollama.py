@@ -30,17 +30,17 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-def chat(server: Served, content: str, **given: Any) -> Answer:
+def chat(server: Served, content: str, **fields: Any) -> Answer:
     messages = [{"role": "user", "content": content}]
     body = {"model": "tiny:latest", "messages": messages, "options": {"temperature": 0, "num_ctx": 4096}}
-    return server.post("/api/chat", body | given)
+    return server.post("/api/chat", body | fields)
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
     assert answer.headers["content-type"] == "application/x-ndjson"
-    found = [json.loads(line) for line in answer.body.splitlines()]
-    assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
-    return found
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line["done"] for line in pieces] == [False] * (len(pieces) - 1) + [True]
+    return pieces
 
 
 def test_the_model_is_found(server: Served) -> None:
@@ -108,12 +108,12 @@ def test_calls_have_their_arguments_as_objects(server: Served) -> None:
 
 def test_a_call_that_cannot_be_read_is_text(server: Served) -> None:
     options = {"temperature": 0, "num_predict": 50}
-    for content, given, begin, reason in (
+    for content, fields, begin, reason in (
         ("malformed?", {}, CALL[:30], "stop"),
         ("weather?", {"options": options}, 'get_weather {"city', "length"),
     ):
-        whole = chat(server, content, tools=[TOOL], stream=False, **given).json
-        streamed = lines(chat(server, content, tools=[TOOL], **given))
+        whole = chat(server, content, tools=[TOOL], stream=False, **fields).json
+        streamed = lines(chat(server, content, tools=[TOOL], **fields))
         text = "".join(line["message"]["content"] for line in streamed)
         assert text == whole["message"]["content"]
         assert text.startswith(begin)
@@ -142,7 +142,7 @@ def test_arguments_that_are_no_object_are_text() -> None:
 def test_calls_get_ids_that_their_results_refer_to() -> None:
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     other = {"id": "mine", "function": {"name": "g", "arguments": {}}}
-    found = messages_in_chat(
+    messages = messages_in_chat(
         [
             {"role": "user", "content": "x", "images": []},
             {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call, other, call]},
@@ -151,13 +151,13 @@ def test_calls_get_ids_that_their_results_refer_to() -> None:
             {"role": "tool", "content": "2", "tool_name": "f"},
         ]
     )
-    assert found[1]["reasoning"] == "hm"
-    assert found[1]["tool_calls"] == [
+    assert messages[1]["reasoning"] == "hm"
+    assert messages[1]["tool_calls"] == [
         {"id": "call_1_0", "type": "function", **call},
         {"type": "function", **other},
         {"id": "call_1_2", "type": "function", **call},
     ]
-    assert [message["tool_call_id"] for message in found[2:]] == ["mine", "call_1_0", "call_1_2"]
+    assert [message["tool_call_id"] for message in messages[2:]] == ["mine", "call_1_0", "call_1_2"]
 
 
 def test_thinking_can_be_hidden(server: Served) -> None:
@@ -270,10 +270,10 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("route", "name", "given"), REFUSED)
-def test_errors_have_ollamas_form(server: Served, route: str, name: str, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("route", "name", "fields"), REFUSED)
+def test_errors_have_ollamas_form(server: Served, route: str, name: str, fields: dict[str, Any]) -> None:
     body = {"model": "tiny", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}
-    answer = server.post(f"/api/{route}", body | given)
+    answer = server.post(f"/api/{route}", body | fields)
     assert answer.status == 400, answer.body
     assert name in answer.json["error"]
 

@@ -78,9 +78,9 @@ def tokenized(mock_server: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]
     tokenizer = mock_server.llm.front.require_tokenizer()
     encode = tokenizer.encode
 
-    def note(given: list[str], **how: Any) -> Any:
-        texts.extend(given)
-        return encode(given, **how)
+    def note(batch: list[str], **how: Any) -> Any:
+        texts.extend(batch)
+        return encode(batch, **how)
 
     monkeypatch.setattr(tokenizer, "encode", note)
     return texts

@@ -25,8 +25,8 @@ BASE: dict[str, Any] = {
 }
 
 
-def chat(server: Served, **given: Any) -> Answer:
-    return server.post(PATH, BASE | given)
+def chat(server: Served, **fields: Any) -> Answer:
+    return server.post(PATH, BASE | fields)
 
 
 def joined(events: list[Any], index: int = 0) -> str:

@@ -30,12 +30,12 @@ def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**F, "parameters": parameters}}
 
 
-@pytest.mark.parametrize("given", KINDS)
+@pytest.mark.parametrize("parameters", KINDS)
 def test_texts_tokens_and_logprobs_are_those_of_the_program(
-    offline: LLM, tiny_server: Served, given: dict[str, Any]
+    offline: LLM, tiny_server: Served, parameters: dict[str, Any]
 ) -> None:
-    [expected] = offline.chat(MESSAGES, SamplingParams(**given, logprobs=2, prompt_logprobs=1), use_tqdm=False)
-    body = {"messages": MESSAGES, **given, "return_token_ids": True}
+    [expected] = offline.chat(MESSAGES, SamplingParams(**parameters, logprobs=2, prompt_logprobs=1), use_tqdm=False)
+    body = {"messages": MESSAGES, **parameters, "return_token_ids": True}
     scored = tiny_server.post(PATH, body | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}).json
     assert scored["prompt_token_ids"] == expected.prompt_token_ids
     assert len(scored["prompt_logprobs"]) == len(expected.prompt_logprobs or ())
@@ -71,9 +71,9 @@ def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server:
         }
     none = tiny_server.post(PATH, body | {"logprob_token_ids": []}).json["choices"][0]["logprobs"]["content"]
     assert [(each["token"], each["top_logprobs"]) for each in none] == [(each["token"], []) for each in alone]
-    given = {"prompt": "ab", "max_tokens": 2, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
+    completion = {"prompt": "ab", "max_tokens": 2, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
     for asked in ({}, {"logprobs": 1}, {"logprobs": 5}):
-        [choice] = tiny_server.post("/v1/completions", given | asked).json["choices"]
+        [choice] = tiny_server.post("/v1/completions", completion | asked).json["choices"]
         for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
             assert top.keys() == {"token_id:40", "token_id:41", token}
 
@@ -81,12 +81,12 @@ def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server:
 def test_ollamas_form_has_the_same_log_probabilities(tiny_server: Served) -> None:
     body = {"messages": MESSAGES, "max_tokens": 6, "seed": 5, "logprobs": True, "top_logprobs": 2}
     expected = tiny_server.post(PATH, body).json["choices"][0]["logprobs"]["content"]
-    given = {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 6, "seed": 5}}
-    given |= {"logprobs": True, "top_logprobs": 2}
-    assert tiny_server.post("/api/chat", given | {"stream": False}).json["logprobs"] == expected
-    lines = [json.loads(line) for line in tiny_server.post("/api/chat", given).body.splitlines()]
+    ollama_body = {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 6, "seed": 5}}
+    ollama_body |= {"logprobs": True, "top_logprobs": 2}
+    assert tiny_server.post("/api/chat", ollama_body | {"stream": False}).json["logprobs"] == expected
+    lines = [json.loads(line) for line in tiny_server.post("/api/chat", ollama_body).body.splitlines()]
     assert [each for line in lines for each in line.get("logprobs", [])] == expected
-    plain = tiny_server.post("/api/chat", given | {"stream": False, "logprobs": False, "top_logprobs": None}).json
+    plain = tiny_server.post("/api/chat", ollama_body | {"stream": False, "logprobs": False, "top_logprobs": None}).json
     assert "logprobs" not in plain
 
 

@@ -20,9 +20,9 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-def ask(server: Served, content: str, **given: Any) -> Answer:
+def ask(server: Served, content: str, **fields: Any) -> Answer:
     messages = [{"role": "user", "content": content}]
-    return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | given)
+    return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | fields)
 
 
 def message_of(events: list[Any]) -> dict[str, Any]:
@@ -58,10 +58,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "given", "reason"), CASES)
-def test_a_stream_joined_is_the_whole_answer(server: Served, content: str, given: dict[str, Any], reason: str) -> None:
-    whole = ask(server, content, **given).json["choices"][0]
-    events = ask(server, content, stream=True, **given).events
+@pytest.mark.parametrize(("content", "fields", "reason"), CASES)
+def test_a_stream_joined_is_the_whole_answer(server: Served, content: str, fields: dict[str, Any], reason: str) -> None:
+    whole = ask(server, content, **fields).json["choices"][0]
+    events = ask(server, content, stream=True, **fields).events
     streamed = message_of(events)
     assert streamed["content"] == (whole["message"]["content"] or "")
     assert streamed["reasoning"] == (whole["message"]["reasoning"] or "")
@@ -101,12 +101,12 @@ def test_reasoning_is_split_off_or_left_out(server: Served) -> None:
 
 
 def test_a_call_ends_reasoning_that_nothing_else_has_ended(server: Served) -> None:
-    given = {"tools": [TOOL], "chat_template_kwargs": {"thinks": True}}
-    whole = ask(server, "both?", **given).json["choices"][0]
+    fields = {"tools": [TOOL], "chat_template_kwargs": {"thinks": True}}
+    whole = ask(server, "both?", **fields).json["choices"][0]
     message = whole["message"]
     assert (message["reasoning"], message["content"], whole["finish_reason"]) == ("I look.", None, "tool_calls")
     assert len(message["tool_calls"]) == 2
-    streamed = message_of(ask(server, "both?", stream=True, **given).events)
+    streamed = message_of(ask(server, "both?", stream=True, **fields).events)
     assert (streamed["reasoning"], streamed["content"]) == ("I look.", "")
     assert without_ids(streamed["tool_calls"]) == without_ids(message["tool_calls"])
 
@@ -114,11 +114,11 @@ def test_a_call_ends_reasoning_that_nothing_else_has_ended(server: Served) -> No
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_call_that_is_cut_leaves_no_marks_in_the_text(server: Served, choice: Any) -> None:
     for most in (1, 2, 5, 12, 25):
-        given = {"tools": [TOOL], "tool_choice": choice, "max_tokens": most}
-        whole = ask(server, "weather?", **given).json["choices"][0]
+        fields = {"tools": [TOOL], "tool_choice": choice, "max_tokens": most}
+        whole = ask(server, "weather?", **fields).json["choices"][0]
         assert whole["finish_reason"] == "length"
         assert not whole["message"]["content"]
-        streamed = message_of(ask(server, "weather?", stream=True, **given).events)
+        streamed = message_of(ask(server, "weather?", stream=True, **fields).events)
         assert streamed["content"] == ""
         assert without_ids(streamed["tool_calls"]) == without_ids(whole["message"].get("tool_calls", []))
 
@@ -142,9 +142,9 @@ def test_a_malformed_call_is_text_unless_a_stream_has_begun_it(server: Served) -
 
 
 def test_a_call_that_is_cut_short_keeps_what_was_written(server: Served) -> None:
-    given = {"tools": [TOOL], "max_tokens": 50}
-    whole = ask(server, "weather?", **given).json["choices"][0]
-    streamed = message_of(ask(server, "weather?", stream=True, **given).events)
+    fields = {"tools": [TOOL], "max_tokens": 50}
+    whole = ask(server, "weather?", **fields).json["choices"][0]
+    streamed = message_of(ask(server, "weather?", stream=True, **fields).events)
     for message in (whole["message"], streamed):
         [call] = message["tool_calls"]
         assert call["function"]["name"] == "get_weather"
@@ -155,8 +155,8 @@ def test_a_call_that_is_cut_short_keeps_what_was_written(server: Served) -> None
 
 
 def test_without_tools_calls_are_text(server: Served) -> None:
-    for given in ({}, {"tools": [TOOL], "tool_choice": "none"}):
-        assert ask(server, "weather?", **given).json["choices"][0]["message"]["content"] == CALL
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        assert ask(server, "weather?", **fields).json["choices"][0]["message"]["content"] == CALL
 
 
 def test_a_conversation_goes_on_with_the_result(server: Served) -> None:
@@ -175,10 +175,10 @@ def test_a_conversation_goes_on_with_the_result(server: Served) -> None:
 
 
 def test_the_template_shows_tools_unless_told_otherwise(server: Served, tokenizer: str, tmp_path: Path) -> None:
-    given = {"tools": [TOOL], "tool_choice": "none", "return_prompt_text": True}
-    assert ask(server, "x", max_tokens=1, **given).json["prompt_text"].startswith("<tools>get_weather;</tools>")
+    fields = {"tools": [TOOL], "tool_choice": "none", "return_prompt_text": True}
+    assert ask(server, "x", max_tokens=1, **fields).json["prompt_text"].startswith("<tools>get_weather;</tools>")
     with tool_served(tokenizer, tmp_path, "--exclude-tools-when-tool-choice-none") as other:
-        assert ask(other, "x", max_tokens=1, **given).json["prompt_text"] == "<user>x<assistant>"
+        assert ask(other, "x", max_tokens=1, **fields).json["prompt_text"] == "<user>x<assistant>"
 
 
 def test_a_named_function_is_no_reason_to_end(server: Served) -> None:
@@ -202,7 +202,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), REFUSED)
-def test_what_makes_no_sense_is_refused_by_name(server: Served, name: str, given: dict[str, Any]) -> None:
-    answer = ask(server, "x", **given)
+@pytest.mark.parametrize(("name", "fields"), REFUSED)
+def test_what_makes_no_sense_is_refused_by_name(server: Served, name: str, fields: dict[str, Any]) -> None:
+    answer = ask(server, "x", **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, name), answer.body

@@ -20,8 +20,8 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def complete(server: Served, **given: Any) -> Answer:
-    return server.post(PATH, {"model": "tiny", "temperature": 0, "max_tokens": 4, **given})
+def complete(server: Served, **fields: Any) -> Answer:
+    return server.post(PATH, {"model": "tiny", "temperature": 0, "max_tokens": 4, **fields})
 
 
 def joined(events: list[Any], index: int) -> str:
@@ -30,18 +30,18 @@ def joined(events: list[Any], index: int) -> str:
 
 def logprobs_of(events: list[Any], index: int) -> dict[str, list[Any]]:
     """Return the lists of all pieces of a choice, one after the other."""
-    found: dict[str, list[Any]] = {}
-    for each in (each for event in events for each in event["choices"] if each["index"] == index):
-        for name, values in (each["logprobs"] or {}).items():
-            found.setdefault(name, []).extend(values)
-    return found
+    logprobs: dict[str, list[Any]] = {}
+    for choice in (each for event in events for each in event["choices"] if each["index"] == index):
+        for name, values in (choice["logprobs"] or {}).items():
+            logprobs.setdefault(name, []).extend(values)
+    return logprobs
 
 
-@pytest.mark.parametrize("given", KINDS)
-def test_a_batch_is_what_the_program_generates(offline: LLM, tiny_server: Served, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("parameters", KINDS)
+def test_a_batch_is_what_the_program_generates(offline: LLM, tiny_server: Served, parameters: dict[str, Any]) -> None:
     prompts = [TokensPrompt(prompt_token_ids=each) for each in IDS]
-    expected = offline.generate(prompts, SamplingParams(**given, logprobs=2), use_tqdm=False)
-    body = {"prompt": IDS, **given, "logprobs": 2, "return_token_ids": True}
+    expected = offline.generate(prompts, SamplingParams(**parameters, logprobs=2), use_tqdm=False)
+    body = {"prompt": IDS, **parameters, "logprobs": 2, "return_token_ids": True}
     answer = complete(tiny_server, **body).json
     outputs = [output for request in expected for output in request.outputs]
     assert [each["index"] for each in answer["choices"]] == list(range(len(outputs)))
@@ -119,11 +119,11 @@ def test_continuous_usage_counts_up(mock_server: Served) -> None:
 
 def test_what_cannot_be_says_so(mock_server: Served) -> None:
     """tests/server/openai/test_bad_requests.py has the many fields that a good prompt may bring."""
-    for given, status, parameter in (
+    for fields, status, parameter in (
         ({"prompt": None}, 400, "prompt"),
         ({"model": "other", "prompt": "a"}, 404, "model"),
     ):
-        answer = complete(mock_server, **given)
+        answer = complete(mock_server, **fields)
         assert (answer.status, answer.json["error"]["param"]) == (status, parameter)
 
 

@@ -126,11 +126,11 @@ def look_of(answer: Answer) -> str:
 def fields_of(value: Any, name: str = "") -> Iterator[str]:
     """Yield the names of what an event has, the outer ones before the inner."""
     if isinstance(value, list):
-        for each in value:
-            yield from fields_of(each, f"{name}[]")
+        for item in value:
+            yield from fields_of(item, f"{name}[]")
     elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from fields_of(each, f"{name}.{key}")
+        for key, part in value.items():
+            yield from fields_of(part, f"{name}.{key}")
     elif value is not None:
         yield name if name not in (".type", ".event") else f"{name}={value}"
 
@@ -142,26 +142,26 @@ def watch(server: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 def names_of(kind: Any, before: str = "") -> set[str]:
     """Return the names of a request's fields, and behind a dot those of its parts that have fields of their own."""
-    found = set[str]()
+    names = set[str]()
     hints = typing.get_type_hints(kind)
     for field in msgspec.structs.fields(kind):
-        found.add(before + field.encode_name)
+        names.add(before + field.encode_name)
         for part in typing.get_args(hints[field.name]):
             if isinstance(part, type) and issubclass(part, msgspec.Struct):
-                found |= names_of(part, f"{before}{field.encode_name}.")
-    return found
+                names |= names_of(part, f"{before}{field.encode_name}.")
+    return names
 
 
 def nested(name: str, value: Any, beside: Any) -> dict[str, Any]:
     """Return a field by its name; parts of a dotted name are nested, unless the value already is."""
     outer, *inner = name.split(".")
-    given = value
+    wrapped = value
     for part in reversed(inner):
         if outer not in beside:
-            given = {part: given}
+            wrapped = {part: wrapped}
     if len(inner) == 2 and outer in beside:
-        given = {inner[0]: value}
-    return {outer: given}
+        wrapped = {inner[0]: value}
+    return {outer: wrapped}
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -178,20 +178,20 @@ def test_a_field_has_its_effect_or_is_refused_by_name(watch: Watch, path: str, n
     beside = dict(entry.beside)
     before = watch.see(**beside)
     assert watch.see(**beside) == before, "the same request looks the same"
-    given = beside | nested(name, entry.value, beside)
-    answer, asked = watch.send(**given)
+    fields = beside | nested(name, entry.value, beside)
+    answer, asked = watch.send(**fields)
     match entry:
         case Effect():
             assert before[0] == 200 or before[2], before
             assert answer.status == 200 or asked != before[2], answer.body
-            assert watch.see(**given) != before
+            assert watch.see(**fields) != before
         case Refusal():
             assert before[0] == 200, before
             assert answer.status in (400, 404), answer.body
             assert name.partition(".")[0] in str(answer.json["error"]) or answer.status == 404, answer.body
         case Nothing():
             assert before[0] == 200, before
-            assert watch.see(**given) == before
+            assert watch.see(**fields) == before
 
 
 @pytest.mark.parametrize(("path", "name"), GONE)

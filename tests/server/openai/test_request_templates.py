@@ -56,7 +56,7 @@ def test_r15_a_requests_template_is_refused_within_the_limits(server: Served, na
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("fields", "text"),
     [
         ({}, "/"),
         ({"reasoning_effort": "low"}, "True/low"),
@@ -65,14 +65,14 @@ def test_r15_a_requests_template_is_refused_within_the_limits(server: Served, na
     ],
 )
 def test_an_effort_turns_thinking_on_or_off_unless_the_request_says_otherwise(
-    server: Served, given: dict[str, Any], text: str
+    server: Served, fields: dict[str, Any], text: str
 ) -> None:
     template = {"chat_template": "{{ enable_thinking }}/{{ reasoning_effort }}"}
-    answer = server.post(PATH, BODY | template | {"return_prompt_text": True} | given).json
+    answer = server.post(PATH, BODY | template | {"return_prompt_text": True} | fields).json
     assert answer["prompt_text"] == text
-    responses = {name: value for name, value in given.items() if name != "reasoning_effort"}
-    if "reasoning_effort" in given:
-        responses["reasoning"] = {"effort": given["reasoning_effort"]}
+    responses = {name: value for name, value in fields.items() if name != "reasoning_effort"}
+    if "reasoning_effort" in fields:
+        responses["reasoning"] = {"effort": fields["reasoning_effort"]}
     body = {"input": "a", "max_output_tokens": 2, "store": False} | template | responses
     assert server.post("/v1/responses", body).json["usage"]["input_tokens"] == answer["usage"]["prompt_tokens"]
 
@@ -97,8 +97,8 @@ def test_r15_a_models_template_may_loop_while_others_are_answered(tokenizer: str
         llm.front.chat_renderer._templates = ChatTemplates(2.0)
         threads = [threading.Thread(target=lambda: answers.append(server.post(PATH, body))) for _ in range(2)]
         began = time.monotonic()
-        for each in threads:
-            each.start()
+        for thread in threads:
+            thread.start()
         num_others = 0
         while any(each.is_alive() for each in threads):
             assert server.get("/health").status == 200

@@ -12,21 +12,21 @@ from tests.server.support import Answer, Served, served
 MESSAGES = [{"role": "user", "content": "ab"}]
 
 
-def tokenize(server: Served, **given: Any) -> Answer:
-    return server.post("/tokenize", {"model": "tiny", **given})
+def tokenize(server: Served, **fields: Any) -> Answer:
+    return server.post("/tokenize", {"model": "tiny", **fields})
 
 
-def prompt_ids(server: Served, path: str, **given: Any) -> list[int]:
+def prompt_ids(server: Served, path: str, **fields: Any) -> list[int]:
     """Return the token ids of a prompt as a completion has seen them."""
-    choice = server.post(path, {"model": "tiny", "max_tokens": 1, "return_token_ids": True, **given}).json
+    choice = server.post(path, {"model": "tiny", "max_tokens": 1, "return_token_ids": True, **fields}).json
     return choice.get("prompt_token_ids") or choice["choices"][0]["prompt_token_ids"]
 
 
-@pytest.mark.parametrize("given", [{}, {"add_special_tokens": False}, {"add_special_tokens": True}])
+@pytest.mark.parametrize("fields", [{}, {"add_special_tokens": False}, {"add_special_tokens": True}])
 @pytest.mark.parametrize("text", ["a", "ab c é 😀", "x" * 300])
-def test_ids_are_those_of_a_prompt(mock_server: Served, text: str, given: dict[str, Any]) -> None:
-    answer = tokenize(mock_server, prompt=text, **given).json
-    assert answer["tokens"] == prompt_ids(mock_server, "/v1/completions", prompt=text, **given)
+def test_ids_are_those_of_a_prompt(mock_server: Served, text: str, fields: dict[str, Any]) -> None:
+    answer = tokenize(mock_server, prompt=text, **fields).json
+    assert answer["tokens"] == prompt_ids(mock_server, "/v1/completions", prompt=text, **fields)
     assert answer["count"] == len(answer["tokens"])
     assert answer["max_model_len"] == mock_server.llm.model_config.max_model_len
     back = mock_server.post("/detokenize", {"tokens": answer["tokens"]}).json
@@ -37,7 +37,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {},
         {"add_generation_prompt": False},
@@ -46,11 +46,11 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "be"}]}, *MESSAGES]},
     ],
 )
-def test_ids_of_a_conversation_are_those_of_its_prompt(mock_server: Served, given: dict[str, Any]) -> None:
-    given = {"messages": MESSAGES} | given
-    expected = prompt_ids(mock_server, "/v1/chat/completions", **given)
-    assert tokenize(mock_server, **given).json["tokens"] == expected
-    if "tools" in given:
+def test_ids_of_a_conversation_are_those_of_its_prompt(mock_server: Served, fields: dict[str, Any]) -> None:
+    fields = {"messages": MESSAGES} | fields
+    expected = prompt_ids(mock_server, "/v1/chat/completions", **fields)
+    assert tokenize(mock_server, **fields).json["tokens"] == expected
+    if "tools" in fields:
         assert len(expected) > len(prompt_ids(mock_server, "/v1/chat/completions", messages=MESSAGES))
 
 
@@ -67,7 +67,7 @@ def test_nothing_has_no_tokens(mock_server: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "parameter"),
+    ("path", "body", "parameter"),
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
@@ -88,9 +88,9 @@ def test_nothing_has_no_tokens(mock_server: Served) -> None:
     ],
 )
 def test_r13_bad_requests_name_the_field(
-    mock_server: Served, path: str, given: dict[str, Any], parameter: str | None
+    mock_server: Served, path: str, body: dict[str, Any], parameter: str | None
 ) -> None:
-    answer = mock_server.post(path, given)
+    answer = mock_server.post(path, body)
     assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
 
 

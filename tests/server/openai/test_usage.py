@@ -30,8 +30,8 @@ def bounded_server(tokenizer: str) -> Iterator[Served]:
         yield server
 
 
-def ask(content: str, **given: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 400, **given}
+def ask(content: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 400, **fields}
 
 
 def num_tokens(server: Served, text: str) -> int:
@@ -113,8 +113,8 @@ def test_the_server_s_own_max_new_tokens_bounds_every_request(
         prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": messages}
         answer = bounded_server.post(path, prompt | {"max_tokens": asked, "ignore_eos": True}).json
         assert answer["usage"]["completion_tokens"] == made
-    given = {"input": "a", "max_output_tokens": asked, "ignore_eos": True}
-    assert bounded_server.post("/v1/responses", given).json["usage"]["output_tokens"] == made
+    body = {"input": "a", "max_output_tokens": asked, "ignore_eos": True}
+    assert bounded_server.post("/v1/responses", body).json["usage"]["output_tokens"] == made
     line = {"model": "tiny", "prompt": "a", "stream": False, "options": {"num_predict": asked}}
     assert bounded_server.post("/api/generate", line).json["eval_count"] <= made
 
@@ -126,8 +126,8 @@ def test_a_level_of_sleep_is_a_gauge_of_its_own(tokenizer: str, monkeypatch: pyt
 
         def shown() -> list[str]:
             lines = [each for each in server.get("/metrics").body.decode().splitlines() if "sleep_state{" in each]
-            [found] = [[state for state in states if f'"{state}"' in each] for each in lines if each.endswith(" 1.0")]
-            return found
+            [active] = [[state for state in states if f'"{state}"' in each] for each in lines if each.endswith(" 1.0")]
+            return active
 
         assert shown() == ["awake"]
         for level, state in ((1, "weights_offloaded"), (2, "discard_all")):

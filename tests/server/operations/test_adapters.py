@@ -41,10 +41,10 @@ def server(tokenizer: str) -> Iterator[Served]:
             yield running
 
 
-def tokens(server: Served, model: str, **given: Any) -> list[int]:
+def tokens(server: Served, model: str, **fields: Any) -> list[int]:
     """Return the tokens that continue the goldens' prompt."""
     body = {"prompt": prompt_of(CASE), "temperature": 0, "max_tokens": 16, "ignore_eos": True}
-    answer = server.post("/v1/completions", body | {"model": model, "return_token_ids": True} | given)
+    answer = server.post("/v1/completions", body | {"model": model, "return_token_ids": True} | fields)
     assert answer.status == 200, answer.body
     assert answer.json["model"] == model
     return answer.json["choices"][0]["token_ids"]
@@ -62,11 +62,11 @@ def test_adapters_are_models_by_their_names(server: Served):
 
 
 def test_chats_and_streams(server: Served):
-    given: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "temperature": 0, "max_tokens": 8}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "temperature": 0, "max_tokens": 8}
     texts = {}
     for name in ("tiny", "all"):
-        whole = server.post(PATH, given | {"model": name}).json
-        events = server.post(PATH, given | {"model": name, "stream": True}).events
+        whole = server.post(PATH, body | {"model": name}).json
+        events = server.post(PATH, body | {"model": name, "stream": True}).events
         assert {each["model"] for each in (whole, *events)} == {name}
         texts[name] = whole["choices"][0]["message"]["content"]
         assert joined(events, 0) == texts[name]
@@ -74,14 +74,14 @@ def test_chats_and_streams(server: Served):
 
 
 def test_beams(server: Served):
-    given: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "use_beam_search": True, "n": 2}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "use_beam_search": True, "n": 2}
     texts = {}
     for name in ("tiny", "all"):
-        answer = server.post(PATH, given | {"model": name, "max_tokens": 8}).json
+        answer = server.post(PATH, body | {"model": name, "max_tokens": 8}).json
         assert answer["model"] == name
         texts[name] = [each["message"]["content"] for each in answer["choices"]]
     assert texts["tiny"] != texts["all"]
-    answer = server.post(PATH, given | {"max_tokens": 3, "allowed_token_ids": [7]}).json
+    answer = server.post(PATH, body | {"max_tokens": 3, "allowed_token_ids": [7]}).json
     assert [each["message"]["content"] for each in answer["choices"]] == [
         server.post("/detokenize", {"tokens": [7, 7, 7]}).json["prompt"]
     ]

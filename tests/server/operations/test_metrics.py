@@ -41,11 +41,11 @@ def complete(server: Served, num_tokens: int) -> None:
 
 
 def test_every_metric_is_shown_under_vllms_name(mock: AsyncLLM, mock_server: Served) -> None:
-    found = families(mock_server)
+    by_name = families(mock_server)
     for name, family in OURS.items():
         if name.startswith(("kv_block_", "spec_decode_", "lora_")):  # with arguments that this server has not
             continue
-        shown = found[f"vllm:{name.removesuffix('_total') if family.type == 'Counter' else name}"]
+        shown = by_name[f"vllm:{name.removesuffix('_total') if family.type == 'Counter' else name}"]
         assert (shown.type, shown.documentation) == (family.type.lower(), HELP[name])
         assert {label for each in shown.samples for label in each.labels} - {"le"} == set(family.labels)
     assert {each.name.removeprefix(PREFIX) for each in mock.get_metrics()} <= HELP.keys()
@@ -82,9 +82,9 @@ def test_answers_are_counted_by_route_and_status(mock_server: Served) -> None:
 
 def test_another_prefix(mock: AsyncLLM, mock_server: Served) -> None:
     with served(mock, "--metrics-prefix", "jaxllm_") as server:
-        found = families(server)
-    assert "jaxllm_num_requests_running" in found
-    assert not any(name.startswith("vllm") for name in found)
+        by_name = families(server)
+    assert "jaxllm_num_requests_running" in by_name
+    assert not any(name.startswith("vllm") for name in by_name)
     assert families(mock_server).keys() >= {"vllm:num_requests_running", "process_resident_memory_bytes"}
 
 
@@ -113,8 +113,8 @@ def test_openmetrics_where_it_is_asked_for(mock_server: Served, escaping: str) -
     answer = mock_server.get("/metrics", {"accept": f"application/openmetrics-text;version=1.0.0{escaping};q=0.5"})
     assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-    def names(found: Iterable[Metric]) -> set[str]:
-        samples = {sample.name for each in found for sample in each.samples}
+    def names(metrics: Iterable[Metric]) -> set[str]:
+        samples = {sample.name for each in metrics for sample in each.samples}
         return {name for name in samples if not name.endswith("_created")}
 
     shown = names(parse_openmetrics(answer.body.decode()))

@@ -28,16 +28,16 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[tuple[str, str]] = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.texts.append((self.found[-1][0] if self.found else "", data))
+        self.texts.append((self.elements[-1][0] if self.elements else "", data))
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def test_files_are_served_with_headers_that_let_little_in(mock_server: Served, p
     assert answer.headers["cache-control"] == "no-cache"
     policy = dict(each.strip().split(" ", 1) for each in answer.headers["content-security-policy"].split(";"))
     nothing = ("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types")
-    own = ("script-src", "style-src", "connect-src", "img-src")
+    same_origin = ("script-src", "style-src", "connect-src", "img-src")
     assert policy == {
         **dict.fromkeys(nothing, "'none'"),
-        **dict.fromkeys(own, "'self'"),
+        **dict.fromkeys(same_origin, "'self'"),
         "require-trusted-types-for": "'script'",
     }
 
@@ -93,7 +93,7 @@ def test_files_name_no_other_server(name: str) -> None:
 
 def test_addresses_are_relative_so_that_a_proxy_may_have_a_path() -> None:
     document = Elements(FILES["index.html"])
-    links = [attrs[name] for _, attrs in document.found for name in ("src", "href") if name in attrs]
+    links = [attrs[name] for _, attrs in document.elements for name in ("src", "href") if name in attrs]
     assert len(links) >= 5
     assert {f"/{link}" for link in links} <= PAGE_FILES.keys()
     for name in SCRIPTS:
@@ -105,10 +105,10 @@ def test_addresses_are_relative_so_that_a_proxy_may_have_a_path() -> None:
 
 def test_nothing_is_inline() -> None:
     document = Elements(FILES["index.html"])
-    assert not [attrs for _, attrs in document.found for name in attrs if name.startswith("on") or name == "style"]
-    assert "style" not in {tag for tag, _ in document.found}
+    assert not [attrs for _, attrs in document.elements for name in attrs if name.startswith("on") or name == "style"]
+    assert "style" not in {tag for tag, _ in document.elements}
     assert not [text for tag, text in document.texts if tag == "script" and text.strip()]
-    assert all("src" in attrs for tag, attrs in document.found if tag == "script")
+    assert all("src" in attrs for tag, attrs in document.elements if tag == "script")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -119,10 +119,10 @@ def test_scripts_make_no_markup_of_texts(name: str) -> None:
 def test_every_control_has_a_name() -> None:
     """An input is inside a label, or a label is for it."""
     document = Elements(FILES["index.html"])
-    labelled = {attrs["for"] for tag, attrs in document.found if tag == "label" and "for" in attrs}
+    labelled = {attrs["for"] for tag, attrs in document.elements if tag == "label" and "for" in attrs}
     open_label = r"<label[^>]*>(?:(?!</label>).)*<(?:input|textarea) id=\"(\w+)\""
     labelled |= set(re.findall(open_label, FILES["index.html"], re.DOTALL))
-    controls = [attrs["id"] for tag, attrs in document.found if tag in ("input", "textarea")]
+    controls = [attrs["id"] for tag, attrs in document.elements if tag in ("input", "textarea")]
     assert len(controls) >= 6
     assert set(controls) <= labelled
 

@@ -21,8 +21,8 @@ PATH = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "ab"}]
 
 
-def embed(server: Served, **given: Any) -> Answer:
-    return server.post(PATH, {"model": "tiny", **given})
+def embed(server: Served, **fields: Any) -> Answer:
+    return server.post(PATH, {"model": "tiny", **fields})
 
 
 def vectors(answer: Answer) -> list[list[float]]:
@@ -31,14 +31,14 @@ def vectors(answer: Answer) -> list[list[float]]:
     return [each["embedding"] for each in answer.json["data"]]
 
 
-def expected(embedder: PooledEngine, *prompts: str | list[int], **given: Any) -> list[list[float]]:
+def expected(embedder: PooledEngine, *prompts: str | list[int], **params: Any) -> list[list[float]]:
     """Return the embeddings that the engine has for prompts."""
     ids = [embedder.front.inputs.encode(each).token_ids for each in prompts]
-    return [output_of(EMBED, PoolingParams(task="embed", **given), each).tolist() for each in ids]
+    return [output_of(EMBED, PoolingParams(task="embed", **params), each).tolist() for each in ids]
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"),
+    ("inputs", "prompts"),
     [
         ("ab c", ["ab c"]),
         (["ab c", "d"], ["ab c", "d"]),
@@ -48,9 +48,9 @@ def expected(embedder: PooledEngine, *prompts: str | list[int], **given: Any) ->
     ],
 )
 def test_each_form_of_input_has_its_embeddings(
-    embedding_server: Served, embedder: PooledEngine, given: Any, prompts: list[Any]
+    embedding_server: Served, embedder: PooledEngine, inputs: Any, prompts: list[Any]
 ) -> None:
-    answer = embed(embedding_server, input=given)
+    answer = embed(embedding_server, input=inputs)
     assert vectors(answer) == expected(embedder, *prompts)
     num_tokens = sum(len(embedder.front.inputs.encode(each).token_ids) for each in prompts)
     assert (answer.json["usage"]["prompt_tokens"], answer.json["usage"]["total_tokens"]) == (num_tokens, num_tokens)
@@ -59,19 +59,19 @@ def test_each_form_of_input_has_its_embeddings(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [{"messages": MESSAGES}, {"input": MESSAGES}, {"messages": [MESSAGES] * 2}, {"input": [MESSAGES] * 2}],
 )
-def test_conversations_are_rendered(embedding_server: Served, embedder: PooledEngine, given: dict[str, Any]) -> None:
+def test_conversations_are_rendered(embedding_server: Served, embedder: PooledEngine, fields: dict[str, Any]) -> None:
     ids = embedding_server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json["tokens"]
-    found = vectors(embed(embedding_server, **given))
-    assert found == expected(embedder, ids) * len(found)
-    longer = vectors(embed(embedding_server, **given, add_generation_prompt=True))
-    assert longer[0] != found[0]
+    embeddings = vectors(embed(embedding_server, **fields))
+    assert embeddings == expected(embedder, ids) * len(embeddings)
+    longer = vectors(embed(embedding_server, **fields, add_generation_prompt=True))
+    assert longer[0] != embeddings[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("fields", "kind"),
     [
         ({}, "<f4"),
         ({"endianness": "big"}, ">f4"),
@@ -79,9 +79,9 @@ def test_conversations_are_rendered(embedding_server: Served, embedder: PooledEn
     ],
 )
 def test_base64_has_the_bytes(
-    embedding_server: Served, embedder: PooledEngine, given: dict[str, Any], kind: str
+    embedding_server: Served, embedder: PooledEngine, fields: dict[str, Any], kind: str
 ) -> None:
-    shown: Any = vectors(embed(embedding_server, input="ab", encoding_format="base64", **given))[0]
+    shown: Any = vectors(embed(embedding_server, input="ab", encoding_format="base64", **fields))[0]
     [values] = expected(embedder, "ab")
     assert base64.b64decode(shown) == np.asarray(values, np.float32).astype(kind).tobytes()
 
@@ -124,8 +124,8 @@ def test_answers_that_are_bytes(embedding_server: Served, embedder: PooledEngine
 def test_what_a_request_says_of_its_vectors_reaches_the_engine(
     embedding_server: Served, embedder: PooledEngine
 ) -> None:
-    given: dict[str, Any] = {"dimensions": 4, "use_activation": False}
-    assert vectors(embed(embedding_server, input="ab", **given)) == expected(embedder, "ab", **given)
+    params: dict[str, Any] = {"dimensions": 4, "use_activation": False}
+    assert vectors(embed(embedding_server, input="ab", **params)) == expected(embedder, "ab", **params)
     cut = vectors(embed(embedding_server, input="ab c d e", truncate_prompt_tokens=2, add_special_tokens=False))
     ids = embedding_server.post("/tokenize", {"prompt": "ab c d e", "add_special_tokens": False}).json["tokens"]
     assert cut == expected(embedder, ids[:2])
@@ -148,7 +148,7 @@ def test_as_many_inputs_as_openai_takes(embedding_server: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "parameter"),
+    ("fields", "parameter"),
     [
         ({}, "input"),
         ({"input": "a", "messages": MESSAGES}, "input"),
@@ -174,8 +174,8 @@ def test_as_many_inputs_as_openai_takes(embedding_server: Served) -> None:
         ({"input": "a", "padding": "max_length"}, "padding"),
     ],
 )
-def test_r13_bad_requests_name_the_field(embedding_server: Served, given: dict[str, Any], parameter: str) -> None:
-    answer = embed(embedding_server, **given)
+def test_r13_bad_requests_name_the_field(embedding_server: Served, fields: dict[str, Any], parameter: str) -> None:
+    answer = embed(embedding_server, **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
 
 
@@ -215,8 +215,8 @@ def test_each_input_counts_as_a_request(bounded: tuple[Served, PooledEngine]) ->
     assert embed(server, input=["a"] * 4).status == 200
 
 
-def cohere(server: Served, **given: Any) -> Answer:
-    return server.post("/v2/embed", {"model": "tiny", **given})
+def cohere(server: Served, **fields: Any) -> Answer:
+    return server.post("/v2/embed", {"model": "tiny", **fields})
 
 
 def test_cohere_has_every_type_at_once(embedding_server: Served, embedder: PooledEngine) -> None:
@@ -261,7 +261,7 @@ def test_cohere_cuts_texts_unless_told_not_to(embedding_server: Served, embedder
 
 
 @pytest.mark.parametrize(
-    ("given", "parameter"),
+    ("fields", "parameter"),
     [
         ({}, None),
         ({"texts": []}, "texts"),
@@ -278,7 +278,7 @@ def test_cohere_cuts_texts_unless_told_not_to(embedding_server: Served, embedder
     ],
 )
 def test_r13_bad_requests_in_coheres_form_name_the_field(
-    embedding_server: Served, given: dict[str, Any], parameter: str | None
+    embedding_server: Served, fields: dict[str, Any], parameter: str | None
 ) -> None:
-    answer = cohere(embedding_server, **given)
+    answer = cohere(embedding_server, **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body

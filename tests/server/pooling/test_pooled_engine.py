@@ -44,8 +44,8 @@ def engines(case: str, tokenizer: str) -> Iterator[tuple[LLM, Served]]:
         yield llm, server
 
 
-def data(server: Served, path: str, **given: Any) -> list[Any]:
-    answer = server.post(path, {"model": "tiny", **given})
+def data(server: Served, path: str, **fields: Any) -> list[Any]:
+    answer = server.post(path, {"model": "tiny", **fields})
     assert answer.status == 200, answer.body
     return answer.json["data"]
 
@@ -53,9 +53,9 @@ def data(server: Served, path: str, **given: Any) -> list[Any]:
 def check_late_chunks(llm: LLM, server: Served) -> None:
     """Compare embeddings of chunks with the means of the tokens' outputs."""
     late = LateChunkingParams(chunk_size=3)
-    found = llm.encode(TEXTS, PoolingParams(late_chunking_params=late), pooling_task="token_embed", use_tqdm=False)
+    outputs = llm.encode(TEXTS, PoolingParams(late_chunking_params=late), pooling_task="token_embed", use_tqdm=False)
     raw = llm.encode(TEXTS, PoolingParams(use_activation=False), pooling_task="token_embed", use_tqdm=False)
-    for text, output, tokens in zip(TEXTS, found, raw, strict=True):
+    for text, output, tokens in zip(TEXTS, outputs, raw, strict=True):
         rows_td, chunks = tokens.outputs.data, output.late_chunking
         assert chunks is not None
         means = np.stack([rows_td[i : i + 3].mean(0) for i in range(0, len(rows_td), 3)])
@@ -65,12 +65,12 @@ def check_late_chunks(llm: LLM, server: Served) -> None:
         assert last[1] == len(text)
     body = {"late_chunking_params": {"chunk_size": 3}}
     shown = data(server, "/v1/embeddings", input=TEXTS, **body)
-    assert [each["embedding"] for each in shown] == [each.outputs.data.tolist() for each in found]
+    assert [each["embedding"] for each in shown] == [each.outputs.data.tolist() for each in outputs]
     assert [each["late_chunking"] for each in shown] == [
-        json.loads(msgspec.json.encode(each.late_chunking)) for each in found
+        json.loads(msgspec.json.encode(each.late_chunking)) for each in outputs
     ]
-    for given in ({"input": [5, 6]}, {"input": "x" * 9, "truncate_prompt_tokens": 5}):
-        answer = server.post("/v1/embeddings", body | given)
+    for fields in ({"input": [5, 6]}, {"input": "x" * 9, "truncate_prompt_tokens": 5}):
+        answer = server.post("/v1/embeddings", body | fields)
         assert (answer.status, answer.json["error"]["param"]) == (400, "late_chunking_params"), answer.body
 
 
@@ -92,8 +92,8 @@ def test_embeddings_are_those_of_the_program(tokenizer: str) -> None:
             ({"input": "x", "dimensions": 8}, "dimensions"),
             ({"input": [[256]]}, "input"),
         ]
-        for given, parameter in cases:
-            answer = server.post("/v1/embeddings", given)
+        for fields, parameter in cases:
+            answer = server.post("/v1/embeddings", fields)
             assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
         check_late_chunks(llm, server)
         cut = server.post("/v1/embeddings", {"input": "x" * 100, "truncate_prompt_tokens": -1})

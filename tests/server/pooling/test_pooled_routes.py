@@ -94,10 +94,10 @@ def test_pooling_does_each_task(
     answer = embedding_server.post("/pooling", {"input": ["ab", "c"], "task": task, "encoding_format": encoding})
     assert answer.status == 200, answer.body
     assert answer.json["id"].startswith("pooling-")
-    for text, each in zip(["ab", "c"], answer.json["data"], strict=True):
+    for text, item in zip(["ab", "c"], answer.json["data"], strict=True):
         ids = embedder.front.inputs.encode(text).token_ids
         array = output_of(EMBED, PoolingParams(task=task or "embed"), ids)
-        data = each["data"]
+        data = item["data"]
         if encoding == "base64":
             assert base64.b64decode(data) == array.tobytes()
         else:
@@ -105,14 +105,14 @@ def test_pooling_does_each_task(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("fields", "words"),
     [
         ({"task": "classify"}, "Unsupported task: 'classify' Supported tasks: ('embed', 'token_embed')"),
         ({"task": "score"}, "`score` task was removed; use `classify` instead."),
     ],
 )
-def test_a_task_of_another_model_is_refused(embedding_server: Served, given: dict[str, Any], words: str) -> None:
-    answer = embedding_server.post("/pooling", {"input": "a", **given})
+def test_a_task_of_another_model_is_refused(embedding_server: Served, fields: dict[str, Any], words: str) -> None:
+    answer = embedding_server.post("/pooling", {"input": "a", **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, "task")
     assert words in answer.json["error"]["message"]
 
@@ -120,12 +120,12 @@ def test_a_task_of_another_model_is_refused(embedding_server: Served, given: dic
 def test_classes_have_their_labels(classifying_server: Served) -> None:
     answer = classifying_server.post("/classify", {"input": ["ab", "c", "d e"]})
     assert answer.status == 200, answer.body
-    for text, each in zip(["ab", "c", "d e"], answer.json["data"], strict=True):
+    for text, item in zip(["ab", "c", "d e"], answer.json["data"], strict=True):
         ids = classifying_server.llm.front.inputs.encode(text).token_ids
         probs = output_of(CLASSIFY, PoolingParams(task="classify"), ids)
-        assert each["probs"] == probs.tolist()
-        assert each["label"] == LABELS[str(np.argmax(probs))]
-        assert each["num_classes"] == 3
+        assert item["probs"] == probs.tolist()
+        assert item["label"] == LABELS[str(np.argmax(probs))]
+        assert item["num_classes"] == 3
     assert answer.json["usage"]["prompt_tokens"] > 0
     plain = classifying_server.post("/classify", {"input": "ab", "use_activation": False}).json["data"][0]
     assert sum(plain["probs"]) != pytest.approx(1)
@@ -135,9 +135,9 @@ def test_r14_the_outputs_of_a_request_are_bounded(
     embedding_server: Served, embedder: PooledEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooled_requests, "MAX_NUMBERS", 6 * SIZE)
-    given = {"task": "token_embed", "add_special_tokens": False}
-    assert embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3], **given}).status == 200
-    answer = embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3, [7]], **given})
+    fields = {"task": "token_embed", "add_special_tokens": False}
+    assert embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3], **fields}).status == 200
+    answer = embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3, [7]], **fields})
     assert (answer.status, answer.json["error"]["param"]) == (400, "input")
     assert "more than 96 numbers" in answer.json["error"]["message"]
     assert not embedder.running
@@ -146,11 +146,11 @@ def test_r14_the_outputs_of_a_request_are_bounded(
 def test_r14_hostile_requests_end_none_but_themselves(embedding_server: Served, classifying_server: Served) -> None:
     expected = embedding_server.post("/v1/embeddings", {"input": "a"}).json["data"]
     statuses = set()
-    for each in pooled_requests_of(23, 400):
-        server = classifying_server if each.target == "/classify" else embedding_server
-        answer = server.ask(each.method, each.target, each.body)
+    for request in pooled_requests_of(23, 400):
+        server = classifying_server if request.target == "/classify" else embedding_server
+        answer = server.ask(request.method, request.target, request.body)
         statuses.add(answer.status)
-        assert answer.status in (200, 400, 404), (each, answer.body)
+        assert answer.status in (200, 400, 404), (request, answer.body)
     assert statuses >= {200, 400}
     assert embedding_server.post("/v1/embeddings", {"input": "a"}).json["data"] == expected
 

@@ -59,24 +59,24 @@ def test_pairs_are_scored_in_order(
 
 def test_embeddings_are_compared_and_each_text_is_run_once(embedding_server: Served, embedder: PooledEngine) -> None:
     embedder.prompts.clear()
-    found = scores(embedding_server.post("/v1/score", {"text_1": "ab", "text_2": [*TEXTS, "c"]}))
+    similarities = scores(embedding_server.post("/v1/score", {"text_1": "ab", "text_2": [*TEXTS, "c"]}))
     assert sorted(each["prompt"] for each in embedder.prompts) == sorted(TEXTS)
     vectors = [output_of(EMBED, PoolingParams(task="embed"), ids_of(embedding_server, text)) for text in TEXTS]
     expected = [float(np.dot(vectors[0], each)) for each in vectors]
-    assert found == pytest.approx([*expected, expected[1]], abs=1e-6)
-    assert found[0] == pytest.approx(1.0)
+    assert similarities == pytest.approx([*expected, expected[1]], abs=1e-6)
+    assert similarities[0] == pytest.approx(1.0)
 
 
 def test_tokens_are_compared_with_their_best(late: Served) -> None:
-    [found] = scores(late.post("/score", {"text_1": "ab", "text_2": "d e"}))
+    [score] = scores(late.post("/score", {"text_1": "ab", "text_2": "d e"}))
     one, two = (output_of(LATE, PoolingParams(task="token_embed"), ids_of(late, text)) for text in ("ab", "d e"))
-    assert found == pytest.approx(float((one @ two.T).max(axis=1).sum()), rel=1e-6)
+    assert score == pytest.approx(float((one @ two.T).max(axis=1).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_documents_are_in_the_order_of_their_scores(cross_server: Served, path: str) -> None:
-    given = {"query": "ab", "documents": ["x", {"text": "y"}, "z", "w"]}
-    answer = cross_server.post(path, given)
+    body = {"query": "ab", "documents": ["x", {"text": "y"}, "z", "w"]}
+    answer = cross_server.post(path, body)
     assert answer.status == 200, answer.body
     expected = [cross_score(cross_server, "ab", text) for text in "xyzw"]
     order = sorted(range(4), key=lambda i: -expected[i])
@@ -85,23 +85,23 @@ def test_documents_are_in_the_order_of_their_scores(cross_server: Served, path: 
     assert [each["relevance_score"] for each in shown] == [expected[i] for i in order]
     assert [each["document"] for each in shown] == [{"text": "xyzw"[i]} for i in order]
     assert answer.json["usage"]["total_tokens"] > 0
-    best = cross_server.post(path, {**given, "top_n": 2, "return_documents": False}).json["results"]
+    best = cross_server.post(path, {**body, "top_n": 2, "return_documents": False}).json["results"]
     assert best == [{"index": i, "relevance_score": expected[i]} for i in order[:2]]
-    assert len(cross_server.post(path, {**given, "top_n": 0}).json["results"]) == 4
-    assert len(cross_server.post(path, {**given, "top_n": 9}).json["results"]) == 4
+    assert len(cross_server.post(path, {**body, "top_n": 0}).json["results"]) == 4
+    assert len(cross_server.post(path, {**body, "top_n": 9}).json["results"]) == 4
 
 
 def test_texts_are_cut_to_their_maximum(cross_server: Served) -> None:
-    given = {"text_1": "ab c d", "text_2": "e f g h", "max_tokens_per_query": 2, "max_tokens_per_doc": 1}
+    body = {"text_1": "ab c d", "text_2": "e f g h", "max_tokens_per_query": 2, "max_tokens_per_doc": 1}
     ids = [
-        cross_server.post("/tokenize", {"prompt": given[name], "add_special_tokens": False}).json["tokens"]
+        cross_server.post("/tokenize", {"prompt": body[name], "add_special_tokens": False}).json["tokens"]
         for name in ("text_1", "text_2")
     ]
     cut = [
         cross_server.post("/detokenize", {"tokens": each[:most]}).json["prompt"]
         for each, most in zip(ids, (2, 1), strict=True)
     ]
-    assert scores(cross_server.post("/score", given)) == scores(
+    assert scores(cross_server.post("/score", body)) == scores(
         cross_server.post("/score", {"text_1": cut[0], "text_2": cut[1]})
     )
 
@@ -134,7 +134,7 @@ def test_a_decoder_reads_on_from_one_text_to_the_other(mock: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "parameter", "words"),
+    ("path", "body", "parameter", "words"),
     [
         ("/score", {}, "text_1", "give two fields that belong together"),
         ("/score", {"text_1": "a"}, "text_1", "give two fields that belong together"),
@@ -158,8 +158,8 @@ def test_a_decoder_reads_on_from_one_text_to_the_other(mock: AsyncLLM) -> None:
     ],
 )
 def test_r13_bad_requests_name_the_field(
-    embedding_server: Served, path: str, given: dict[str, Any], parameter: str | None, words: str
+    embedding_server: Served, path: str, body: dict[str, Any], parameter: str | None, words: str
 ) -> None:
-    answer = embedding_server.post(path, given)
+    answer = embedding_server.post(path, body)
     assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
     assert words in answer.json["error"]["message"]

@@ -27,12 +27,12 @@ def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-def ask(server: Served, given_input: Any, **given: Any) -> Answer:
-    return server.post(PATH, {"model": "tiny", "input": given_input, "temperature": 0} | given)
+def ask(server: Served, given_input: Any, **fields: Any) -> Answer:
+    return server.post(PATH, {"model": "tiny", "input": given_input, "temperature": 0} | fields)
 
 
-def respond(server: Served, given_input: Any, **given: Any) -> Any:
-    answer = ask(server, given_input, **given)
+def respond(server: Served, given_input: Any, **fields: Any) -> Any:
+    answer = ask(server, given_input, **fields)
     assert answer.status == 200, answer.body
     return answer.json
 
@@ -54,18 +54,18 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "given", "kinds"), CASES)
+@pytest.mark.parametrize(("content", "fields", "kinds"), CASES)
 def test_a_streamed_response_is_the_whole_one(
-    server: Served, content: str, given: dict[str, Any], kinds: list[str]
+    server: Served, content: str, fields: dict[str, Any], kinds: list[str]
 ) -> None:
-    whole = respond(server, content, **given)
+    whole = respond(server, content, **fields)
     assert [item["type"] for item in whole["output"]] == kinds
-    answer = ask(server, content, stream=True, **given)
+    answer = ask(server, content, stream=True, **fields)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = events_of(answer)
     assert without_ids(events[-1]["response"]) == without_ids(whole)
     assert events[-1]["type"] == f"response.{whole['status']}"
-    assert whole["status"] == ("incomplete" if "max_output_tokens" in given else "completed")
+    assert whole["status"] == ("incomplete" if "max_output_tokens" in fields else "completed")
     for index, item in enumerate(whole["output"]):
         mine = [each for each in events if each.get("output_index") == index]
         text = "".join(each["delta"] for each in mine if each["type"].endswith(".delta"))
@@ -102,7 +102,7 @@ def test_a_conversation_goes_on_by_items_or_by_id(server: Served) -> None:
 
 def test_what_agents_send_is_taken(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "heard_of_only_here"}]
-    given = {
+    fields = {
         "instructions": "You are an agent.",
         "input": [
             {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Hear."}]},
@@ -125,7 +125,7 @@ def test_what_agents_send_is_taken(server: Served, caplog: pytest.LogCaptureFixt
         "stream_options": None,
         "client_metadata": {"x": "y"},
     }
-    answer = respond(server, **{"given_input": given.pop("input"), **given})
+    answer = respond(server, **{"given_input": fields.pop("input"), **fields})
     assert [each["type"] for each in answer["tools"]] == ["function"]
     assert answer["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     assert (answer["reasoning"], answer["metadata"]) == ({"effort": "medium", "summary": "auto"}, {"a": "b"})
@@ -179,9 +179,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given"), REFUSED)
-def test_what_has_no_meaning_here_is_refused_by_name(server: Served, name: str, given: dict[str, Any]) -> None:
-    answer = ask(server, "a", **given)
+@pytest.mark.parametrize(("name", "fields"), REFUSED)
+def test_what_has_no_meaning_here_is_refused_by_name(server: Served, name: str, fields: dict[str, Any]) -> None:
+    answer = ask(server, "a", **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, name), answer.body
 
 

@@ -85,9 +85,9 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "messages"), INPUTS)
-def test_input_becomes_messages(given: Any, messages: list[dict[str, Any]]) -> None:
-    assert messages_of(read_input(given, {"msg_1": ANSWER, "msg_2": ANSWER}.get)) == messages
+@pytest.mark.parametrize(("request_input", "messages"), INPUTS)
+def test_input_becomes_messages(request_input: Any, messages: list[dict[str, Any]]) -> None:
+    assert messages_of(read_input(request_input, {"msg_1": ANSWER, "msg_2": ANSWER}.get)) == messages
 
 
 def test_an_item_is_referred_to_once() -> None:
@@ -134,9 +134,9 @@ NO_INPUT: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), NO_INPUT)
-def test_what_is_no_input_is_refused_by_its_place(given: Any, message: str) -> None:
+@pytest.mark.parametrize(("request_input", "message"), NO_INPUT)
+def test_what_is_no_input_is_refused_by_its_place(request_input: Any, message: str) -> None:
     with pytest.raises(VLLMValidationError) as caught:
-        messages_of(read_input(given, {}.get))
+        messages_of(read_input(request_input, {}.get))
     assert caught.value.parameter == "input"
     assert str(caught.value).startswith(message)
