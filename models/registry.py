@@ -47,8 +47,7 @@ class _Registry:
         """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
 
         `*Model`, `*ForSequenceClassification` and `*ForTokenClassification` follow from the decoder of that name. A
-        family
-        that was registered by name is imported now: ValueError if that fails, or finds no family.
+        family that was registered by name is imported now: ValueError if that fails, or finds no family.
         """
         if architecture in self._added:
             family = self._added[architecture]
@@ -90,12 +89,16 @@ class _Registry:
         return frozenset(self.supported_architectures())
 
     def _derived(self) -> dict[str, tuple[str, Callable[[Family], Family]]]:
-        """Return the decoder, and the function to apply to it, for each architecture that follows from a decoder."""
+        """Return the decoder, and the function to apply to it, for each architecture that follows from a decoder.
+
+        The names are HF's: a family that replaces a built-in one gives the same ones.
+        """
         known = {**self._built_in, **self._added}
         derived: dict[str, tuple[str, Callable[[Family], Family]]] = {}
         for decoder, family in known.items():
             if match := _DECODER.fullmatch(decoder):
-                stem = f"{match[1]}Text" if isinstance(family, Family) and family.is_text_part else match[1]
+                named = self._built_in.get(decoder, family)
+                stem = f"{match[1]}Text" if isinstance(named, Family) and named.is_text_part else match[1]
                 derived |= {stem + end: (decoder, make) for end, make in _POOLED.items() if stem + end not in known}
         return derived
 

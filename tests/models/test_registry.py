@@ -83,6 +83,15 @@ def test_what_pools_is_made_of_decoders(monkeypatch: pytest.MonkeyPatch) -> None
     assert not registry.is_built_in("Qwen3Model")
 
 
+def test_a_family_in_place_of_a_built_in_one_gives_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
+    known = supported_architectures()
+    register_model("Gemma3ForCausalLM", LLAMA)
+    register_model("Llama4ForCausalLM", "families_of_mine:MINE")
+    assert supported_architectures() == known
+    assert get_family("Gemma3TextForSequenceClassification").names is LLAMA.names
+
+
 def test_register_model_checks_the_names() -> None:
     with pytest.raises(ValueError, match=r"embed\.table"):
         register_model("MyForCausalLM", replace(LLAMA, names={}))
