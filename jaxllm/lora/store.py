@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from jaxllm.core_messages import RequestError
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 
@@ -48,11 +47,10 @@ class AdapterStore:
         number = self._needed.get(sequence_id)
         return number is None or self._loads[number].done()
 
-    def error(self, sequence_id: str) -> RequestError | None:
+    def error(self, sequence_id: str) -> BaseException | None:
         """Return the error of a ready sequence's adapter, or None."""
         number = self._needed.get(sequence_id)
-        error = None if number is None else self._loads[number].exception()
-        return None if error is None else RequestError.of(error)
+        return None if number is None else self._loads[number].exception()
 
     def number_of(self, sequence_id: str) -> int:
         """Return the number of a sequence's adapter."""

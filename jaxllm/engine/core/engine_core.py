@@ -322,11 +322,12 @@ class EngineCore(HoldsAdapters):
         failed = self._masks.dead_ends()
         for sequence_id in list(self._preparing):
             has_adapter = self._adapters is None or self._adapters.is_ready(sequence_id)
-            error = failed.get(sequence_id)
-            if error is None and has_adapter and self._adapters is not None:
+            reason = failed.get(sequence_id)
+            if reason is None and has_adapter and self._adapters is not None:
                 error = self._adapters.error(sequence_id)
-            if error is not None:
-                self._refuse([self._preparing.pop(sequence_id)], error)
+                reason = None if error is None else RequestError.of(error)
+            if reason is not None:
+                self._refuse([self._preparing.pop(sequence_id)], reason)
             elif has_adapter and self._masks.is_ready(sequence_id):
                 self._attempt(self._schedule, self._preparing.pop(sequence_id))
 
