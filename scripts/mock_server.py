@@ -19,11 +19,11 @@ from typing import Any
 import uvloop
 from lib.mock_core import start_mock_process
 
+from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
-from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.run import bind, serve_engine
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -9,10 +9,10 @@ from typing import Any
 from jaxllm.cli.engine_flags import read_engine_args
 from jaxllm.cli.help import add_help
 from jaxllm.cli.streams import say
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.discovery import on_this_host
-from jaxllm.server.arguments import ServerArgs
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The formats of weights, keys and values that engine arguments name."""
+"""The formats that arguments name: of weights, of keys and values, and of messages' content."""
 
 from __future__ import annotations
 
@@ -31,3 +31,5 @@ CHECKPOINT_QUANTIZATIONS = (
     "mxfp4",
 )
 """The supported quantization methods of checkpoints, by vLLM's names."""
+CONTENT_FORMATS = ("auto", "string", "openai")
+"""The forms in which a chat template may get a message's content; "auto" takes the one that it expects."""

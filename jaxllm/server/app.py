@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.vllm_config import VllmConfig
 from jaxllm.server.anthropic import routes as anthropic
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.http.endpoint import Refusals, Reply
 from jaxllm.server.http.errors import RequestFailedError

@@ -22,11 +22,11 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.engine.online.async_client import build_async_engine_client
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server.app import build_app, init_app_state
-from jaxllm.server.arguments import ServerArgs, with_queue_bound
 from jaxllm.server.http.access_log import log_settings
 from jaxllm.server.http.auth import read_keys
 from jaxllm.server.http.connection import bounded_protocol

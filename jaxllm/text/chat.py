@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jaxllm.config.formats import CONTENT_FORMATS
 from jaxllm.exceptions import ChatTemplateResolutionError, VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.prompts import ParsedPrompt
@@ -19,7 +20,6 @@ from jaxllm.text.tool_prompt import has_calls, knows_tools, tell_tools
 
 logger = logging.getLogger(__name__)
 
-CONTENT_FORMATS = ("auto", "string", "openai")
 _TEXT_PARTS = {
     "text": "text",
     "input_text": "text",

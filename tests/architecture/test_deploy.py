@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from jaxllm.cli.main import make_parser
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.app import OPEN_PATHS
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.version import __version__
 from tests.architecture.sources import ROOT
 

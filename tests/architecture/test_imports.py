@@ -137,8 +137,6 @@ ROOMS = (
     "jaxllm.tokenizers",
     "jaxllm.renderers",
     "jaxllm.as_vllm",
-    "jaxllm.server.unsupported_arguments",
-    "jaxllm.server.arguments",
     "jaxllm.server.http",
     "jaxllm.server.openai",
     "jaxllm.server.responses",

@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import make_parser
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.app import build_app
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.completion_protocol import CompletionRequest
 from jaxllm.server.pooling.classification_protocol import ClassificationRequest

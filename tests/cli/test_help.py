@@ -10,9 +10,9 @@ import pytest
 from jaxllm.cli.help import GROUPS
 from jaxllm.cli.main import main
 from jaxllm.config.kinds import Unsupported
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.engine_args import EngineArgs
-from jaxllm.server.arguments import ServerArgs
 
 COMMANDS = (
     "serve",

@@ -15,12 +15,12 @@ import pytest
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import main, make_parser
 from jaxllm.cli.serve import check_serve_args
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_client import build_async_engine_client
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 from tests.slurm import slurm_variables
 

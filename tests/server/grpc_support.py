@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.grpc.inference_pb2 import GenerateRequest, GenerateResponse
 from jaxllm.server.grpc.server import opened
 from jaxllm.server.grpc.service import SERVICE

@@ -14,10 +14,10 @@ from typing import Any
 
 import uvicorn
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app, init_app_state
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.connection import bounded_protocol
 from jaxllm.server.run import bind
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser

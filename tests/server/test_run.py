@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.run import bind
 from tests.async_engine.support import nothing_left
 from tests.e2e.tiny_engine import CASE

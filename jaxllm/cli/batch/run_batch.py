@@ -19,11 +19,11 @@ from jaxllm.cli.engine_flags import read_engine_args, result_settings
 from jaxllm.cli.help import add_help
 from jaxllm.cli.streams import say
 from jaxllm.config.kinds import add_flags
+from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
+from jaxllm.config.unsupported_server_arguments import UnsupportedServerArguments
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
-from jaxllm.server.arguments import ServerArgs, with_queue_bound
-from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
     from jaxllm.engine.online.async_llm import AsyncLLM

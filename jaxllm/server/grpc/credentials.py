@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.tls import check_files, file_times
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from jaxllm.config.server_arguments import DEFAULT_LOG_LEVEL, ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import DEFAULT_LOG_LEVEL, ServerArgs
 from jaxllm.utils.log import shown_log
 
 

@@ -9,8 +9,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 from jaxllm.config.environment import api_key
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Refusals, Scope, Send, send_reply
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.request_ids import new_request_id

@@ -14,7 +14,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.http.endpoint import Reply
 from jaxllm.server.http.errors import make_error
 

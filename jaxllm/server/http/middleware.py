@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.http.request_ids import new_request_id
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Refusals, Scope, Send, send_reply
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.request_ids import new_request_id

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.errors import RequestFailedError
 
 _DRAINING = "The server is about to end, and takes no more requests: another one may."

@@ -8,8 +8,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import UNSET
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.sse import TextFrame, event
 from jaxllm.server.openai.chat_protocol import (
     ChatCompletionRequest,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.output_parser import OutputParser
@@ -12,7 +13,6 @@ from jaxllm.parsers.reasoning import HARMONY, MARKS
 from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.tools.openai import OpenAIParser
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.openai.tools import ToolUse
 from jaxllm.text.tool_prompt import PARSER as TOLD_PARSER
 from jaxllm.text.tool_prompt import knows_tools

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.params.checks import check_int
 from jaxllm.parsers.pieces import gather
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, error_response
 from jaxllm.server.http.request_ids import headers_of, new_request_id

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.outputs import RequestOutput
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, error_response
 from jaxllm.server.http.request_ids import headers_of, new_request_id

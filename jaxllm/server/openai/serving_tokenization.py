@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.tokenization_protocol import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.pooling.requests import PooledRequests
 from jaxllm.server.pooling.serving_classification import ServingClassification

@@ -16,9 +16,9 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server import run
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.run import bind_grpc
 from tests.async_engine.support import nothing_left
 from tests.server.grpc_support import Client, client_of, grpc_opened, message_of, refusal

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.access_log import NotTheseEndpoints, log_settings
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.app import OPEN_PATHS
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.auth import KeyChecker, read_keys
 from tests.server.support import Served, served
 

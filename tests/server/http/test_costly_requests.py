@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from jaxllm.config.server_arguments import MAX_QUEUED, with_queue_bound
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
-from jaxllm.server.arguments import MAX_QUEUED, with_queue_bound
 from jaxllm.server.http import decoding
 from jaxllm.server.http.log_once import MAX_KNOWN, MAX_LINE, LogOnce
 from jaxllm.server.openai.prompt_fields import MAX_MESSAGES, MAX_TOOLS

@@ -9,10 +9,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.app import build_app
-from jaxllm.server.arguments import ServerArgs
 from tests.server.support import Served, command_line, mock_served, served
 
 ORIGIN = "https://a.example"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http.own_pages import listens_on_loopback
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import Served, served

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.http import tls
 from jaxllm.server.http.tls import refresh, tls_settings
 from tests.server.test_run import server

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.parsers.pieces import gather
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.openai.output_parsers import OutputParsers
 
 TEMPLATE = "{{ '<think>' }}"

@@ -12,10 +12,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.front.metrics import PREFIX
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.operations.prometheus_help import HELP
 from tests.async_engine.support import core_process, mock_llm, tiny_args, until
 from tests.engine.vllm_metrics import OURS

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from typing import Any, Self
 
+from jaxllm.config.formats import CONTENT_FORMATS
 from jaxllm.config.kinds import (
     Choice,
     Integer,
@@ -23,10 +24,9 @@ from jaxllm.config.kinds import (
     argument,
     check_fields,
 )
+from jaxllm.config.unsupported_server_arguments import UnsupportedServerArguments
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
-from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
-from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
 _CHAT = "Frontend: chat"
@@ -45,7 +45,7 @@ MAX_QUEUED = 16_384
 class ServerArgs(UnsupportedServerArguments):
     """The arguments of `jaxllm serve` besides the engine's. They are checked when made, like `EngineArgs`.
 
-    Each of vLLM's arguments works, or is refused by name (`unsupported_arguments.py`).
+    Each of vLLM's arguments works, or is refused by name (`unsupported_server_arguments.py`).
     """
 
     host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
