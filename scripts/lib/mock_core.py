@@ -30,7 +30,7 @@ from jaxllm.core_messages import (
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.core.core_process import serve
 from jaxllm.engine.front.front_end import FrontEnd
-from jaxllm.engine.start import start_in_process
+from jaxllm.engine.front.start import start_in_process
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters

@@ -18,9 +18,9 @@ from lib.mock_core import start_mock, start_mock_process
 from jaxllm.engine.client.core_handle import CoreProcess
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.front.metrics import Counter, Gauge
+from jaxllm.engine.front.start import meet
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.engine.start import meet
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams

@@ -11,9 +11,9 @@ import pytest
 from lib.mock_core import TEXT, start_mock, start_mock_process
 
 from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.front.start import meet
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs

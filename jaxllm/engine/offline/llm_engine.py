@@ -12,7 +12,7 @@ from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
-from jaxllm.engine.start import start_in_place, start_in_process, uses_ray
+from jaxllm.engine.front.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError

@@ -13,13 +13,13 @@ from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, f
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
+from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
+from jaxllm.engine.online.engine_client import PauseMode, TextClient
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
-from jaxllm.engine.protocol import PauseMode, TextClient
-from jaxllm.engine.start import start_in_process, start_in_thread
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput

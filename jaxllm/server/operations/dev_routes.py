@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Body, Request
 
-from jaxllm.engine.protocol import PauseMode
+from jaxllm.engine.online.engine_client import PauseMode
 
 router = APIRouter()
 
