@@ -59,7 +59,10 @@ class AdapterSlots:
             self._loads[slot] = adapter
         self._idle.pop(adapter, None)
         self._num_running[adapter] += 1
-        request.adapter_slot = self._slots[adapter]
+
+    def slot_of(self, request: Request) -> int:
+        """Return the slot of a running request's adapter, 0 for none."""
+        return 0 if request.adapter is None else self._slots[request.adapter]
 
     def give_back(self, request: Request) -> None:
         """Note that a running request has ended, or was preempted."""
@@ -92,8 +95,5 @@ class AdapterSlots:
         assert len(slots) == len(set(slots)), "a slot is in two places"
         assert self._slots.keys() == self._num_running.keys() | self._idle.keys(), "an adapter with a slot is nowhere"
         assert not self._num_running.keys() & self._idle.keys(), "an adapter in use is idle"
-        users = [request for request in running if request.adapter is not None]
-        assert self._num_running == Counter(request.adapter for request in users), "running adapters are counted wrong"
-        assert all(
-            request.adapter_slot == self._slots[request.adapter] for request in users if request.adapter is not None
-        )
+        used = Counter(request.adapter for request in running if request.adapter is not None)
+        assert self._num_running == used, "running adapters are counted wrong"

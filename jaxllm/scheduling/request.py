@@ -19,7 +19,6 @@ class Request:
 
     __slots__ = (
         "adapter",
-        "adapter_slot",
         "block_hashes",
         "donor",
         "finish_reason",
@@ -69,8 +68,7 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
-        self.adapter, self.adapter_slot = source.adapter, 0
-        """The number of the request's adapter, and while it runs that adapter's slot."""
+        self.adapter = source.adapter
         # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
         self.salt = _encode_salt(source.cache_salt or "", source.adapter)
         self.block_hashes: list[bytes] = []

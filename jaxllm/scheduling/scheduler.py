@@ -159,12 +159,12 @@ class Scheduler:
         in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
         for kind in self._kinds.in_turn():
-            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request)
+            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request, self.adapters)
             if self._plan_running(step, late):
                 self._plan_waiting(step, late)
             if self._speculation is not None:
                 self._speculation.add_drafts(step, cut_drafts)
-            finished = step.finish(self._counters.num_steps, self.adapters)
+            finished = step.finish(self._counters.num_steps)
             if finished is None:
                 continue
             plan, requests = finished

@@ -55,6 +55,7 @@ class StepBuilder:
         kind: StepKind,
         in_flight: Mapping[Request, InFlight],
         count_rows: Mapping[Request, int],
+        adapters: AdapterSlots,
     ) -> None:
         self.kind, self.in_flight = kind, in_flight
         self._num_passed = 0
@@ -74,7 +75,7 @@ class StepBuilder:
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._attention_chunks = config.attention_chunks
         self._cuts_prompts = config.enable_chunked_prefill
-        self._count_rows = count_rows
+        self._count_rows, self._adapters = count_rows, adapters
         self._nothing = array("i")
         """The scored ids of all chunks without any: making an array for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
@@ -149,7 +150,7 @@ class StepBuilder:
             previous_row=None if is_known else ahead.row,
             block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
             state_slots=state_slots,
-            adapter_slot=request.adapter_slot,
+            adapter_slot=self._adapters.slot_of(request),
             samples=self.kind is StepKind.SAMPLE and start + num_tokens == num_known + ahead.num_sampled,
             num_prompt_tokens=request.num_prompt_tokens,
             pooling=request.pooling,
@@ -204,13 +205,13 @@ class StepBuilder:
         copies = self._copies[group]
         copies[target] = copies.get(source, source)
 
-    def finish(self, step_id: int, adapters: AdapterSlots) -> tuple[StepPlan, list[Request]] | None:
+    def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
         rows = self._decodes + self._longer
         if not rows:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
-        adapter_loads = adapters.take_loads(), adapters.is_used
+        adapter_loads = self._adapters.take_loads(), self._adapters.is_used
         plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads)
         return plan, [request for request, _ in rows]
