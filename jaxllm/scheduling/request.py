@@ -11,7 +11,6 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
-from jaxllm.speculation.guesses import Guesses
 
 
 class Request:
@@ -22,7 +21,6 @@ class Request:
         "block_hashes",
         "donor",
         "finish_reason",
-        "guesses",
         "is_later_step",
         "keeps_blocks",
         "kind",
@@ -84,8 +82,6 @@ class Request:
         self.score_start = self.params.first_scored_position
         """The first prompt position to score, if any."""
         self.waits_for_last_token = waits_for_last_token(self.params)
-        self.guesses: Guesses | None = None
-        """The guesses of its next tokens, once they exist."""
         self.queued_ts = queued_ts
         self.scheduled_ts: float | None = None
         """time.monotonic() when first scheduled; None before."""

@@ -145,6 +145,8 @@ class Scheduler:
                 self.cache.close_table(request)
         del self._requests[request.request_id]
         self._kinds.remove(request.kind)
+        if self._speculation is not None:
+            self._speculation.end(request)
         donor, request.donor = request.donor, None
         if donor is not None:
             self._forks.close_unwanted(donor)
@@ -371,8 +373,6 @@ class Scheduler:
             taken = take_pooled(self.cache, plan, requests, result)
         ended = [(request, output.finish_reason) for request, output in taken if output.finish_reason is not None]
         for request, finish_reason in ended:
-            if self._speculation is not None:
-                self._speculation.end(request)
             self._end(request, finish_reason)
         if ended:
             self._running = [request for request in self._running if request.finish_reason is None]
@@ -427,6 +427,8 @@ class Scheduler:
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         self.adapters.check(running)
+        if self._speculation is not None:
+            self._speculation.check(self._requests.values())
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
         assert all(each.keeps_blocks and each.finish_reason for each, _ in self._held.values()), (
             "a seat is held in vain"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import itemgetter
 
@@ -65,6 +65,8 @@ class Speculation:
         self._cache, limits = cache, self._settings.draft_model
         self._steps = None if limits is None else DraftSteps(limits, cache)
         """The draft model's steps, if a model guesses."""
+        self._guesses: dict[Request, Guesses] = {}
+        """The guesses about each request that has run, until it ends."""
 
     # -- guesses of a model --------------------------------------------------------------------------------------------
 
@@ -98,9 +100,10 @@ class Speculation:
         if self._steps is None or self._num_unguessed < self._probe or num_free < _NUM_PROBED:
             return []
         can = [
-            (request.guesses.num_unguessed(request.token_ids), request)
+            (guesses.num_unguessed(request.token_ids), request)
             for request in running
-            if isinstance(request.guesses, ModelGuesses) and self._most_guesses(request) >= _NUM_PROBED
+            if isinstance(guesses := self._guesses_of(request), ModelGuesses)
+            and self._most_guesses(request) >= _NUM_PROBED
         ]
         return [(max(can, key=itemgetter(0))[1], _NUM_PROBED)] if can else []
 
@@ -110,8 +113,9 @@ class Speculation:
         if plan.steps[0].num_tokens <= 2 * len(plan.requests[0]):  # and not a prompt
             self._guess_times.append(seconds / len(plan.steps))
         for request, token_ids in self._steps.take(plan, sampled):
-            assert isinstance(request.guesses, ModelGuesses)
-            request.guesses.take(token_ids, request.num_tokens)
+            guesses = self._guesses[request]
+            assert isinstance(guesses, ModelGuesses)
+            guesses.take(token_ids, request.num_tokens)
 
     def _has_prompt(self, running: Sequence[Request]) -> bool:
         """Return whether a request has tokens to compute before its next one: it should not wait for guesses."""
@@ -160,9 +164,10 @@ class Speculation:
         if self._steps is not None:
             self._steps.drop_guesses(request)
         self._num_unguessed += num_new
-        if request.guesses is None:
+        guesses = self._guesses.get(request)
+        if guesses is None:
             return
-        request.guesses.compare(request.token_ids[-num_new:], request.num_tokens - num_new)
+        guesses.compare(request.token_ids[-num_new:], request.num_tokens - num_new)
         if num_drafts:
             self._num_drafts += 1
             self._num_draft_tokens += num_drafts
@@ -170,10 +175,13 @@ class Speculation:
                 self._accepted_per_pos[position] += 1
 
     def end(self, request: Request) -> None:
-        """Learn from a request that has ended."""
-        if isinstance(request.guesses, ModelGuesses):
-            self._first_rate += GAIN * (request.guesses.rate - self._first_rate)
-        elif request.guesses is not None and self._drafter is not None:
+        """Drop the guesses about a request that has ended, and learn from it if its answer is whole."""
+        guesses = self._guesses.pop(request, None)
+        if guesses is None or request.finish_reason in ("abort", "error"):
+            return
+        if isinstance(guesses, ModelGuesses):
+            self._first_rate += GAIN * (guesses.rate - self._first_rate)
+        elif self._drafter is not None:
             self._drafter.learn(request.token_ids, request.num_prompt_tokens)
 
     def stats(self) -> SpeculationStats:
@@ -212,14 +220,16 @@ class Speculation:
         return min(guesses.look(request.token_ids, self._cost(num_rows)), self._most_guesses(request))
 
     def _guesses_of(self, request: Request) -> Guesses:
-        if request.guesses is None:
+        guesses = self._guesses.get(request)
+        if guesses is None:
             most = self._settings.num_speculative_tokens
             if self._drafter is None:
                 # However well other requests did, a few guesses are enough to see how this one does.
-                request.guesses = ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
+                guesses = ModelGuesses(most, min(self._first_rate, FIRST_RATE), request.num_tokens)
             else:
-                request.guesses = TextGuesses(self._drafter, most)
-        return request.guesses
+                guesses = TextGuesses(self._drafter, most)
+            self._guesses[request] = guesses
+        return guesses
 
     def _cost(self, num_rows: int) -> float:
         """Return the cost of a draft in a step of `num_rows` rows of tokens, relative to that of each row."""
@@ -229,3 +239,7 @@ class Speculation:
         if not self._guess_times or not self._row_times:
             return num_rows / num_units
         return (num_rows + min(self._guess_times) / min(self._row_times)) / num_units
+
+    def check(self, requests: Collection[Request]) -> None:
+        """Assert that all guesses are about one of these requests."""
+        assert self._guesses.keys() <= set(requests), "guesses about an ended request are kept"

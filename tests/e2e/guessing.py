@@ -40,13 +40,14 @@ class Guesses:
     def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
         self._take(plan, sampled, seconds)
         for request in plan.requests[0]:
-            assert isinstance(request.guesses, ModelGuesses)
+            made = self.speculation._guesses[request]
+            assert isinstance(made, ModelGuesses)
             tokens, outputs = tuple(request.token_ids), request.token_ids[request.num_prompt_tokens :].tolist()
-            if guesses := request.guesses.after(request.token_ids).tolist():
+            if guesses := made.after(request.token_ids).tolist():
                 self.seen[tokens] = guesses
                 answers = self.answers.get(tokens[: request.num_prompt_tokens], [])
                 answer = next((each for each in answers if each[: len(outputs)] == outputs), [])
                 right = answer[len(outputs) :][: len(guesses)]
                 mixed = [50 if self._random.random() < 0.2 else each for each in right] or guesses
-                request.guesses.rate = 0.9  # they go on being worth it
-                request.guesses.take(array("i", mixed), request.num_tokens)
+                made.rate = 0.9  # they go on being worth it
+                made.take(array("i", mixed), request.num_tokens)

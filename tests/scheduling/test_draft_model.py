@@ -20,7 +20,6 @@ from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.speculation.drafter import DraftModelLimits
-from jaxllm.speculation.guesses import ModelGuesses
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, extend_digest, first_digest, make_config, make_request
 from tests.scheduling.test_simulation import TINY, workload
 from tests.scheduling.test_speculation import WITHOUT_STATES, counted
@@ -258,9 +257,9 @@ def about_to_guess() -> tuple[Drafting, DraftPlan]:
 def test_ids_that_the_model_does_not_know_are_no_drafts():
     simulation, plan = about_to_guess()
     simulation.scheduler.take_guesses(plan, [[[1]], [[2]], [[VOCAB_SIZE]], [[3]]], 0.0)
-    (request,) = simulation.scheduler._requests.values()
-    assert isinstance(request.guesses, ModelGuesses)
-    assert request.guesses.after(request.token_ids).tolist() == [1, 2]
+    assert simulation.scheduler._speculation is not None
+    ((request, guesses),) = simulation.scheduler._speculation._guesses.items()
+    assert guesses.after(request.token_ids).tolist() == [1, 2]
 
 
 def test_guesses_that_wait_for_a_plan_are_not_made_again():
