@@ -21,7 +21,6 @@ class Request:
         "block_hashes",
         "donor",
         "finish_reason",
-        "is_later_step",
         "keeps_blocks",
         "kind",
         "num_cached_tokens",
@@ -77,8 +76,6 @@ class Request:
         """True if its table outlives it, even if no fork waits for it."""
         self.num_seats = source.num_seats
         """The number of seats, of max_num_seqs, that it takes."""
-        self.is_later_step = source.keeps_blocks and source.fork_of is not None
-        """True if it is a step of a beam search that continues an earlier one."""
         self.score_start = self.params.first_scored_position
         """The first prompt position to score, if any."""
         self.waits_for_last_token = waits_for_last_token(self.params)
@@ -98,6 +95,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_later_step(self) -> bool:
+        """Return whether it is a step of a beam search that continues an earlier one."""
+        return self.source.keeps_blocks and self.source.fork_of is not None
 
     @property
     def is_scored(self) -> bool:
