@@ -9,8 +9,9 @@
 
 A check depends on its tests, on all that they import or start (scripts/source_graph.py), on the locked versions of the
 packages that these import, on Python's version and, unless its results are the same on all processors, on the
-processor's kind. tests/guarded.json has the digest of each check's sources when it last passed, by kind of machine:
-commit it with the change. `scripts/test.sh` runs the checks that have to run; `scripts/test.sh --all` runs every check.
+processor's kind. tests/guarded.json has the digest of each check's sources when it last passed, by kind of machine, and
+how many tests were skipped then: commit it with the change. `scripts/test.sh` runs the checks that have to run;
+`scripts/test.sh --all` runs every check.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ import fnmatch
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from source_graph import SourceGraph
 
@@ -208,17 +213,22 @@ class Guard:
         records, machine = self._read().get(check, {}), self.machine(check)
         if machine not in records:
             return f"has never passed on {machine}"
-        return (
-            None if records[machine] == self.digest(check) else f"its sources have changed since it passed on {machine}"
-        )
+        digest, _, _ = records[machine].partition(",")
+        return None if digest == self.digest(check) else f"its sources have changed since it passed on {machine}"
 
-    def record(self, check: str, digest: str) -> None:
-        """Keep that a check passed on the sources with a digest."""
+    def how_passed(self, check: str) -> str:
+        """Return a line for a check that has passed, with the number of skipped tests if the record has it."""
+        _, comma, skipped = self._read()[check][self.machine(check)].partition(",")
+        return f"passed before, on the same sources{comma}{skipped}"
+
+    def record(self, check: str, digest: str, skipped: int | None) -> None:
+        """Keep that a check passed on the sources with a digest, and how many tests were skipped if pytest ran it."""
+        passed = digest if skipped is None else f"{digest}, {skipped} skipped"
         path = self.root / RECORD
         with path.open("a+") as file:  # other checks may pass at the same time
             fcntl.flock(file, fcntl.LOCK_EX)
             records = self._read()
-            records.setdefault(check, {})[self.machine(check)] = digest
+            records.setdefault(check, {})[self.machine(check)] = passed
             kept = {name: records[name] for name in records if name in self.checks}
             path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
 
@@ -272,15 +282,27 @@ def run(check: str, command: Sequence[str], root: Path = ROOT, checks: Mapping[s
     guard = Guard(root, checks)
     before, stamps = guard.digest(check), guard.stamps(check)
     guard.graph.save()
-    status = subprocess.run(command, check=False).returncode
+    status, skipped = run_and_count_skipped(command)
     if status:
         return status
     after = Guard(root, checks)
     if after.digest(check) != before or after.stamps(check) != stamps:
         print(f"{check} passed, but its sources changed while it ran: not recorded, run it again", file=sys.stderr)
         return 1
-    after.record(check, before)
+    after.record(check, before, skipped)
     return 0
+
+
+def run_and_count_skipped(command: Sequence[str]) -> tuple[int, int | None]:
+    """Run a command; return its exit status, and how many tests were skipped, or None if pytest did not run."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={shlex.quote(str(report))}"
+        status = subprocess.run(command, check=False, env=os.environ | {"PYTEST_ADDOPTS": options}).returncode
+        if not report.exists():
+            return status, None
+        outcomes = ET.parse(report).iter("skipped")
+        return status, sum(outcome.get("type") == "pytest.skip" for outcome in outcomes)
 
 
 def main() -> int:
@@ -299,7 +321,7 @@ def main() -> int:
         case "status":
             for check in CHECKS:
                 why = guard.why_run(check)
-                print(f"{check}\t{'run' if why else 'passed'}\t{why or 'has passed on the same sources'}")
+                print(f"{check}\t{'run' if why else 'passed'}\t{why or guard.how_passed(check)}")
         case "changed":
             status = 0 if guard.why_run(arguments.check) else 1
         case "tests":

@@ -63,7 +63,7 @@ guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check
     # shellcheck disable=SC2046 # the paths have no spaces
     part "$name ($(field "$check" 3))" guarded "${@}" -m "$check" $(.venv/bin/python scripts/guarded.py tests "$check")
   else
-    report+=("$name: passed before, on the same sources")
+    report+=("$name: $(field "$check" 3)")
   fi
 }
 if [ $# = 0 ]; then

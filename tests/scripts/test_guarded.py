@@ -127,6 +127,27 @@ def test_a_check_runs_until_it_has_passed(root: Path):
     assert guard(root).why_run("check") is None
 
 
+def test_skipped_tests_are_counted(root: Path):
+    assert run_check(root) == 0
+    assert guard(root).how_passed("check") == "passed before, on the same sources"
+    (root / "tests/test_skips.py").write_text("""
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test(number):
+    if number > 1:
+        pytest.skip("a tool is missing")
+
+@pytest.mark.xfail
+def test_known():
+    raise AssertionError
+""")
+    pytest_alone = f"pytest.main(['-q', '-c', '/dev/null', '--rootdir={root}', '{root}/tests/test_skips.py'])"
+    assert run_check(root, f"import pytest; raise SystemExit({pytest_alone})") == 0
+    assert guard(root).how_passed("check") == "passed before, on the same sources, 2 skipped"
+    assert guard(root).why_run("check") is None
+
+
 def test_an_edit_during_the_run_is_not_recorded(root: Path, capsys: pytest.CaptureFixture[str]):
     edit = f"open({str(root / 'jaxllm/limits.py')!r}, 'w').write('changed = 1')"
     assert run_check(root, edit) == 1
