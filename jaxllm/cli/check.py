@@ -9,10 +9,10 @@ import msgspec
 
 from jaxllm.check.process import ask
 from jaxllm.check.table import render
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
-from jaxllm.cli.streams import say, show
+from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.child_process import ChildError
+from jaxllm.utils.streams import say, show
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxllm
-from jaxllm.cli.streams import show
 from jaxllm.config.environment import default_cache_dir, environment
+from jaxllm.utils.streams import show
 
 _PACKAGES = (
     "jax",

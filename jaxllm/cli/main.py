@@ -13,10 +13,10 @@ from jaxllm.cli.batch import embed, generate, run_batch
 from jaxllm.cli.bench import command as bench
 from jaxllm.cli.client import chat, complete
 from jaxllm.cli.config_file import apply_config_file
-from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 from jaxllm.utils.log import show_log
+from jaxllm.utils.streams import OutputError, flush_messages, flush_output, prepare_streams, say
 
 _INSTEAD = {
     "run": "`jaxllm chat --model MODEL` talks with a model, `jaxllm generate MODEL` completes prompts",
@@ -29,6 +29,8 @@ _INSTEAD = {
     "help": "it is `jaxllm --help`",
 }
 """Hints for commands that other programs have."""
+_OUTPUT_STATUS = 4
+"""The exit status of a command that could not write its results."""
 
 
 def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush_output()
     except OutputError as error:
         say(f"jaxllm: error: {error}")
-        return OUTPUT_STATUS
+        return _OUTPUT_STATUS
     finally:
         flush_messages()
 

@@ -6,13 +6,13 @@ import argparse
 from importlib.util import find_spec
 from typing import Any
 
-from jaxllm.cli.engine_flags import read_engine_args
-from jaxllm.cli.help import add_help
-from jaxllm.cli.streams import say
+from jaxllm.cli.flags.engine_flags import read_engine_args
+from jaxllm.cli.flags.help import add_help
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.discovery import on_this_host
+from jaxllm.utils.streams import say
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jaxllm.cli.help import GROUPS
+from jaxllm.cli.flags.help import GROUPS
 from jaxllm.cli.main import main
 from jaxllm.config.kinds import Unsupported
 from jaxllm.config.server_arguments import ServerArgs

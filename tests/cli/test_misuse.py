@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.cli.flags.sampling_flags import talk_defaults
 from jaxllm.cli.main import main
-from jaxllm.cli.sampling_flags import talk_defaults
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.hardware import find_topology
 from tests.e2e.tiny_tokenizer import save_tokenizer

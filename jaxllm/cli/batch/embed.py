@@ -13,7 +13,7 @@ from jaxllm.cli.batch.jobs import Job, read_jobs, read_value
 from jaxllm.cli.batch.journal import Journal, output_path
 from jaxllm.cli.batch.offline_run import Engine, Run, exit_status, load_engine, run_jobs
 from jaxllm.cli.batch.result_files import Write, require_pyarrow, write_lines, write_npy, write_parquet
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
+from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args, result_settings
 from jaxllm.config.kinds import Integer, Kind
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput

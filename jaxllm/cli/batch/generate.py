@@ -13,15 +13,15 @@ from jaxllm.cli.batch.jobs import Job, Task, jobs_from_prompts, parse_job, read_
 from jaxllm.cli.batch.journal import Console, Journal, output_path
 from jaxllm.cli.batch.offline_run import Engine, Run, exit_status, load_chat_engine, load_engine, run_jobs
 from jaxllm.cli.batch.result_files import write_array, write_lines
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
-from jaxllm.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
-from jaxllm.cli.streams import say
+from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args, result_settings
+from jaxllm.cli.flags.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.argparse_utils import Repeat
+from jaxllm.utils.streams import say
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from jaxllm.cli.batch.result_files import WAY_OUT, Opens, Write, replacing, write_lines
-from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
+from jaxllm.utils.streams import writing
 
 
 class _Entry(msgspec.Struct):

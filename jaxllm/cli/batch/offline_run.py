@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from jaxllm.cli.batch.jobs import Job, job_label
 from jaxllm.cli.batch.journal import Console, Journal
 from jaxllm.cli.batch.progress import Counts, Progress
-from jaxllm.cli.streams import say
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.utils.streams import say
 
 QUEUE_LENGTH = 1024
 """The number of prompts queued in the engine; more would only delay the first results."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from jaxllm.cli.streams import losing_messages
+from jaxllm.utils.streams import losing_messages
 
 
 @dataclasses.dataclass

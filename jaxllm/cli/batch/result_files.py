@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.utils.streams import writing
 
 WAY_OUT = "make room and start the same command again: what is done is kept"
 GROUP_ROWS = 8192

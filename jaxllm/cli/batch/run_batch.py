@@ -15,15 +15,15 @@ from jaxllm.cli.batch.jobs import Job, read_lines
 from jaxllm.cli.batch.journal import Journal, output_path
 from jaxllm.cli.batch.progress import Counts, Progress
 from jaxllm.cli.batch.result_files import overwriting
-from jaxllm.cli.engine_flags import read_engine_args, result_settings
-from jaxllm.cli.help import add_help
-from jaxllm.cli.streams import say
+from jaxllm.cli.flags.engine_flags import read_engine_args, result_settings
+from jaxllm.cli.flags.help import add_help
 from jaxllm.config.kinds import add_flags
 from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.config.unsupported_server_arguments import UnsupportedServerArguments
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.utils.streams import say
 
 if TYPE_CHECKING:
     from jaxllm.engine.online.async_llm import AsyncLLM

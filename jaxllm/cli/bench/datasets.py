@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.cli.numbers import fraction, natural, positive
+from jaxllm.cli.flags.numbers import fraction, natural, positive
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import HALF, Tokenizer
 

@@ -13,13 +13,13 @@ import msgspec
 
 from jaxllm.cli.bench.datasets import add_dataset_flags, make_samples
 from jaxllm.cli.bench.figures import percentile
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
-from jaxllm.cli.numbers import natural, positive
-from jaxllm.cli.streams import show, writing
+from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.cli.flags.numbers import natural, positive
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.streams import show, writing
 
 if TYPE_CHECKING:
     from jaxllm.inputs import TokensPrompt

@@ -24,11 +24,11 @@ from jaxllm.cli.bench.figures import METRICS, Conditions, Result, count_errors, 
 from jaxllm.cli.bench.load import Target, send_all, wait_ready
 from jaxllm.cli.bench.traffic import STRATEGIES, Ramp, send_times
 from jaxllm.cli.client.openai_client import OpenAIClient, RequestError
-from jaxllm.cli.numbers import above_zero, natural, positive, seconds
-from jaxllm.cli.streams import losing_messages, say, show, writing
+from jaxllm.cli.flags.numbers import above_zero, natural, positive, seconds
 from jaxllm.config.environment import default_cache_dir
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer, load_named_tokenizer
+from jaxllm.utils.streams import losing_messages, say, show, writing
 
 _ENDPOINTS = {"vllm": "/v1/completions", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """The endpoint of each backend; all three are OpenAI's API."""

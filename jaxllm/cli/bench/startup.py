@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
-from jaxllm.cli.streams import say, show
+from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.config.environment import environment
 from jaxllm.utils import child_process
+from jaxllm.utils.streams import say, show
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from jaxllm.cli.batch.offline_run import Engine, load_chat_engine
 from jaxllm.cli.client.openai_client import Choice, RequestError
 from jaxllm.cli.client.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.client.talk import Write, talk
-from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
-from jaxllm.cli.sampling_flags import add_talk_sampling, talk_defaults, talk_sampling
-from jaxllm.cli.streams import say
+from jaxllm.cli.flags.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
+from jaxllm.cli.flags.sampling_flags import add_talk_sampling, talk_defaults, talk_sampling
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.interrupts import deferred_interrupts
+from jaxllm.utils.streams import say
 
 type _Messages = list[dict[str, str]]
 

@@ -8,8 +8,8 @@ from typing import Any
 from jaxllm.cli.client.openai_client import Choice, RequestError
 from jaxllm.cli.client.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.client.talk import Write, talk
-from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling
-from jaxllm.cli.streams import say
+from jaxllm.cli.flags.sampling_flags import add_talk_sampling, talk_sampling
+from jaxllm.utils.streams import say
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from jaxllm.cli.client.openai_client import RequestError
-from jaxllm.cli.streams import losing_messages, say, show, writing
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.utils.streams import losing_messages, say, show, writing
 
 MARK = "> "
 """The prompt at a terminal."""

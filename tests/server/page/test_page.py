@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxllm.server
-from jaxllm.cli.sampling_flags import TALK_DEFAULTS
+from jaxllm.cli.flags.sampling_flags import TALK_DEFAULTS
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.app import OPEN_PATHS
 from jaxllm.server.page.routes import PAGE_FILES

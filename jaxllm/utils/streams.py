@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-OUTPUT_STATUS = 4
-"""The exit status of a command that could not write its results."""
-
 
 class OutputError(Exception):
     """Results could not be written; the message has the destination, the reason, and the way out."""
@@ -56,13 +53,14 @@ def prepare_streams() -> None:
 def show(text: str) -> None:
     """Write lines of results to standard output, at once. Raises OutputError."""
     with writing("standard output"):
-        print(text, flush=True)
+        print(text, flush=True)  # noqa: T201
 
 
 def say(text: str) -> None:
     """Write a line for the user to standard error, if possible."""
     with losing_messages():
-        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write, since the log has its own thread
+        # In one write, since the log has its own thread.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def flush_output() -> None:

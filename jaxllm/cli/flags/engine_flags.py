@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.cli.help import add_help
+from jaxllm.cli.flags.help import add_help
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 

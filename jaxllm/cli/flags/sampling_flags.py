@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxllm.cli.streams import say
 from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.params.checks import INT32_MAX
+from jaxllm.utils.streams import say
 
 SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
     "n": (Integer(1, INT32_MAX), "outputs per prompt"),

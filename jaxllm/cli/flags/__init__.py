@@ -1,0 +1,1 @@
+"""The flags that several commands share, and their help."""
