@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.constraints.grammar import grammar_key, grammar_text
-from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
 from jaxllm.constraints.schemas.rewrites import OneOf
 from jaxllm.constraints.workers import BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.grammar_checks import refuse
 from jaxllm.params.limits import MAX_FORCED_BYTES, MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 

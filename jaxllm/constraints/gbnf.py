@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxllm.constraints.lark import literal
-from jaxllm.constraints.limits import VLLMValidationError, check_depth, refuse
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.grammar_checks import check_depth, refuse
 from jaxllm.params.limits import MAX_PARENTHESES
 
 _TOKEN = re.compile(

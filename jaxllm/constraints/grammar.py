@@ -9,10 +9,10 @@ import msgspec
 
 from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal
-from jaxllm.constraints.limits import check_parentheses, refuse
 from jaxllm.constraints.schemas.json_schema import check_schemas_inside, schema_text
 from jaxllm.constraints.schemas.rewrites import OneOf
 from jaxllm.constraints.structural_tag import structural_tag_grammar
+from jaxllm.params.grammar_checks import check_parentheses, refuse
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from jaxllm.constraints.limits import check_depth, check_parentheses
+from jaxllm.params.grammar_checks import check_depth, check_parentheses
 
 # Takes linear time on any text: an unterminated string or regular expression extends to the end of the line.
 _TOKEN = re.compile(

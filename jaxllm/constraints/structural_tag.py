@@ -13,9 +13,10 @@ from typing import Any
 
 from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal, regex_literal
-from jaxllm.constraints.limits import VLLMValidationError, refuse
 from jaxllm.constraints.schemas.json_schema import check_nesting, parse_json, schema_text
 from jaxllm.constraints.schemas.rewrites import OneOf
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.grammar_checks import refuse
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 _FORMATS: Mapping[str, dict[str, type]] = {

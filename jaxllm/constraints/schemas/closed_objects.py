@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxllm.constraints.limits import refuse
+from jaxllm.params.grammar_checks import refuse
 from jaxllm.params.limits import MAX_SCHEMA_NODES
 
 _MAPS = ("properties", "patternProperties")

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from jaxllm.constraints.limits import check_depth, check_parentheses, refuse
 from jaxllm.constraints.schemas.closed_objects import close_objects
 from jaxllm.constraints.schemas.name_patterns import property_names
 from jaxllm.constraints.schemas.rewrites import OneOf, Rewriter
 from jaxllm.params.checks import shown
+from jaxllm.params.grammar_checks import check_depth, check_parentheses, refuse
 from jaxllm.params.limits import MAX_ENUM_VALUES, MAX_JSON_NESTING, MAX_PROPERTIES, MAX_SCHEMA_NODES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
-from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.schemas.name_patterns import list_pattern_properties, listed_names, take_property_names
 from jaxllm.constraints.schemas.negation import Schema, all_of, any_of, negated
+from jaxllm.params.grammar_checks import refuse
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _MAX_CONTAINS = 64
