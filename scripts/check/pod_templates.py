@@ -6,8 +6,10 @@ document; the exit status is 1 if one has no pod template.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -47,8 +49,9 @@ def looked_at(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print the parts that can be checked of the manifest that the command line names."""
-    [path] = sys.argv[1:]
-    with open(path, encoding="utf-8") as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("manifest", type=Path)
+    with parser.parse_args().manifest.open(encoding="utf-8") as file:
         documents = [each for document in yaml.safe_load_all(file) for each in looked_at(document)]
     yaml.safe_dump_all(documents, sys.stdout, sort_keys=False)
 

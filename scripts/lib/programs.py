@@ -20,7 +20,12 @@ def run(folder: str) -> None:
         print(*(f"  {name:24} {summary(path)}" for name, path in programs.items()), sep="\n")
         sys.exit(0 if name in ("-h", "--help") else f"\nthere is no program {name}")
     del sys.argv[1]
-    runpy.run_module(f"{folder}.{name}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"{folder}.{name}", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if not {"-h", "--help"} & set(sys.argv):
+            raise
+        print(docstring(programs[name]), f"\nIts options cannot be shown in this environment: {error}.", sep="\n")
 
 
 def find_programs(folder: str) -> dict[str, Path]:
@@ -32,4 +37,9 @@ def find_programs(folder: str) -> dict[str, Path]:
 
 def summary(path: Path) -> str:
     """Return the first line of a program's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    return docstring(path).partition("\n")[0]
+
+
+def docstring(path: Path) -> str:
+    """Return a program's docstring."""
+    return ast.get_docstring(ast.parse(path.read_text())) or ""

@@ -7,6 +7,7 @@ Run it in an environment that has gguf and llama-cpp-python, which jaxllm itself
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections import Counter
@@ -134,6 +135,7 @@ def ends(case: dict[str, Any]) -> list[int]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     texts = PLAIN + OTHER
     pairs = train("".join(texts * 2 + texts[::-1] * 2 + texts[::2] * 2))
     merges, tokens = [" ".join(pair) for pair in pairs], ALPHABET + ["".join(pair) for pair in pairs]

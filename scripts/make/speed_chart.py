@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,7 @@ def draw(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Write the image."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     CHART.write_text(draw(json.loads(FIGURES.read_text())), encoding="utf-8")
 
 
