@@ -198,7 +198,7 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
 
 def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
     config, memory = sized.config, sized.size.memory
-    limit = hardware.memory_limit(config.gpu_memory_utilization)
+    limit = hardware.memory_limit(config.args.gpu_memory_utilization)
     replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.specs)
     params = param_bytes(config.mesh, sized.specs)
     layout = sized.size.steps.kv_layout
@@ -240,7 +240,7 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "block_size": config.block_size,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "gpu_memory_utilization": config.args.gpu_memory_utilization,
     }
 
 

@@ -64,7 +64,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         draft = None if config.draft is None else checked_draft(config, config.draft, specs)
     except VLLMValidationError as error:
         reason = str(error)
-    size = size_engine(config, model, specs, hardware.memory_limit(config.gpu_memory_utilization), draft=draft)
+    size = size_engine(config, model, specs, hardware.memory_limit(config.args.gpu_memory_utilization), draft=draft)
     reason = reason or _reason(size, hardware)
     return Fit(
         size=size,
@@ -138,7 +138,7 @@ def _settings(args: EngineArgs, failed: Fit) -> Iterator[dict[str, Any]]:
         yield {"max_model_len": longest_context(config, memory)}
     if args.kv_cache_dtype == "auto":
         yield {"kv_cache_dtype": "fp8"}
-    if config.gpu_memory_utilization < UTILIZATION:
+    if config.args.gpu_memory_utilization < UTILIZATION:
         yield {"gpu_memory_utilization": UTILIZATION}
     if config.max_num_batched_tokens > _FEW_TOKENS:
         yield {"max_num_batched_tokens": _FEW_TOKENS, "max_num_seqs": min(config.max_num_seqs, _FEW_TOKENS)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from jaxllm.config.formats import CHECKPOINT_QUANTIZATIONS, KV_CACHE_DTYPES, QUANTIZATIONS
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
@@ -234,7 +234,9 @@ class EngineArguments(UnsupportedArguments):
     enable_chunked_prefill: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "take long prompts in several steps; default: where outputs allow it"
     )
-    scheduling_policy: str = argument("fcfs", Choice(("fcfs", "priority")), _SCHEDULER, "who goes first")
+    scheduling_policy: Literal["fcfs", "priority"] = argument(
+        "fcfs", Choice(("fcfs", "priority")), _SCHEDULER, "who goes first"
+    )
     scheduler_cls: type | str | None = argument(None, ClassName(), _SCHEDULER, "a scheduler of your own")
     async_scheduling: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "plan a step while the one before runs; default: yes"

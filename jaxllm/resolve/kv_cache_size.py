@@ -74,7 +74,7 @@ def memory_limit(config: EngineConfig) -> int | None:
     # Another host's device does not report its memory.
     device = next((each for each in devices if each.process_index == jax.process_index()), devices[0])
     reported = (device.memory_stats() or {}).get("bytes_limit")
-    return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
+    return real_memory_limit(device.device_kind, reported, config.args.gpu_memory_utilization)
 
 
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
@@ -92,7 +92,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         states=config.state_groups,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
-        logprobs_mode=config.logprobs_mode,
+        logprobs_mode=config.args.logprobs_mode,
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
         host_processors=host,
         batch_invariant=config.batch_invariant,
@@ -150,8 +150,8 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
     if not config.max_num_seqs_can_shrink or not config.state_groups:
         return config
     room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
-    if config.kv_cache_memory_bytes is not None:
-        room = min(room, config.kv_cache_memory_bytes // 2)
+    if config.args.kv_cache_memory_bytes is not None:
+        room = min(room, config.args.kv_cache_memory_bytes // 2)
     layout = step_config(config).kv_layout
     while layout.max_num_seqs > LEAST_SEQS and layout.state_bytes > room:
         layout = replace(layout, max_num_seqs=max(LEAST_SEQS, layout.max_num_seqs // 2))
@@ -219,6 +219,6 @@ def _pool_request(config: EngineConfig, memory: _DeviceMemory) -> PoolRequest:
         layout=memory.layout,
         num_devices=config.mesh.size,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        kv_cache_memory_bytes=config.args.kv_cache_memory_bytes,
         memory_limit=memory.limit,
     )

@@ -67,7 +67,7 @@ def checked_draft(
         model = _with_ops(draft, draft_specs, own_specs, may_round_nothing=True)
         return model, _checked(draft, model.specs)
     except VLLMValidationError as error:
-        raise refused_draft(draft.model, error) from error
+        raise refused_draft(draft.args.model, error) from error
 
 
 def lent_arrays(model: Model, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _with_ops(
     """Return the model of `specs`, with the ops that suit `own_specs`: its parameters without borrowed ones."""
     _warn_of_widened(own_specs)
     ops = _choose_ops(
-        own_specs, config.platform, config.mesh, config.linear_backend, may_round_nothing=may_round_nothing
+        own_specs, config.platform, config.mesh, config.args.linear_backend, may_round_nothing=may_round_nothing
     )
     head = None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
@@ -124,7 +124,7 @@ def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]
     """Return the specs of a model's own parameters, checked against the checkpoint's tensors."""
     params = specs.param_specs(config.checkpoint.tensors)
     params = {path: spec for path, spec in params.items() if path not in specs.lent}
-    if config.load_format != "dummy":
+    if config.args.load_format != "dummy":
         check_names(params, config.checkpoint, ignored=specs.ignored_tensors)
     return params
 

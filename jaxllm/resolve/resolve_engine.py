@@ -53,7 +53,7 @@ def resolve(
     """
     config = _settle(args, devices, checkpoint)
     refuse_head(config)
-    draft_args = draft_arguments(args, config)
+    draft_args = draft_arguments(config)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args))
 
 
@@ -61,7 +61,7 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
 
-    args.check()
+    args = dataclasses.replace(args)  # checks them again; the user may still change the other object
     load_plugins()
     scheduler_cls = settings.load_class("scheduler_cls", args.scheduler_cls)
     logits_processors = _load_processors(args.logits_processors)
@@ -80,41 +80,44 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     limits = resolve_limits(args, platform, max_model_len, resolved)
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
-    settled = {
+    return EngineConfig(
         **limits,
-        **{name: getattr(resolved, name) for name in ("runner_type", "convert_type", "pooler_config", "pooling")},
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
-        "checkpoint": checkpoint,
-        "hf_config": hf_config,
-        "quantization": settings.resolve_quantization(args.quantization, checkpoint),
-        "mesh": mesh,
-        "logits_processors": logits_processors,
-        "speculation": resolve_speculation(args, resolved, platform, logits_processors),
-        "structured_outputs_config": _resolve_structured_outputs(args.structured_outputs_config),
-        "max_model_len": max_model_len,
-        "max_model_len_can_shrink": can_shrink,
-        "max_logprobs": _resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
-        "scheduler_cls": scheduler_cls,
-        "max_cpu_loras": args.max_cpu_loras or args.max_loras,
-        "chat_template": chat_template,
-        "generation_config": generation_config,
-        "default_sampling_params": default_sampling_params,
-        "max_output_tokens": settings.max_output_tokens(
+        args=args,
+        checkpoint=checkpoint,
+        hf_config=hf_config,
+        runner_type=resolved.runner_type,
+        convert_type=resolved.convert_type,
+        pooler_config=resolved.pooler_config,
+        pooling=resolved.pooling,
+        quantization=settings.resolve_quantization(args.quantization, checkpoint),
+        mesh=mesh,
+        platform=platform,
+        max_model_len=max_model_len,
+        max_model_len_can_shrink=can_shrink,
+        max_logprobs=_resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
+        logits_processors=logits_processors,
+        structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+        scheduler_cls=scheduler_cls,
+        speculation=resolve_speculation(args, resolved, platform, logits_processors),
+        max_cpu_loras=args.max_cpu_loras or args.max_loras,
+        generation_config=generation_config,
+        default_sampling_params=default_sampling_params,
+        max_output_tokens=settings.max_output_tokens(
             args.generation_config, generation_config, args.override_generation_config
         ),
-        "platform": platform,
-        "cache_dir": default_cache_dir(),
-    }
-    # An argument that nothing settles is taken as the user gave it.
-    names = {field.name for field in dataclasses.fields(EngineConfig)} & vars(args).keys() - settled.keys()
-    return EngineConfig(**settled, **{name: getattr(args, name) for name in names})
+        chat_template=chat_template,
+        cache_dir=default_cache_dir(),
+    )
 
 
 def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     from jaxllm.loading.open import open_config
 
     try:
-        checkpoint = config.checkpoint if (args.model, args.revision) == (config.model, config.revision) else None
+        is_same = (args.model, args.revision) == (config.args.model, config.args.revision)
+        checkpoint = config.checkpoint if is_same else None
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")

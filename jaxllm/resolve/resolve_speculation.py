@@ -44,9 +44,9 @@ def resolve_speculation(
     return config.settings(_FREE_ROWS[platform])
 
 
-def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArguments | None:
+def draft_arguments(config: EngineConfig) -> EngineArguments | None:
     """Return the arguments of the draft model of an otherwise settled engine; None if it has none."""
-    speculative = args.speculation()
+    args, speculative = config.args, config.args.speculation()
     if speculative is None or speculative.drafter not in ("draft_model", *HEADS):
         return None
     if shared_group(config) is None:
@@ -65,7 +65,7 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
         return EngineArguments(
             model=model,
             revision=args.revision if is_own else speculative.revision,
-            hf_overrides=_head_overrides(args, config, speculative.drafter),
+            hf_overrides=_head_overrides(config, speculative.drafter),
             # Features and shared tables have the model's dtype.
             dtype=config.dtype if speculative.drafter in HEADS else "auto",
             runner="generate",
@@ -82,19 +82,19 @@ def draft_arguments(args: EngineArguments, config: EngineConfig) -> EngineArgume
             attention_config=args.attention_config,
             linear_backend=args.linear_backend,
             batch_invariant=args.batch_invariant,
-            enforce_eager=config.enforce_eager,
-            seed=config.seed,
-            hf_token=config.hf_token,
-            download_dir=config.download_dir,
-            load_format="dummy" if config.load_format == "dummy" else "auto",
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            use_tqdm_on_load=config.use_tqdm_on_load,
+            enforce_eager=args.enforce_eager,
+            seed=args.seed,
+            hf_token=args.hf_token,
+            download_dir=args.download_dir,
+            load_format="dummy" if args.load_format == "dummy" else "auto",
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            use_tqdm_on_load=args.use_tqdm_on_load,
         )
     except VLLMValidationError as error:
         raise refused_draft(model, error) from error
 
 
-def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) -> dict[str, Any]:
+def _head_overrides(config: EngineConfig, method: str) -> dict[str, Any]:
     """Return the settings that a draft head's config.json lacks: its kind, and the model's sizes."""
     from jaxllm.models.families.eagle3 import EAGLE3_HEAD
     from jaxllm.models.families.mtp import MTP_HEADS
@@ -105,7 +105,7 @@ def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) ->
             message = f"{GROUP}: method='mtp' is for safetensors: a GGUF file's further layers are not read."
             raise VLLMValidationError(message, parameter=GROUP, value=method)
         case "mtp" if architecture in MTP_HEADS:
-            return {**args.hf_overrides, "architectures": [MTP_HEADS[architecture]]}
+            return {**config.args.hf_overrides, "architectures": [MTP_HEADS[architecture]]}
         case "mtp":
             message = f"{GROUP}: method='mtp' is for {', '.join(MTP_HEADS)}, and the model is {architecture}."
             raise VLLMValidationError(message, parameter=GROUP, value=method)
@@ -118,9 +118,10 @@ def _head_overrides(args: EngineArguments, config: EngineConfig, method: str) ->
 def refuse_head(config: EngineConfig) -> None:
     """Refuse a draft head as an engine's own model."""
     if config.model_config.draft_head is not None:
-        message = f"model={shown(config.model)} is a draft head, which guesses another model's tokens: name that model "
-        message += f"here, and the head in {GROUP}."
-        raise VLLMValidationError(message, parameter="model", value=config.model)
+        model = config.args.model
+        message = f"model={shown(model)} is a draft head, which guesses another model's tokens: name that model here, "
+        message += f"and the head in {GROUP}."
+        raise VLLMValidationError(message, parameter="model", value=model)
 
 
 def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
@@ -157,11 +158,11 @@ def _check_draft(config: EngineConfig, draft: EngineConfig) -> None:
     elif any(group.attention_chunk is not None or not group.causal for group in draft.kv_groups):
         problem = "has layers that attend within chunks, or ahead"
     elif draft.model_config.vocab_size != config.model_config.vocab_size and not _have_same_tokens(config, draft):
-        problem = f"has other tokens than {config.model}, {draft.model_config.vocab_size} in place of "
+        problem = f"has other tokens than {config.args.model}, {draft.model_config.vocab_size} in place of "
         problem += str(config.model_config.vocab_size)
     if problem is not None:
-        message = f"{GROUP}: the draft model {draft.model} {problem}. Use another one, or method='ngram'."
-        raise VLLMValidationError(message, parameter=GROUP, value=draft.model)
+        message = f"{GROUP}: the draft model {draft.args.model} {problem}. Use another one, or method='ngram'."
+        raise VLLMValidationError(message, parameter=GROUP, value=draft.args.model)
 
 
 def _head_problem(config: EngineConfig, draft: EngineConfig) -> str | None:
@@ -174,9 +175,9 @@ def _head_problem(config: EngineConfig, draft: EngineConfig) -> str | None:
         return "is a draft head, which needs method='eagle3' or 'mtp'"
     num_read = max(1, len(head.features.layers)) * model.hidden_size
     if head.features.size != num_read:
-        return f"reads {head.features.size} numbers of each token, and {config.model} has {num_read}"
+        return f"reads {head.features.size} numbers of each token, and {config.args.model} has {num_read}"
     if any(not 0 <= layer <= model.num_layers for layer in head.features.layers):
-        return f"reads layers {head.features.layers}, and {config.model} has {model.num_layers}"
+        return f"reads layers {head.features.layers}, and {config.args.model} has {model.num_layers}"
     return None
 
 

@@ -210,17 +210,19 @@ def _speculative(config: EngineConfig) -> SpeculativeConfig | None:
 def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) -> VllmConfig:
     """Return an engine's settings in vLLM's form; its KV cache has `num_blocks` and settled `max_model_len`."""
 
-    def pick(kind: Any, **settled: Any) -> Any:
-        names = [field.name for field in dataclasses.fields(kind) if field.name not in settled]
-        return kind(**settled, **{name: getattr(config, name) for name in names})
+    args, model, pooling = config.args, config.model_config, config.pooling
+    settings = vars(args) | vars(config)  # what is settled hides what the user gave
 
-    model, pooling = config.model_config, config.pooling
+    def pick(kind: Any, **fields: Any) -> Any:
+        names = [field.name for field in dataclasses.fields(kind) if field.name not in fields]
+        return kind(**fields, **{name: settings[name] for name in names})
+
     return pick(
         VllmConfig,
         model_config=pick(
             ModelConfig,
-            served_model_name=(config.served_model_name or [config.model])[0],
-            tokenizer=config.tokenizer or config.model,
+            served_model_name=(args.served_model_name or [args.model])[0],
+            tokenizer=args.tokenizer or args.model,
             max_model_len=max_model_len,
             architecture=model.architecture,
             vocab_size=model.vocab_size,
@@ -235,15 +237,15 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         cache_config=pick(
             CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.kv_groups[0].attention.shape.kv_dtype)
         ),
-        scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=config.scheduling_policy),
+        scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=args.scheduling_policy),
         parallel_config=ParallelConfig(
             tensor_parallel_size=config.mesh.size,
-            data_parallel_size=config.data_parallel_size,
-            nnodes=config.nnodes,
+            data_parallel_size=args.data_parallel_size,
+            nnodes=args.nnodes,
         ),
         device_config=DeviceConfig(device_type=config.platform),
         attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
         observability_config=pick(ObservabilityConfig),
         speculative_config=_speculative(config),
-        lora_config=pick(LoRAConfig) if config.enable_lora else None,
+        lora_config=pick(LoRAConfig) if args.enable_lora else None,
     )

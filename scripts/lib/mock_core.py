@@ -252,7 +252,7 @@ def start_mock(
     from jaxllm.resolve.vllm_config import vllm_config
 
     config = resolve(engine_args)
-    tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)
+    tokenizer = load_engine_tokenizer(config.args, config.checkpoint, config.cache_dir)
     on_tokenizer(tokenizer)
     vocab_size = config.model_config.vocab_size
     tokens = list(range(vocab_size)) if tokenizer is None else tokenizer.encode([TEXT.read_text(encoding="utf-8")])[0]

@@ -54,7 +54,7 @@ def report() -> Report:
 
 
 def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(startup, "memory_limit", lambda config: TOY.memory_limit(config.gpu_memory_utilization))
+    monkeypatch.setattr(startup, "memory_limit", lambda config: TOY.memory_limit(config.args.gpu_memory_utilization))
     args = dataclasses.asdict(engine_args(enforce_eager=True))
     with LLM(**args) as llm:
         runner = core_of(llm)._runner

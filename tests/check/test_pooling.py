@@ -52,7 +52,7 @@ def test_programs_are_those_of_a_model_that_pools(report: Report):
 def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monkeypatch: pytest.MonkeyPatch):
     """They are those of two steps of 64 tokens, a part-filled one for each of 8 texts, and the null block."""
     assert report.memory.num_blocks == 1 + 2 * 64 // 16 + 8
-    monkeypatch.setattr(startup, "memory_limit", lambda config: TOY.memory_limit(config.gpu_memory_utilization))
+    monkeypatch.setattr(startup, "memory_limit", lambda config: TOY.memory_limit(config.args.gpu_memory_utilization))
     with LLM(**dataclasses.asdict(pooling_args("bert", enforce_eager=True))) as llm:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)

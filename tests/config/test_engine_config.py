@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import jax
 import pytest
 
 from jaxllm import LLM
+from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.environment import default_cache_dir, environment
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
@@ -30,6 +32,7 @@ from jaxllm.resolve.checkpoint_settings import (
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.engine_config import EngineConfig
 from pallas_kernels.native.processor import AVX2, AVX512, x86
+from tests.architecture.sources import product
 from tests.models.tiny import folder
 
 LLAMA: dict[str, Any] = {
@@ -85,8 +88,12 @@ def test_cpu_defaults(make_model: MakeModel):
     )
     assert (config.enable_prefix_caching, config.enable_chunked_prefill, config.async_scheduling) == (True, True, True)
     assert (config.max_model_len, config.max_model_len_can_shrink) == (4096, True)
-    assert (config.dtype, config.gpu_memory_utilization, config.scheduling_policy) == ("bfloat16", 0.9, "fcfs")
-    assert (config.max_logprobs, config.tokenizer, config.scheduler_cls) == (20, None, None)
+    assert (config.dtype, config.args.gpu_memory_utilization, config.args.scheduling_policy) == (
+        "bfloat16",
+        0.9,
+        "fcfs",
+    )
+    assert (config.max_logprobs, config.args.tokenizer, config.scheduler_cls) == (20, None, None)
     assert config.default_sampling_params == {}
     assert config.model_config.architecture == "LlamaForCausalLM"
 
@@ -293,6 +300,21 @@ def test_arguments_changed_later_are_checked_again(make_model: MakeModel):
     args.block_size = 24
     with pytest.raises(VLLMValidationError, match="block_size"):
         args.create_engine_config()
+    args.block_size = None
+    config = args.create_engine_config()
+    args.seed = 7
+    assert config.args.seed == 0, "a settled engine keeps what it was made from"
+
+
+def test_a_settled_setting_is_read_from_the_configuration():
+    """Only resolution reads what the user asked for: `config.args.max_model_len` may be None."""
+    settled = {field.name for field in dataclasses.fields(EngineConfig)} & EngineArguments.__dataclass_fields__.keys()
+    assert {"max_model_len", "dtype", "chat_template", "num_gpu_blocks_override"} < settled
+    reading = re.compile(rf"\bargs\.({'|'.join(settled)})\b")
+    readers = {source.where for source in product() if reading.search(source.text)}
+    assert {where for where in readers if not where.startswith("jaxllm/resolve/resolve_")} == {
+        "jaxllm/resolve/limits.py"
+    }
 
 
 def test_unknown_architecture_names_the_nearest(make_model: MakeModel):
@@ -459,12 +481,12 @@ def test_all_logprobs_are_the_vocabulary(make_model: MakeModel):
 def test_sampling_settings(make_model: MakeModel):
     model = make_model()
     config = resolve(model)
-    assert (config.logprobs_mode, config.logits_processors, config.stream_interval) == ("raw_logprobs", (), 1)
-    assert (config.structured_outputs_config, config.reasoning_config) == (StructuredOutputsConfig(), None)
+    assert (config.args.logprobs_mode, config.logits_processors, config.args.stream_interval) == ("raw_logprobs", (), 1)
+    assert (config.structured_outputs_config, config.args.reasoning_config) == (StructuredOutputsConfig(), None)
     reasoning = ReasoningConfig(reasoning_start_str="<a>", reasoning_end_str="</a>")
     config = resolve(model, logprobs_mode="processed_logits", stream_interval=4, reasoning_config=reasoning)
-    assert (config.logprobs_mode, config.stream_interval) == ("processed_logits", 4)
-    assert config.reasoning_config is reasoning
+    assert (config.args.logprobs_mode, config.args.stream_interval) == ("processed_logits", 4)
+    assert config.args.reasoning_config is reasoning
 
 
 def unchanged(logits_sv: Any, _state: Any) -> Any:

@@ -11,32 +11,29 @@ from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
-    from jaxllm.resolve.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
 
-def load_engine_tokenizer(
-    config: EngineArguments | EngineConfig, checkpoint: Checkpoint, cache_dir: str
-) -> Tokenizer | None:
+def load_engine_tokenizer(args: EngineArguments, checkpoint: Checkpoint, cache_dir: str) -> Tokenizer | None:
     """Load the tokenizer that an engine is to have: its checkpoint's, another, or None. Raises VLLMValidationError."""
-    if config.skip_tokenizer_init:
+    if args.skip_tokenizer_init:
         return None
-    is_own = config.tokenizer == config.model and config.tokenizer_revision is None
+    is_own = args.tokenizer == args.model and args.tokenizer_revision is None
     try:
         tokenizer = load_tokenizer(
             checkpoint,
             cache_dir,
-            name=None if is_own else config.tokenizer,
-            revision=config.tokenizer_revision,
-            hf_token=config.hf_token,
-            download_dir=config.download_dir,
+            name=None if is_own else args.tokenizer,
+            revision=args.tokenizer_revision,
+            hf_token=args.hf_token,
+            download_dir=args.download_dir,
         )
     except VLLMValidationError as error:
-        if config.tokenizer_mode != "mistral":
+        if args.tokenizer_mode != "mistral":
             raise
         message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json. {error}"
         raise VLLMValidationError(message, parameter="tokenizer_mode", value="mistral") from error
-    if config.tokenizer_mode == "mistral":
+    if args.tokenizer_mode == "mistral":
         logger.info("tokenizer_mode='mistral': the tokenizer.json is used, by the tokenizers library")
     return tokenizer

@@ -95,12 +95,12 @@ def _start_core(
     hosts.agree(agreement(prepared))
     log_phase(logger, "shapes")
     try:  # meanwhile the first program is compiled
-        tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)
+        tokenizer = load_engine_tokenizer(config.args, config.checkpoint, config.cache_dir)
         on_tokenizer(tokenizer)
         grammars = None
         if tokenizer is not None:
             grammars = make_grammar_compiler(tokenizer, config.model_config.vocab_size, config.generation_config)
-        group = config.reasoning_config
+        group = config.args.reasoning_config
         markers = None if group is None else (group.reasoning_start_str, group.reasoning_end_str)
         thinking = thinking_tokens(markers, tokenizer)
         log_phase(logger, "tokenizer")
@@ -141,11 +141,11 @@ def agreement(prepared: Prepared) -> Agreement:
 
 def _facts(prepared: Prepared) -> dict[str, str]:
     config, compiler = prepared.config, prepared.compiler
-    settings = compiler.config, compiler.options, compiler.buckets, compiler.mesh.size, config.seed
+    settings = compiler.config, compiler.options, compiler.buckets, compiler.mesh.size, config.args.seed
     tensors = sorted((name, info.shape, info.dtype) for name, info in config.checkpoint.tensors.items())
     come_from = {
         "the versions of jaxllm, jax, jaxlib, flax and numpy": code_digest(),
-        "the model": (compiler.model.facts, tensors, config.load_format),
+        "the model": (compiler.model.facts, tensors, config.args.load_format),
         "the engine's arguments": settings,
     }
     # A function's text has its address, which differs between processes.
@@ -220,7 +220,7 @@ def _compile_ahead(
 ) -> Programs[ProgramKey]:
     """Begin to compile programs, or to load those that are kept."""
     cache = ProgramCache(compiler, num_blocks, folders, environment(_XLA_VARIABLES))
-    ahead = not config.enforce_eager
+    ahead = not config.args.enforce_eager
     return Programs(cache.compile, keys, ahead=ahead, load=cache.load, is_kept=cache.is_kept, rare=rare)
 
 
@@ -257,7 +257,7 @@ def make_core(
         "jaxllm %s: %s (%s) on %d %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
         "loaded in %.1f s",
         __version__,
-        config.model,
+        config.args.model,
         config.model_config.architecture,
         config.mesh.size,
         device.platform,
@@ -277,8 +277,8 @@ def make_core(
         masks,
         overlap=overlap,
         validators=validators(config.logits_processors),
-        profiler=StepProfiler(config.profiler_config),
-        adapters=_make_store(prepared) if config.enable_lora else None,
+        profiler=StepProfiler(config.args.profiler_config),
+        adapters=_make_store(prepared) if config.args.enable_lora else None,
         hosts=hosts,
     )
 
@@ -305,14 +305,14 @@ def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
 
 def _make_store(prepared: Prepared) -> AdapterStore:
     """Return the store that reads a model's adapters, in the order of its weights."""
-    config, model = prepared.config, prepared.compiler.model
-    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, config.max_lora_rank))
+    args, model = prepared.config.args, prepared.compiler.model
+    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, args.max_lora_rank))
 
     def load(request: LoRARequest) -> Any:
-        folder = find_adapter(request.lora_path, token=config.hf_token, download_dir=config.download_dir)
-        return load_adapter(PeftAdapter(folder, config.max_lora_rank), arrays, slot)
+        folder = find_adapter(request.lora_path, token=args.hf_token, download_dir=args.download_dir)
+        return load_adapter(PeftAdapter(folder, args.max_lora_rank), arrays, slot)
 
-    return AdapterStore(load, config.max_cpu_loras)
+    return AdapterStore(load, prepared.config.max_cpu_loras)
 
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
@@ -335,10 +335,10 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
     def format_for(path: str) -> jax.sharding.Sharding | Format:
         return param_format(config.mesh, arrays[path])
 
-    if config.load_format == "dummy":
-        return init_dummy(specs, config.seed, format_for=format_for)
+    if config.args.load_format == "dummy":
+        return init_dummy(specs, config.args.seed, format_for=format_for)
     config.checkpoint.fetch()
-    params = load_params(specs, config.checkpoint, format_for=format_for, progress=config.use_tqdm_on_load)
+    params = load_params(specs, config.checkpoint, format_for=format_for, progress=config.args.use_tqdm_on_load)
     _warn_of_own_head(config, params)
     return params
 
@@ -374,7 +374,7 @@ def _speculation(config: EngineConfig, draft: Prepared | None) -> SpeculationSet
 
 
 def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
-    config, compiler = prepared.config, prepared.compiler
+    config, args, compiler = prepared.config, prepared.config.args, prepared.compiler
     layout = compiler.config.kv_layout
     sizes = layout.num_blocks(prepared.num_blocks)
     return SchedulerConfig(
@@ -385,17 +385,17 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         row_alignment=compiler.config.row_alignment,
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
-        num_adapter_slots=config.max_loras if config.enable_lora else 0,
+        num_adapter_slots=args.max_loras if args.enable_lora else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
-        policy=config.scheduling_policy,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        policy=args.scheduling_policy,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
         max_rows=compiler.max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
         speculation=_speculation(config, prepared.draft),
         tracks_all_tokens=bool(config.logits_processors),
-        kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
+        kv_cache_metrics_sample=args.kv_cache_metrics_sample if args.kv_cache_metrics else None,
     )
 
 
