@@ -1,4 +1,4 @@
-"""Read settings from a checkpoint's files: overrides, architecture, context length, default sampling."""
+"""Read settings from a checkpoint's files: overrides, architecture, quantization, default sampling."""
 
 from __future__ import annotations
 
@@ -142,50 +142,6 @@ def _method(name: str) -> str:
     from jaxllm.loading.quantized.methods import ALIASES
 
     return "fp8" if name == "fbgemm_fp8" else ALIASES.get(name, name)
-
-
-def context_length(config: ModelConfig) -> int:
-    """Return the longest sequence that the model is made for, with RoPE scaling where it extends the config's length.
-
-    Linear, dynamic and yarn scaling extend it if all layers share one table, as in vLLM; Gemma 3's length includes it.
-    """
-    length = config.max_position_embeddings
-    if len(config.ropes) != 1:
-        return length
-    rope = config.ropes[0]
-    if rope.rope_type in ("linear", "dynamic"):
-        return int(length * rope.factor)
-    if rope.rope_type == "yarn":
-        return max(length, int(rope.original_max_position_embeddings * rope.factor))
-    return length
-
-
-def resolve_max_model_len(
-    requested: int | None, context: int, *, default: int | None = None, is_learned: bool = False
-) -> tuple[int, bool]:
-    """Return (length, whether the engine may lower it to what its KV cache holds).
-
-    A request of None or -1 means `default`, or the context if that is shorter. `is_learned` means that positions are
-    learned, and cannot exceed the context.
-    """
-    if context < 1:
-        raise VLLMValidationError(
-            "the RoPE scaling of config.json leaves a context of no token: its factor is far below 1. "
-            "Mend it with hf_overrides={'rope_scaling': ...}.",
-            parameter="max_model_len",
-            value=requested,
-        )
-    if requested is None or requested == -1:
-        return min(default or context, context), True
-    if requested > context:
-        way_out = "Lower it, or extend the context with hf_overrides if the model was made for that."
-        raise VLLMValidationError(
-            f"max_model_len={requested} is longer than the model's context of {context} tokens. "
-            + ("Lower it: the model has learned no more positions." if is_learned else way_out),
-            parameter="max_model_len",
-            value=requested,
-        )
-    return requested, False
 
 
 def read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Resolve the limits of a step: tokens, requests, block size, and the chunks of prompts."""
+"""Resolve the longest sequence, and the limits of a step: tokens, requests, block size, and the chunks of prompts."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.resolve_pooling import is_causal
@@ -22,6 +22,49 @@ _DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu"
 _DEFAULT_NUM_SEQS = 256
 
 logger = logging.getLogger(__name__)
+
+
+def resolve_max_model_len(args: EngineArguments, resolved: Resolved) -> tuple[int, bool]:
+    """Return the longest sequence, and whether the engine may lower it to what its KV cache holds.
+
+    If the user leaves it open, it is the length that the checkpoint's files name, at most the model's context.
+    """
+    requested, context = cast(int | None, args.max_model_len), _context_length(resolved.model_config)
+    if context < 1:
+        raise VLLMValidationError(
+            "the RoPE scaling of config.json leaves a context of no token: its factor is far below 1. "
+            "Mend it with hf_overrides={'rope_scaling': ...}.",
+            parameter="max_model_len",
+            value=requested,
+        )
+    if requested is None or requested == -1:
+        return min(resolved.max_length or context, context), True
+    if requested > context:
+        is_learned = not resolved.model_config.ropes
+        way_out = "Lower it, or extend the context with hf_overrides if the model was made for that."
+        raise VLLMValidationError(
+            f"max_model_len={requested} is longer than the model's context of {context} tokens. "
+            + ("Lower it: the model has learned no more positions." if is_learned else way_out),
+            parameter="max_model_len",
+            value=requested,
+        )
+    return requested, False
+
+
+def _context_length(config: ModelConfig) -> int:
+    """Return the longest sequence that the model is made for, with RoPE scaling where it extends the config's length.
+
+    Linear, dynamic and yarn scaling extend it if all layers share one table, as in vLLM; Gemma 3's length includes it.
+    """
+    length = config.max_position_embeddings
+    if len(config.ropes) != 1:
+        return length
+    rope = config.ropes[0]
+    if rope.rope_type in ("linear", "dynamic"):
+        return int(length * rope.factor)
+    if rope.rope_type == "yarn":
+        return max(length, int(rope.original_max_position_embeddings * rope.factor))
+    return length
 
 
 def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, resolved: Resolved) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
@@ -16,7 +16,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve import checkpoint_settings as settings
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
-from jaxllm.resolve.limits import check_attention_chunks, resolve_limits
+from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
@@ -74,7 +74,7 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config
     )
-    max_model_len, can_shrink = _resolve_length(args, resolved)
+    max_model_len, can_shrink = resolve_max_model_len(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits = resolve_limits(args, platform, max_model_len, resolved)
@@ -153,16 +153,6 @@ def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Map
         message += f"and {resolved.model_config.architecture} does not. Leave it out."
         raise VLLMValidationError(message, parameter="kv_cache_dtype", value=args.kv_cache_dtype)
     return resolved
-
-
-def _resolve_length(args: EngineArguments, resolved: Resolved) -> tuple[int, bool]:
-    """Return the longest sequence, and whether the engine may lower it to what its KV cache holds."""
-    return settings.resolve_max_model_len(
-        cast(int | None, args.max_model_len),  # check() has parsed strings
-        settings.context_length(resolved.model_config),
-        default=resolved.max_length,
-        is_learned=not resolved.model_config.ropes,
-    )
 
 
 def detect_platform(devices: Sequence[Device]) -> str:

@@ -21,13 +21,12 @@ from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOut
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
 from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from jaxllm.resolve import limits
 from jaxllm.resolve import resolve_engine as resolve_module
 from jaxllm.resolve.checkpoint_settings import (
     apply_overrides,
-    context_length,
     default_sampling_params,
     resolve_batch_invariant,
-    resolve_max_model_len,
 )
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.engine_config import EngineConfig
@@ -236,8 +235,9 @@ def test_whole_prompts_need_room(make_model: MakeModel):
 @pytest.mark.parametrize(
     ("requested", "expected"), [(None, (4096, True)), (-1, (4096, True)), (4096, (4096, False)), (7, (7, False))]
 )
-def test_max_model_len(requested: int | None, expected: tuple[int, bool]):
-    assert resolve_max_model_len(requested, 4096) == expected
+def test_max_model_len(make_model: MakeModel, requested: int | None, expected: tuple[int, bool]):
+    config = resolve(make_model(), max_model_len=requested)
+    assert (config.max_model_len, config.max_model_len_can_shrink) == expected
 
 
 def test_longer_than_the_context(make_model: MakeModel):
@@ -279,7 +279,7 @@ def decoder(*ropes: RopeConfig) -> ModelConfig:
     ],
 )
 def test_context_length(ropes: tuple[RopeConfig, ...], length: int):
-    assert context_length(decoder(*ropes)) == length
+    assert limits._context_length(decoder(*ropes)) == length
 
 
 def test_the_checks_are_in_order(make_model: MakeModel):
