@@ -169,7 +169,9 @@ class UnsupportedArguments:
     kv_cache_dtype_skip_layers: list[str] = unsupported([], "all layers have one kv_cache_dtype")
     kv_sharing_fast_prefill: bool = unsupported(False, "every layer computes all tokens of a prompt")
     swa_bounded_replay: bool = unsupported(True, "a prefix hit needs the blocks that windows read", also=(False,))
-    disable_hybrid_kv_cache_manager: bool | None = unsupported(None, "cache groups follow from the model", also=(True,))
+    disable_hybrid_kv_cache_manager: bool | None = unsupported(
+        None, "cache groups follow from the model, and layers with a window keep no more than it", also=(False,)
+    )
     mamba_config: Any = unsupported(None, _RECURRENT, also=({},))
     mamba_backend: str = unsupported("triton", _RECURRENT)
     mamba_ssu_algorithm: str | None = unsupported(None, _RECURRENT)
