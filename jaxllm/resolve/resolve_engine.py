@@ -71,9 +71,8 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     resolved = _resolve_model(args, checkpoint, hf_config)
     model_config = resolved.model_config
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
-    default_sampling_params = settings.default_sampling_params(
-        args.generation_config, generation_config, args.override_generation_config
-    )
+    generation = args.generation_config, generation_config, args.override_generation_config
+    default_sampling_params = settings.default_sampling_params(*generation)
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
@@ -104,9 +103,7 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
         max_cpu_loras=args.max_cpu_loras or args.max_loras,
         generation_config=generation_config,
         default_sampling_params=default_sampling_params,
-        max_output_tokens=settings.max_output_tokens(
-            args.generation_config, generation_config, args.override_generation_config
-        ),
+        max_output_tokens=settings.max_output_tokens(*generation),
         chat_template=chat_template,
         cache_dir=default_cache_dir(),
     )
