@@ -26,6 +26,7 @@ class Oracle:
 
     def __init__(self, simulation: Simulation, seed: int, wrong: float) -> None:
         self._simulation, self._random, self._wrong = simulation, random.Random(seed), wrong
+        self.num_learned = 0
 
     def propose(self, token_ids: array[int], at_most: int) -> array[int]:
         prefix = token_ids.tolist()
@@ -37,7 +38,7 @@ class Oracle:
         return array("i", [(tokens + (self._random.random() < self._wrong)) % 50 for tokens in guesses])
 
     def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
-        pass
+        self.num_learned += 1
 
 
 class Speculating(Simulation):
@@ -46,7 +47,8 @@ class Speculating(Simulation):
     def __init__(self, config: SchedulerConfig, seed: int = 0, wrong: float = 0.3) -> None:
         super().__init__(config)
         assert self.scheduler._speculation is not None
-        self.scheduler._speculation._drafter = Oracle(self, seed, wrong)
+        self.speculation = self.scheduler._speculation
+        self.speculation._drafter = self.oracle = Oracle(self, seed, wrong)
 
     def step(self, overlap: int = 0) -> None:
         """Do as `Simulation.step`, but commit first where the scheduler wants that, as an engine does."""
@@ -113,6 +115,18 @@ def test_wrong_drafts_end():
     assert stats is not None
     assert stats.num_accepted_tokens == 0
     assert 0 < stats.num_draft_tokens < 20
+
+
+@pytest.mark.parametrize(("reason", "num_learned"), [("abort", 0), ("error", 0), ("stop", 1)])
+def test_guesses_end_with_their_request_and_only_whole_answers_are_learned(reason: str, num_learned: int):
+    simulation = Speculating(speculating())
+    simulation.add(make_request("a", 5, max_tokens=50))
+    for _ in range(3):
+        simulation.step()
+    assert len(simulation.speculation._guesses) == 1
+    simulation.scheduler.end("a", reason)
+    assert not simulation.speculation._guesses
+    assert simulation.oracle.num_learned == num_learned
 
 
 def test_full_steps_have_no_drafts():
