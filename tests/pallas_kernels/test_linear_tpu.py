@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -51,6 +52,15 @@ def test_what_is_added() -> None:
     bias = np.arange(OUTPUTS, dtype=np.float32)
     got = run(call, None, bias_o=jnp.asarray(bias))
     np.testing.assert_allclose(got, exact(call, rounded=False) + bias, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("num_rows", [FEW_ROWS, 256])
+def test_it_lowers_without_a_tpu(name: str, num_rows: int) -> None:
+    """`jaxllm check` compiles on hosts without one, where JAX knows no TPU to ask."""
+    x, weight = make(FORMATS[name], num_rows, OUTPUTS, INPUTS)
+    traced = jax.jit(lambda x, weight: tpu_linear(x, weight, LAYER, out_dtype=jnp.float32)).trace(x, weight)
+    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
 def test_what_plain_xla_runs() -> None:

@@ -83,5 +83,5 @@ def _spread(ref: Any, rows: Any, chunk: Array, group: int | None) -> Array:
     first = lax.div(chunk * LANES, group) if group >= LANES else chunk * (LANES // group)
     tile = ref[rows, pl.ds(pl.multiple_of(lax.div(first, LANES) * LANES, LANES), LANES)]
     lane = lax.broadcasted_iota(jnp.int32, tile.shape, 1)
-    index = lax.rem(first, LANES) + (lane // group if group < LANES else jnp.zeros_like(lane))
+    index = lax.rem(first, LANES) + (lax.div(lane, group) if group < LANES else jnp.zeros_like(lane))
     return jnp.take_along_axis(tile, index, axis=1, mode="promise_in_bounds")
