@@ -310,6 +310,8 @@ def test_a_settled_setting_is_read_from_the_configuration():
     """Only resolution reads what the user asked for: `config.args.max_model_len` may be None."""
     settled = {field.name for field in dataclasses.fields(EngineConfig)} & EngineArguments.__dataclass_fields__.keys()
     assert {"max_model_len", "dtype", "chat_template", "num_gpu_blocks_override"} < settled
+    # These are settled under other names.
+    settled |= {"runner", "convert", "attention_config", "hf_overrides", "override_generation_config"}
     reading = re.compile(rf"\bargs\.({'|'.join(settled)})\b")
     readers = {source.where for source in product() if reading.search(source.text)}
     assert {where for where in readers if not where.startswith("jaxllm/resolve/resolve_")} == {
