@@ -27,9 +27,9 @@ class EngineConfig:
     """What resolution settles of an engine, with the user's arguments for everything else.
 
     A setting with a field of its own, such as `max_model_len`, `dtype` or `chat_template`, is settled: read the field,
-    because `args` has what the user asked for, perhaps None or "auto". Some are settled under another name: `runner` and
-    `convert` are `runner_type` and `convert_type`, `tensor_parallel_size` is the size of `mesh`, `kv_cache_dtype` and
-    `attention_config` are in `kv_groups`, `hf_overrides` is in `hf_config`, `override_generation_config` in
+    because `args` has what the user asked for, perhaps None or "auto". Some are settled under another name: `runner`
+    and `convert` are `runner_type` and `convert_type`, `tensor_parallel_size` is the size of `mesh`, `kv_cache_dtype`
+    and `attention_config` are in `kv_groups`, `hf_overrides` is in `hf_config`, `override_generation_config` in
     `default_sampling_params`, and `speculative_config` is now `speculation` and `draft`. All other arguments are read
     from `args`, as in `config.args.seed`.
 
