@@ -102,8 +102,9 @@ def make_engine(args: argparse.Namespace) -> Any:
     from jaxllm.engine.offline.llm_engine import LLMEngine
     from jaxllm.resolve.engine_args import EngineArgs
 
-    # enforce_eager: no thread compiles what is not needed while we measure.
-    return LLMEngine.from_engine_args(EngineArgs(model=args.model, max_num_seqs=args.seqs, enforce_eager=True))
+    # enforce_eager: no thread compiles what is not needed while we measure. No sequence may be preempted.
+    settings = {"max_num_seqs": args.seqs, "enforce_eager": True, "kv_cache_memory_bytes": args.seqs << 26}
+    return LLMEngine.from_engine_args(EngineArgs(model=args.model, **settings))
 
 
 def instrument(engine: Any, watch: Stopwatch) -> list[Any]:
@@ -155,7 +156,8 @@ def measure(engine: Any, watch: Stopwatch, args: argparse.Namespace) -> Steps:
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         # Their lengths differ, so that they fill blocks at different steps.
-        engine.add_request(str(i), " ".join(words[7 * i : 9 * i + 16]), params)
+        start = 7 * i % (len(words) // 2)
+        engine.add_request(str(i), " ".join(words[start : start + 2 * i + 16]), params)
     steps: Steps = []
     while len(steps) < num_steps:
         watch.seconds.clear()
@@ -222,8 +224,9 @@ def main() -> int:
     device = jax.devices()[0]
     figures = {"with_device": summarize(measure(engine, watch, args))}
     launcher = engine._core._core._runner.launcher
-    launcher.programs = Replay(answers[:], watch, launcher.programs.keys)
+    programs, launcher.programs = launcher.programs, Replay(answers[:], watch, launcher.programs.keys)
     figures["device_elsewhere"] = summarize(measure(engine, watch, args))
+    launcher.programs = programs
     show(f"with {device.device_kind} as the device, resting while the host is timed", figures["with_device"])
     show("the same steps, with the device elsewhere", figures["device_elsewhere"])
     p50 = figures["device_elsewhere"]["host"]["p50"]

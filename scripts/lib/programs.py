@@ -23,7 +23,10 @@ def run(folder: str) -> None:
     try:
         runpy.run_module(f"{folder}.{name}", run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        if not {"-h", "--help"} & set(sys.argv):
+        # A module of the project's own that is missing is an error of the program.
+        package = (error.name or "").partition(".")[0]
+        is_ours = any((folder / package).is_dir() for folder in (SCRIPTS, SCRIPTS.parent))
+        if is_ours or not {"-h", "--help"} & set(sys.argv):
             raise
         print(docstring(programs[name]), f"\nIts options cannot be shown in this environment: {error}.", sep="\n")
 

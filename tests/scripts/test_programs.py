@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from lib import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,3 +26,12 @@ def test_help_is_told_in_every_environment(folder: str, program: str, told: str)
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert told in done.stdout
+
+
+def test_help_does_not_hide_that_a_module_of_ours_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "broken.py").write_text('"""A program."""\nimport lib.gone\nif __name__ == "__main__":\n    pass\n')
+    monkeypatch.setattr(programs, "find_programs", lambda _: {"broken": tmp_path / "broken.py"})
+    monkeypatch.setattr(programs.runpy, "run_module", lambda *_, **__: runpy.run_path(str(tmp_path / "broken.py")))
+    monkeypatch.setattr(sys, "argv", ["scripts/bench.py", "broken", "--help"])
+    with pytest.raises(ModuleNotFoundError, match=r"lib\.gone"):
+        programs.run("bench")
