@@ -29,7 +29,7 @@ CHUNK = 16
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2 * NUM_SEQS
 """Enough blocks for prompts, but too few for outputs, even short ones."""
-MAX_TOKENS = 80
+MAX_TOKENS = 180
 
 PATTERNS = (
     r"[a-z]{2,8}",
