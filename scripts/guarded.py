@@ -8,10 +8,11 @@
     scripts/guarded.py run CHECK -- COMMAND    run COMMAND; if it passes and no source changed meanwhile, record that
 
 A check depends on its tests, on all that they import or start (scripts/source_graph.py), on the locked versions of the
-packages that these import, on Python's version and, unless its results are the same on all processors, on the
-processor's kind. tests/guarded.json has the digest of each check's sources when it last passed, by kind of machine, and
-how many tests were skipped then: commit it with the change. `scripts/test.sh` runs the checks that have to run;
-`scripts/test.sh --all` runs every check.
+packages that these import, on Python's version and, if its subject is the code for a kind of processor, on the
+processor's kind. The others need not run again on another processor: what always runs starts engines on every machine,
+and a nightly run runs all checks. tests/guarded.json has the digest of each check's sources when it last passed, by
+kind of machine, and how many tests were skipped then: commit it with the change. `scripts/test.sh` runs the checks that
+have to run; `scripts/test.sh --all` runs every check.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Check:
     """Other files, outside the folders of the source graph, that its tests or its command read."""
     leaves_out: Mapping[str, str] = field(default_factory=dict)
     """Patterns of paths (`*` matches "/" too) that need not be watched, with the reason."""
-    any_processor: str | None = None
-    """The reason why results are the same on all processors, if they are."""
+    each_processor: str | None = None
+    """The reason why it has to pass on each kind of processor, if it does."""
 
 
 PRODUCT = ("jaxllm/*", "models/*", "pallas_kernels/*")
@@ -76,13 +77,13 @@ CHECKS = {
     "kernels": Check(
         leaves_out=unwatched("workloads take only shapes from them", "jaxllm/*", "models/*")
         | unwatched("`cpu_kernels` runs them", *CPU_KERNELS),
-        any_processor="an interpreter runs a TPU's or GPU's kernel: processors differ within the tests' tolerances",
     ),
     # The same in an engine, beside the kernels of CPUs.
-    "engine_kernels": Check(),
+    "engine_kernels": Check(each_processor="an engine runs the kernels that are made for its processor"),
     "cpu_kernels": Check(
         leaves_out=unwatched("tests take only activations from models", "models/families/*")
         | unwatched("`kernels` runs them", *GPU_KERNELS, *TPU_KERNELS),
+        each_processor="they are made for the processor",
     ),
     # Models alone, against HF's outputs and attention over held keys and values.
     "models": Check(),
@@ -93,23 +94,20 @@ CHECKS = {
         leaves_out=unwatched("tests make the logits: no model is loaded or runs", *NUMERICS),
     ),
     # Malformed outputs by the ten thousand.
-    "parsers": Check(any_processor="parsers are plain Python"),
+    "parsers": Check(),
     # Random requests in simulated steps.
     "scheduling": Check(
         leaves_out=unwatched("a simulation stands in for the model", *NUMERICS),
-        any_processor="the scheduler is plain Python",
     ),
     # Compiled steps: when they compile, how large they are, what is kept on disk, what fits a device.
     "programs": Check(),
     # Grammars of hostile or many schemas.
     "constraints": Check(
         leaves_out=unwatched("no model runs", "models/*", "pallas_kernels/*"),
-        any_processor="grammars and masks are of whole numbers",
     ),
     # The programs of scripts/.
     "scripts": Check(
         leaves_out=unwatched("pyright holds scripts to the product's names and signatures", *PRODUCT),
-        any_processor="figures that depend on the processor are made up in these tests",
     ),
     # Whole servers, engines in processes of their own, and loads upon them.
     "server": Check(
@@ -126,12 +124,10 @@ CHECKS = {
         programs=("scripts/compile.py", "scripts/lib.sh", "scripts/test.sh"),
         leaves_out=unwatched("kernels are compiled alone, without a model's step", "jaxllm/*", "models/*")
         | unwatched("they are not for TPUs", *CPU_KERNELS, *GPU_KERNELS),
-        any_processor="the compiler's target is a TPU",
     ),
     # Goldens of models notice every change of a model.
     "goldens_notice": Check(
         leaves_out=unwatched("the goldens are in question; `models` holds models to them", *PRODUCT),
-        any_processor="changes are noticed by far more than rounding",
     ),
 }
 
@@ -206,7 +202,7 @@ class Guard:
 
     def machine(self, check: str) -> str:
         """Return the kind of machine for which a check's passing holds."""
-        return PYTHON if self.checks[check].any_processor else f"{processor()}, {PYTHON}"
+        return f"{processor()}, {PYTHON}" if self.checks[check].each_processor else PYTHON
 
     def why_run(self, check: str) -> str | None:
         """Return why a check has to run, or None if it has passed on these sources and this kind of machine."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # test.sh [--all] [PYTEST ARGUMENTS]: lint, types and tests, in the environment that quickstart.sh makes plus the test extras.
-# Checks that take long run when what they guard has changed (scripts/guarded.py); with --all, for a nightly run, always.
+# What always runs comes first. Checks that take long run when what they guard has changed (scripts/guarded.py); with
+# --all, for a nightly run, always.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -55,10 +56,11 @@ fi
 pytest=(.venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder)
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 interpreters=(env NPROC=8 "${pytest[@]}")
-checks= # those so far, joined by "or"
+interpreted=(kernels engine_kernels)
+compiled=(cpu_kernels models loading sampling parsers scheduling constraints programs server device families engine goldens_notice scripts)
+slow=$(printf ' or %s' "${interpreted[@]}" "${compiled[@]}")
 guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check's name
   local check=$1 name="pytest, $1"
-  checks+=${checks:+ or }$check
   if must_run "$check"; then
     # shellcheck disable=SC2046 # the paths have no spaces
     part "$name ($(field "$check" 3))" guarded "${@}" -m "$check" $(.venv/bin/python scripts/guarded.py tests "$check")
@@ -67,11 +69,9 @@ guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check
   fi
 }
 if [ $# = 0 ]; then
-  for check in kernels engine_kernels; do guarded_tests "$check" "${interpreters[@]}" || failed=1; done
-  for check in cpu_kernels models loading sampling parsers scheduling constraints programs server device families engine goldens_notice scripts; do
-    guarded_tests "$check" "${pytest[@]}" || failed=1
-  done
-  part "pytest" "${pytest[@]}" -m "not ($checks)" || failed=1
+  part "pytest" "${pytest[@]}" -m "not (${slow# or })" || failed=1
+  for check in "${interpreted[@]}"; do guarded_tests "$check" "${interpreters[@]}" || failed=1; done
+  for check in "${compiled[@]}"; do guarded_tests "$check" "${pytest[@]}" || failed=1; done
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" "${interpreters[@]}" "$@" || failed=1
 else

@@ -20,7 +20,7 @@ from guarded import CHECKS, IMPORTED_AS, Check, Guard, name_of, pins, run
 from source_graph import PUBLISHED, SourceGraph
 
 CHECK = Check(leaves_out={"models/*/large*": "it is slow"})
-NO_PROCESSOR = Check(any_processor="it is plain Python")
+EACH_PROCESSOR = Check(each_processor="it is compiled for the processor")
 SOURCES = {
     "jaxllm/__init__.py": '_MODULES = {"LLM": "jaxllm.llm", "Other": "jaxllm.other"}\n\ndef __getattr__(name): ...\n',
     "jaxllm/llm.py": "def start():\n    from jaxllm.models import run\n    from . import limits\n",
@@ -241,23 +241,26 @@ def test_all_described_types_are_in_published_files():
     assert not components.keys() - classes, f"described, but not in {PUBLISHED}"
 
 
-def test_records_are_kept_by_kind_of_machine(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_may_have_to_pass_on_each_kind_of_processor(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guarded, "processor", lambda: "x86_64 amx")
+    assert run_check(root, check=EACH_PROCESSOR) == 0
+    monkeypatch.setattr(guarded, "processor", lambda: "x86_64 avx2")
+    assert guard(root, EACH_PROCESSOR).why_run("check") == f"has never passed on x86_64 avx2, {guarded.PYTHON}"
+    assert run_check(root, check=EACH_PROCESSOR) == 0
+    monkeypatch.setattr(guarded, "processor", lambda: "x86_64 amx")
+    assert guard(root, EACH_PROCESSOR).why_run("check") is None
+    assert len(json.loads((root / "tests/guarded.json").read_text())["check"]) == 2
+    monkeypatch.setattr(guarded, "PYTHON", "Python 3.99")
+    assert guard(root, EACH_PROCESSOR).why_run("check") == "has never passed on x86_64 amx, Python 3.99"
+
+
+def test_other_checks_hold_on_all_processors(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(guarded, "processor", lambda: "x86_64 amx")
     assert run_check(root) == 0
     monkeypatch.setattr(guarded, "processor", lambda: "x86_64 avx2")
-    assert guard(root).why_run("check") == f"has never passed on x86_64 avx2, {guarded.PYTHON}"
-    assert run_check(root) == 0
-    monkeypatch.setattr(guarded, "processor", lambda: "x86_64 amx")
     assert guard(root).why_run("check") is None
-    assert len(json.loads((root / "tests/guarded.json").read_text())["check"]) == 2
     monkeypatch.setattr(guarded, "PYTHON", "Python 3.99")
-    assert guard(root).why_run("check") == "has never passed on x86_64 amx, Python 3.99"
-
-
-def test_a_check_may_hold_on_all_processors(root: Path, monkeypatch: pytest.MonkeyPatch):
-    assert run_check(root, check=NO_PROCESSOR) == 0
-    monkeypatch.setattr(guarded, "processor", lambda: "another")
-    assert guard(root, NO_PROCESSOR).why_run("check") is None
+    assert guard(root).why_run("check") == "has never passed on Python 3.99"
 
 
 def test_facts_of_unchanged_files_come_from_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -324,10 +327,8 @@ def test_every_marked_check_has_its_tests_and_runs(repository: Path, guard_of_re
     markers = {line.partition(":")[0] for line in settings["markers"]}
     assert markers == CHECKS.keys() - {"tpu_compiler"}
     script = (repository / "scripts/test.sh").read_text()
-    loops = [
-        line.partition(" in ")[2].split() for line in script.splitlines() if line.strip().startswith("for check in")
-    ]
-    assert sorted(markers) == sorted(word.strip(";") for words in loops for word in words[: words.index("do")])
+    lists = dict(re.findall(r"^(interpreted|compiled)=\(([\w ]+)\)", script, re.MULTILINE))
+    assert sorted(markers) == sorted(" ".join(lists.values()).split())
     for check in markers:
         for path in guard_of_repository.tests(check):
             assert Path(path).name.startswith("test_"), f"{path} marks {check}, but pytest does not collect its tests"
