@@ -33,6 +33,7 @@ HOST_ONLY_MODULES = [
     "jaxllm.engine.online.engine_client",
     "jaxllm.engine.client.remote_core",
     "jaxllm.engine.front.start",
+    "jaxllm.media.fetch",
     "jaxllm.scheduling.scheduler",
     "jaxllm.text.chat",
     "jaxllm.text.detokenizer",
@@ -116,6 +117,7 @@ ROOMS = (
     "jaxllm.loading",
     "jaxllm.lora",
     "jaxllm.text",
+    "jaxllm.media",
     "jaxllm.constraints",
     "jaxllm.scheduling",
     "jaxllm.sampling",
@@ -209,6 +211,7 @@ IMPORTED_AS = {
     "grpcio_reflection": "grpc_reflection",
     "opentelemetry_exporter_otlp": "opentelemetry",
     "opentelemetry_sdk": "opentelemetry",
+    "pillow": "PIL",
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }
