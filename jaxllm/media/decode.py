@@ -83,7 +83,7 @@ def _open(data: bytes, max_pixels: int) -> ImageFile.ImageFile:
         raise MediaError(f"the image has more pixels than the limit of {max_pixels:,}.") from error
     except Exception as error:
         raise MediaError("the image's header cannot be read: the file is damaged.") from error
-    _check_size(image.size, max_pixels)
+    check_size(image.size, max_pixels)
     pixels = image.width * image.height
     if isinstance(image, JpegImagePlugin.JpegImageFile) and data.count(b"\xff\xda") * pixels > _MAX_SCANS * MAX_PIXELS:
         raise MediaError("the JPEG image has too many scans for its size: save it again as a baseline JPEG.")
@@ -94,7 +94,8 @@ def _open(data: bytes, max_pixels: int) -> ImageFile.ImageFile:
     return image
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def check_size(size: tuple[int, int], max_pixels: int = MAX_PIXELS) -> None:
+    """Raise MediaError for an image's width and height if it has no pixels, or too many."""
     width, height = size
     if not (1 <= width <= _MAX_SIDE and 1 <= height <= _MAX_SIDE):
         raise MediaError(f"the image has {width} x {height} pixels: a side must have from 1 to {_MAX_SIDE:,}.")
@@ -111,7 +112,7 @@ def _check_tiles(image: TiffImagePlugin.TiffImageFile, pixels: int) -> None:
 
 def _finish(image: Image.Image, max_pixels: int) -> Image.Image:
     """Load the pixels and return them upright and in RGB."""
-    _check_size(image.size, max_pixels)
+    check_size(image.size, max_pixels)
     try:
         image.load()
         upright = image.transpose(turn) if (turn := _TURNS.get(_orientation(image))) is not None else image

@@ -215,7 +215,11 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
     "pyzmq": "zmq",
 }
-OPTIONAL = {"jaxllm.engine.front.tracing": "otel", "jaxllm.engine.client.core_actor": "ray"}
+OPTIONAL = {
+    "jaxllm.engine.front.tracing": "otel",
+    "jaxllm.engine.client.core_actor": "ray",
+    "jaxllm.media.video": "video",
+}
 """The modules that import what an extra has, each with its extra."""
 FRONTENDS = ("jaxllm.server", "jaxllm.entrypoints", "jaxllm.cli")
 
