@@ -130,6 +130,8 @@ LATENT_ATTENTION: Implementations = {
     ),
 }
 
+SEGMENT_ATTENTION: Implementations = {"xla": Implementation(None, "segment_attention.xla:xla_segment_attention")}
+
 # "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere.
 LINEAR: Implementations = {
     "xla": Implementation(None, "linear.xla:xla_linear"),

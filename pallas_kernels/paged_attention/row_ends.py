@@ -35,8 +35,13 @@ def tile_ends(batch: AttentionBatch, query: int, part: int) -> _TileEnds:
     is_used_i = lax.iota(jnp.int32, num_tiles) < batch.num_tiles
     is_row_ir = (rows_ir < seq_ends_i[:, None]) & is_used_i[:, None]
     ends_ir = batch.row_ends_t.at[rows_ir].get(mode="clip")
-    ahead_ir = ends_ir - (lens_i - seq_ends_i)[:, None] - rows_ir - 1
-    ahead_t = jnp.zeros(t, jnp.int32).at[jnp.where(is_row_ir, rows_ir, t)].set(ahead_ir, mode="drop")
+    rows_t = jnp.arange(t, dtype=jnp.int32)
+    # A scatter of the tiles' rows would go over them one by one on a TPU.
+    first_i = jnp.where(is_used_i, batch.tile_rows_i, t)
+    tiles_t = jnp.searchsorted(first_i, rows_t, side="right", method="compare_all") - 1
+    end_i = jnp.minimum(first_i + query, seq_ends_i)
+    is_row_t = (tiles_t >= 0) & (rows_t < end_i[tiles_t])
+    ahead_t = jnp.where(is_row_t, batch.row_ends_t - (lens_i - seq_ends_i)[tiles_t] - rows_t - 1, 0)
     least_ip, most_ip = (
         reduce(jnp.where(is_row_ir, ends_ir, without).reshape(num_tiles, -1, part), axis=2)
         for reduce, without in ((jnp.min, _NO_ROWS), (jnp.max, 0))

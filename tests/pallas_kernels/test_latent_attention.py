@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.pallas_kernels.latent_steps import (
     make,
     reference,
 )
+from tests.quick import QUICK_COMPILE
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -41,6 +43,7 @@ IMPLEMENTATION = "xla"
 @pytest.fixture(params=["xla", "cpu"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
+    compiled.cache_clear()  # a test may choose another instruction set
 
 
 def attention(
@@ -50,17 +53,23 @@ def attention(
     return LatentAttention(LatentShape(*sizes, block_size, *dtypes), IMPLEMENTATION)
 
 
-def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) -> tuple[Any, LatentPool]:
-    """Run a step, or another batch over its arrays; the layer is traced."""
+@cache
+def compiled(op: LatentAttention) -> Any:
+    """Return the op as a function that compiles once for a test's steps of the same shapes."""
 
     def function(q, latents, pool, batch, layer):
         return op(q, latents, pool, batch, layer=layer, num_layers=NUM_LAYERS, scale=SCALE)
 
+    quick: dict[str, Any] = dict(QUICK_COMPILE) if op.implementation == "xla" else {}
+    return jax.jit(function, compiler_options={"xla_allow_excess_precision": False, **quick})
+
+
+def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) -> tuple[Any, LatentPool]:
+    """Run a step, or another batch over its arrays; the layer is traced."""
     pool = step.pool
     if op.shape.kv_dtype.itemsize == 1:
         pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, jnp.uint8))
-    jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
-    return jitted(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER)
+    return compiled(op)(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER)
 
 
 def assert_same(got: Any, expected: Any, dtype: Any) -> None:
@@ -127,16 +136,17 @@ def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, i
     whole = make(2, [(length, length) for length in lengths], op)
     batch, ends = whole.batch, np.cumsum(lengths)
     out, filled = run(op, whole)
+    batch, whole, out = jax.tree.map(np.asarray, (batch, whole, out))  # what numpy picks need not be compiled
     for picked in ([0], [3], [1, 2, 4], list(range(6))):
         index = np.array([ends[i] - 1 for i in picked])
         alone = batch._replace(
             slots_t=batch.slots_t[index],
             block_tables_sm=batch.block_tables_sm[np.array(picked)],
             context_lens_s=batch.context_lens_s[np.array(picked)],
-            query_starts_s=jnp.arange(len(picked)),
-            query_ends_s=jnp.arange(1, len(picked) + 1),
-            num_decodes=jnp.int32(len(picked)),
-            num_tiles=jnp.int32(0),
+            query_starts_s=np.arange(len(picked), dtype=np.int32),
+            query_ends_s=np.arange(1, len(picked) + 1, dtype=np.int32),
+            num_decodes=np.int32(len(picked)),
+            num_tiles=np.int32(0),
         )
         decoded, _ = run(op, whole._replace(q=whole.q[index], latents=whole.latents[index], pool=filled, batch=alone))
         assert_same(decoded, out[index], dtype)
@@ -148,18 +158,19 @@ def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None
     op = attention(sizes, dtype)
     whole = make(3, [(150, 150)], op, padding=0)
     out, _ = run(op, whole)
+    whole = jax.tree.map(np.asarray, whole)  # what numpy cuts need not be compiled
     pool, parts = whole.pool, []
     for start, end in pairwise([0, 7, 8, 60, 64, 149, 150]):
         chunk = end - start
         starts = list(range(0, chunk, op.tiles.query)) if chunk > 1 else []
         part = whole.batch._replace(
             slots_t=whole.batch.slots_t[start:end],
-            context_lens_s=jnp.array([end]),
-            query_ends_s=jnp.array([chunk]),
-            num_decodes=jnp.int32(chunk == 1),
-            tile_seqs_i=jnp.zeros(16, jnp.int32),
-            tile_rows_i=jnp.array(starts + [0] * (16 - len(starts)), jnp.int32),
-            num_tiles=jnp.int32(len(starts)),
+            context_lens_s=np.array([end], np.int32),
+            query_ends_s=np.array([chunk], np.int32),
+            num_decodes=np.int32(chunk == 1),
+            tile_seqs_i=np.zeros(16, np.int32),
+            tile_rows_i=np.array(starts + [0] * (16 - len(starts)), np.int32),
+            num_tiles=np.int32(len(starts)),
         )
         inputs = whole._replace(q=whole.q[start:end], latents=whole.latents[start:end], pool=pool, batch=part)
         got, pool = run(op, inputs)

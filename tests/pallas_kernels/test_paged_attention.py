@@ -1,6 +1,7 @@
 """Paged attention of a CPU, in plain XLA and as a kernel, equals the float32 reference in a poisoned pool."""
 
 import re
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from pallas_kernels.paged_attention import (
     AttentionShape,
     PagedAttention,
     PairedPool,
+    Rope,
     SplitPool,
     pick,
 )
@@ -33,6 +35,7 @@ from tests.pallas_kernels.steps import (
     reference,
     with_row_ends,
 )
+from tests.quick import QUICK_COMPILE
 
 RAGGED = [
     (1, 1),
@@ -59,6 +62,7 @@ IMPLEMENTATION = "xla"
 )
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
+    compiled.cache_clear()  # a test may choose another instruction set
 
 
 def attention(n: int, k: int, h: int, block_size: int = 16, dtype=jnp.float32, kv_dtype=None) -> PagedAttention:
@@ -75,20 +79,38 @@ def split(pool: PairedPool) -> SplitPool:
     return SplitPool(*(x.swapaxes(-1, -2).reshape(*x.shape[:2], -1, x.shape[3]) for x in pool))
 
 
-def run(op: PagedAttention, step: Step, batch: AttentionBatch | None = None, window: int = NO_WINDOW, **kwargs):
+@cache
+def compiled(op: PagedAttention, soft_cap: float | None) -> Any:
+    """Return the op as a function that compiles once for a test's steps of the same shapes."""
+
+    def function(q, k, v, pool, batch, layer, window, sinks_n, rope):
+        settings = {"window": window, "scale": SCALE, "soft_cap": soft_cap, "sinks_n": sinks_n, "rope": rope}
+        return op(q, k, v, pool, batch, layer=layer, num_layers=NUM_LAYERS, **settings)
+
+    quick: dict[str, Any] = dict(QUICK_COMPILE) if op.implementation == "xla" else {}
+    return jax.jit(function, compiler_options={"xla_allow_excess_precision": False, **quick})
+
+
+def run(
+    op: PagedAttention,
+    step: Step,
+    batch: AttentionBatch | None = None,
+    *,
+    window: int = NO_WINDOW,
+    soft_cap: float | None = None,
+    sinks_n: np.ndarray | None = None,
+    rope: Rope | None = None,
+):
     """Run the op on a step, or on another batch over its arrays; layer and window are traced."""
-
-    def function(q, k, v, pool, batch, layer, window):
-        return op(q, k, v, pool, batch, layer=layer, num_layers=NUM_LAYERS, window=window, scale=SCALE, **kwargs)
-
-    bits = step.pool
+    bits = SplitPool(*map(np.asarray, step.pool))  # what numpy rearranges need not be compiled
     if op.shape.kv_dtype.itemsize == 1:
-        bits = SplitPool(*(jax.lax.bitcast_convert_type(x, jnp.uint8) for x in step.pool))
+        bits = SplitPool(*(x.view(np.uint8) for x in bits))
     if is_paired := isinstance(op.pool_spec(1, 1), PairedPool):
         bits = PairedPool.of(bits)
-    jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
-    out, pool = jitted(step.q, step.k, step.v, bits, step.batch if batch is None else batch, LAYER, window)
-    return out, split(pool) if is_paired else pool
+    batch = step.batch if batch is None else batch
+    out, pool = compiled(op, soft_cap)(step.q, step.k, step.v, bits, batch, LAYER, window, sinks_n, rope)
+    pool = jax.tree.map(np.asarray, pool)
+    return np.asarray(out), split(pool) if is_paired else pool
 
 
 @pytest.mark.parametrize("block_size", [16, 128])
@@ -232,7 +254,7 @@ def test_rotates_queries_and_keys(kv_dtype) -> None:
     out, pool = run(op, step, rope=step.rope)
     np.testing.assert_allclose(np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
     if kv_dtype != jnp.bfloat16:
-        pool = SplitPool(*(jax.lax.bitcast_convert_type(x, kv_dtype) for x in pool))
+        pool = SplitPool(*(x.view(kv_dtype) for x in pool))
     assert_pools_equal(pool, expected_pool)
 
 
@@ -277,19 +299,21 @@ def test_a_row_does_not_depend_on_its_batch(dtype, window: int, has_sinks: bool)
     sinks = np.random.default_rng(0).standard_normal(6).astype(np.float32) if has_sinks else None
     settings = {"window": window, "sinks_n": sinks}
     out, filled = run(op, whole, **settings)
+    batch, whole = jax.tree.map(np.asarray, (batch, whole))
     for picked in ([0], [3], [1, 2, 4], list(range(6)), [3, 5] * (ROWS_PER_CORE * num_cores() // 2)):
         index = np.array([ends[i] - 1 for i in picked])
-        alone = AttentionBatch(
-            slots_t=batch.slots_t[index],
-            block_tables_sm=batch.block_tables_sm[np.array(picked)],
-            context_lens_s=batch.context_lens_s[np.array(picked)],
-            query_starts_s=jnp.arange(len(picked)),
-            query_ends_s=jnp.arange(1, len(picked) + 1),
-            num_decodes=jnp.int32(len(picked)),
-            tile_seqs_i=jnp.zeros(1, jnp.int32),
-            tile_rows_i=jnp.zeros(1, jnp.int32),
-            num_tiles=jnp.int32(0),
-        )
+        arrays: dict[str, Any] = {
+            "slots_t": batch.slots_t[index],
+            "block_tables_sm": batch.block_tables_sm[np.array(picked)],
+            "context_lens_s": batch.context_lens_s[np.array(picked)],
+            "query_starts_s": np.arange(len(picked), dtype=np.int32),
+            "query_ends_s": np.arange(1, len(picked) + 1, dtype=np.int32),
+            "num_decodes": np.int32(len(picked)),
+            "tile_seqs_i": np.zeros(1, np.int32),
+            "tile_rows_i": np.zeros(1, np.int32),
+            "num_tiles": np.int32(0),
+        }
+        alone = AttentionBatch(**arrays)
         q, k, v = (x[index] for x in (whole.q, whole.k, whole.v))
         decoded, _ = run(op, whole._replace(q=q, k=k, v=v, pool=filled, batch=alone), **settings)
         assert_same(decoded, out[index], dtype)
@@ -335,18 +359,19 @@ def test_chunks_equal_the_whole(dtype) -> None:
     op = attention(4, 2, 16, dtype=dtype)
     whole = make(3, [(150, 150)], op, padding=0)
     out, _ = run(op, whole, window=40)
+    whole = jax.tree.map(np.asarray, whole)  # what numpy cuts need not be compiled
     pool, parts = whole.pool, []
     for start, end in pairwise([0, 7, 8, 60, 64, 149, 150]):
         chunk = end - start
         starts = list(range(0, chunk, XLA_TILES.query)) if chunk > 1 else []
         part = whole.batch._replace(
             slots_t=whole.batch.slots_t[start:end],
-            context_lens_s=jnp.array([end]),
-            query_ends_s=jnp.array([chunk]),
-            num_decodes=jnp.int32(chunk == 1),
-            tile_seqs_i=jnp.zeros(8, jnp.int32),
-            tile_rows_i=jnp.array(starts + [0] * (8 - len(starts)), jnp.int32),
-            num_tiles=jnp.int32(len(starts)),
+            context_lens_s=np.array([end], np.int32),
+            query_ends_s=np.array([chunk], np.int32),
+            num_decodes=np.int32(chunk == 1),
+            tile_seqs_i=np.zeros(8, np.int32),
+            tile_rows_i=np.array(starts + [0] * (8 - len(starts)), np.int32),
+            num_tiles=np.int32(len(starts)),
         )
         q, k, v = (x[start:end] for x in (whole.q, whole.k, whole.v))
         got, pool = run(op, whole._replace(q=q, k=k, v=v, pool=pool, batch=part), window=40)
