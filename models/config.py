@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .state_specs import StateSpec
+from .towers.settings import TowerSettings
 
-HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "relu2")
+HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
 HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
@@ -33,8 +34,14 @@ class RopeConfig:
     """The divisor of each frequency in longer sequences."""
     rotated: float = 1.0
     """The fraction of a head's dimensions that is rotated, starting with the first."""
+    axes: tuple[int, ...] = ()
+    """For each frequency, which of a token's three positions it turns with, in multimodal RoPE; empty if tokens have
+    one position."""
     interleaved: bool = False
     """The checkpoint rotates dimensions 2i and 2i + 1 together, instead of i and i + rotary_dim / 2."""
+    is_split: bool = False
+    """In a vision tower: the checkpoint rotates the first half of a head by the column and the second by the row, each
+    like a head of its own."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings that give no frequencies."""
@@ -70,6 +77,9 @@ class RopeConfig:
         does not depend on the order, which queries and keys share.
         """
         rotary_dim = self.rotary_dim(head_dim)
+        if self.is_split:
+            quarters = [range(start, start + head_dim // 4) for start in range(0, head_dim, head_dim // 4)]
+            return tuple(number for quarter in (2, 0, 3, 1) for number in quarters[quarter])
         if rotary_dim == head_dim and not self.interleaved:
             return None
         rotated, rest = range(rotary_dim), range(rotary_dim, head_dim)
@@ -230,6 +240,8 @@ class LayerSpec:
     hidden_act: str = "silu"
     causal: bool = True
     """A token does not attend to later tokens."""
+    sees_both_sides: bool = False
+    """The tokens of an image attend to all of that image, even if attention is causal."""
     window: int | None = None
     """The number of tokens that a token attends to, itself included, and as many ahead unless attention is causal; None
     for global or chunked attention."""
@@ -284,6 +296,8 @@ class LayerSpec:
     """The experts in place of the MLP, or in Gemma 4 beside it; None for a dense layer."""
     input_size: int | None = None
     """The width of the per-layer input that the frame computes, besides the stream; None if there is none."""
+    adds_media: bool = False
+    """A further slice of media's rows is added to the stream after this layer."""
     kv_repeats: int = 1
     """The number of consecutive kv heads that copy one of the checkpoint's, which are fewer than the devices."""
 
@@ -372,6 +386,12 @@ class ModelConfig:
     """The number of groups of devices that have different experts; the devices of a group share each expert's width."""
     draft_head: DraftHead | None = None
     """The settings of a draft head; None for a complete model."""
+    media_token_id: int = 0
+    """The token whose per-layer inputs the tokens of images take."""
+    vision: ModelConfig | None = None
+    """The vision tower of a wrapper, if its config.json describes one; else None."""
+    tower: TowerSettings | None = None
+    """The further settings of a vision tower, in its own config; None for other models."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for layers and tables that do not fit together."""
@@ -384,6 +404,8 @@ class ModelConfig:
             rotary_dim = rope.rotary_dim(layer.rope_dim)
             if rotary_dim % 2:
                 raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.rope_dim}")
+            if rope.axes and len(rope.axes) != rotary_dim // 2:
+                raise ValueError(f"mrope_section has {len(rope.axes)} frequencies, and a head has {rotary_dim // 2}")
             if layer.k_is_v and rope.head_order(layer.head_dim) is not None:
                 raise ValueError("keys that are also values need heads in RoPE's order")
             if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
@@ -397,6 +419,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Return the number of layers."""
         return len(self.layers)
+
+    @property
+    def sees_both_sides(self) -> bool:
+        """Return whether the tokens of an image attend to all of that image in some layers."""
+        return any(layer.sees_both_sides for layer in self.layers)
 
     def within(self, length: int) -> ModelConfig:
         """Return the model for sequences of up to `length` tokens, without windows and chunks that cut nothing off."""
@@ -412,6 +439,12 @@ class ModelConfig:
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers))
+
+    def with_vision(self, vision: ModelConfig | None) -> ModelConfig:
+        """Return the config with a vision tower, whose further outputs the first layers take, or without one."""
+        num_slices = 0 if vision is None or vision.tower is None else len(vision.tower.deepstack)
+        layers = (replace(layer, adds_media=number < num_slices) for number, layer in enumerate(self.layers))
+        return replace(self, vision=vision, layers=tuple(layers))
 
     def with_layers(self, **fields: Any) -> ModelConfig:
         """Return the config with these fields replaced in all layers."""

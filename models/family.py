@@ -9,8 +9,10 @@ from typing import Any
 from flax import nnx
 
 from .config import ModelConfig
+from .fields import read_mapping
 from .layers import DecoderLayer, Frame
 from .names import DECODER_PREFIXES, NO_PREFIXES, WRAPPER_PREFIXES, Prefixes, TensorName
+from .towers.reading import VISION, check_fit
 
 EMBEDDING, HEAD, FINAL_NORM = "embed.table", "lm_head.table", "final_norm.scale"
 
@@ -20,6 +22,7 @@ OTHER_MODALITIES = (
     "*vision_tower.*",
     "*vision_model.*",
     "*multi_modal_projector.*",
+    "*connector.*",
     "*audio_tower.*",
     "*embed_vision.*",
     "*embed_audio.*",
@@ -44,6 +47,9 @@ class Family:
     """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
     marks: tuple[str, ...] = ("embed.table", "embed_norm.scale")
     """The parameters by which a checkpoint's prefixes are found."""
+    vision: Family | None = None
+    """The vision tower of a wrapper. Its `config_from_hf` takes the wrapper's config.json, with the text model's width
+    and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
     leaves_out: tuple[str, ...] = ()
     """Glob patterns of tensors in its checkpoints that it does not use; `{after}` is the number after the last layer's.
     Tensors that no family uses need not be listed."""
@@ -53,16 +59,33 @@ class Family:
         """Return glob patterns of tensors that the family knowingly leaves out."""
         return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
-    def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
+    def read_config(
+        self, hf: Mapping[str, Any], tensor_names: Collection[str] = (), *, sees: bool = True
+    ) -> ModelConfig:
         """Read a config.json. The checkpoint's tensor names, if known, decide whether there is an output head.
 
+        The config has a vision tower if the family and the checkpoint have one, unless the model is not to see.
         Raises ValueError, with the key, for values that are malformed or not supported.
         """
         try:
             config = self.config_from_hf(hf)
+            if sees and self.vision is not None and hf.get(VISION) and self.vision.is_stored(tensor_names):
+                config = config.with_vision(self.vision.read_vision(hf, config))
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from error
         return self._with_stored_head(config, tensor_names)
+
+    def read_vision(self, hf: Mapping[str, Any], text: ModelConfig) -> ModelConfig:
+        """Read a vision tower's config from its wrapper's config.json and the config of the text model."""
+        settled = {"hidden_size": text.hidden_size, "rms_norm_eps": text.norm_eps}
+        of_text = {**read_mapping(hf, "text_config"), **settled}
+        return check_fit(self.config_from_hf({**hf, "text_config": of_text}), text.hidden_size)
+
+    def is_stored(self, tensor_names: Collection[str]) -> bool:
+        """Return whether a checkpoint has the family's parameters, as far as its tensor names are known."""
+        marks = [self.names[mark].name for mark in self.marks if mark in self.names]
+        names = {name.format(**prefix._asdict()) for name in marks for prefix in self.prefixes}
+        return not tensor_names or not names.isdisjoint(tensor_names)
 
     def _with_stored_head(self, config: ModelConfig, tensor_names: Collection[str]) -> ModelConfig:
         """Return the config tied if and only if the checkpoint has an embedding and no output head.

@@ -30,6 +30,20 @@ class TokenBatch(NamedTuple):
     adapter_slots_t: Array
 
 
+class MediaTokens(NamedTuple):
+    """What a step's tokens take from images and videos, int32.
+
+    `media_rows_t` is the row of the feature cache that replaces a token's embedding, -1 for the embedding itself.
+    `media_ends_t` is the position after the last token that a token attends to: that of its image's end in a model that
+    sees both sides within an image, else the token's own position plus 1. `rope_positions_t3` has three positions of
+    each token for multimodal RoPE, which other tables do not read.
+    """
+
+    media_rows_t: Array
+    media_ends_t: Array
+    rope_positions_t3: Array
+
+
 class SharedInputs(NamedTuple):
     """The inputs that all layers of a step share."""
 
@@ -42,6 +56,9 @@ class SharedInputs(NamedTuple):
     """Each layer's own input, if layers have one."""
     batches: Sequence[Any]
     attention: Sequence[Callable[..., tuple[Array, Any]]]
+    slices_ktd: Array | None = None
+    """The further slices of the tokens' media rows, which layers with `adds_media` add to the stream: the i-th layer
+    the i-th slice. None if the model has no such layers."""
 
 
 def attention_inputs(
@@ -65,6 +82,20 @@ def attention_inputs(
 def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
     """Return the queries times each token's factor, if there is one."""
     return q_tnh if scale_t11 is None else q_tnh * scale_t11.astype(q_tnh.dtype)
+
+
+def embed_media(x_td: Array, features_rw: Array, rows_t: Array) -> tuple[Array, Array | None]:
+    """Return the stream [t, d] with rows of the feature cache for media's tokens, and their further slices [k, t, d].
+
+    A row of the cache is [(1 + k) * d] wide; slices of other tokens are 0, and there are none if k is 0.
+    """
+    t, d = x_td.shape
+    is_media_t1 = (rows_t >= 0)[:, None]
+    taken_tw = features_rw[jnp.maximum(rows_t, 0)].astype(x_td.dtype)
+    x_td = jnp.where(is_media_t1, taken_tw[:, :d], x_td)
+    if taken_tw.shape[1] == d:
+        return x_td, None
+    return x_td, jnp.where(is_media_t1, taken_tw[:, d:], 0).reshape(t, -1, d).swapaxes(0, 1)
 
 
 def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:

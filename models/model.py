@@ -16,16 +16,19 @@ from pallas_kernels.paged_attention import AttentionBatch, Rope
 
 from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
 from .config import FeatureSpec
-from .inputs import SharedInputs, TokenBatch, attention_inputs, with_row_ends
+from .inputs import MediaTokens, SharedInputs, TokenBatch, attention_inputs, embed_media, with_row_ends
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, pooled_states
 from .loop import Cached, LayerBody, LayerLoop, Lent, pick, run_layers
 from .params import array_specs
 from .rope import query_scale, rope_table
 from .specs import ModelSpecs
+from .towers.tower import Tower
 from .weights import Ops, bind
 
 _Params = Mapping[str, Any]
+_OTHER_PARTS = ("layers", "head", "adapters", "media", "vision")
+"""The parts of a model's parameters besides those of its frame."""
 
 
 class _Forward(NamedTuple):
@@ -39,7 +42,10 @@ class _Forward(NamedTuple):
 
 
 class Model:
-    """The functions of one model; it holds no arrays. `features` are those that a draft head reads."""
+    """The functions of one model; it holds no arrays. `features` are those that a draft head reads.
+
+    `tower` encodes images and videos, in a model that sees.
+    """
 
     def __init__(
         self,
@@ -48,15 +54,17 @@ class Model:
         ops: Ops | None = None,
         adapter_shape: AdapterShape | None = None,
         features: FeatureSpec | None = None,
+        tower: Tower | None = None,
     ) -> None:
         self.specs, self.config, self.dtype, self.plan = specs, specs.config, specs.dtype, specs.plan
         self.ops = ops or Ops(Linear("cpu" if specs.loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_shape, self.features = adapter_shape, features
+        self.adapter_shape, self.features, self.tower = adapter_shape, features, tower
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the functions of the model depend on."""
-        return *self.specs.facts, self.ops, self.adapter_shape, self.features
+        tower = () if self.tower is None else self.tower.facts
+        return *self.specs.facts, self.ops, self.adapter_shape, self.features, *tower
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
         """Return the specs of adapters by the path of the weight that they adapt, for the model's slots or `shape`."""
@@ -72,8 +80,11 @@ class Model:
         *,
         attention: Sequence[Callable[..., tuple[Array, Any]]],
         features_td: Array | None = None,
+        media: MediaTokens | None = None,
     ) -> _Forward:
         """Run the step's tokens through all layers.
+
+        `media`, in a model that sees, says which tokens take rows of the feature cache, `params["media"]`.
 
         A draft head takes `features_td`: in each row the result of `read_features`, or, if the row's token is a guess,
         the head's own hidden state.
@@ -85,9 +96,14 @@ class Model:
         num_tokens = jnp.max(batches[0].query_ends_s)
         frame = self._frame_of(params, num_tokens)
         x_td = frame.start(tokens) if features_td is None else frame.join(tokens, features_td)
+        slices_ktd = None
+        if media is not None:
+            x_td, slices_ktd = embed_media(x_td, params["media"], media.media_rows_t)
+            ids_t = jnp.where(media.media_rows_t < 0, tokens.token_ids_t, cfg.media_token_id)
+            tokens = tokens._replace(token_ids_t=ids_t)
         has_inputs = any(spec.input_size for spec in plan.kinds)
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
-        where = tokens.positions_t, tokens.rope_lengths_t
+        where = tokens.positions_t, tokens.rope_lengths_t, None if media is None else media.rope_positions_t3
         ropes = {
             (spec.rope, spec.rope_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.rope_dim, *where))
             for spec in plan.kinds
@@ -100,9 +116,13 @@ class Model:
             batch if group.causal else with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
-        step = SharedInputs(
-            num_tokens, sort_rows(tokens.adapter_slots_t), ropes, query_scales, inputs_ltp, batches, attention
-        )
+        if media is not None:
+            batches = [
+                batch._replace(row_ends_t=media.media_ends_t) if group.sees_both_sides else batch
+                for group, batch in zip(plan.groups, batches, strict=True)
+            ]
+        rows = sort_rows(tokens.adapter_slots_t)
+        step = SharedInputs(num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
@@ -157,7 +177,10 @@ class Model:
         @jax.named_scope("finish")
         def finish(weights: _Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
             arrays = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], index)]]
-            return layer(weights).finish(x_td, attended_tnh, *arrays)
+            x_td = layer(weights).finish(x_td, attended_tnh, *arrays)
+            if not spec.adds_media or step.slices_ktd is None:
+                return x_td
+            return x_td + step.slices_ktd[pick(plan.layers_of[kind], index)]
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
 
@@ -190,7 +213,7 @@ class Model:
 
     def _frame_of(self, params: _Params, num_rows: Array | int) -> Any:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
-        weights = {name: value for name, value in params.items() if name not in ("layers", "head", "adapters")}
+        weights = {name: value for name, value in params.items() if name not in _OTHER_PARTS}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
 
     def _nothing_lent(self, num_tokens: int) -> Lent:

@@ -86,7 +86,7 @@ class _Axes:
     @property
     def stacked(self) -> bool:
         """Return whether the first dimension counts layers."""
-        return self.axes[0] == "layers"
+        return self.axes[:1] == ("layers",)
 
     @property
     def num_lead(self) -> int:
@@ -328,9 +328,10 @@ def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = value
-    layers = nested.get("layers", {})
-    if layers and all(name.isdigit() for name in layers):
-        nested["layers"] = tuple(layers[str(index)] for index in range(len(layers)))
+    for part in (nested, nested.get("vision", {})):
+        layers = part.get("layers", {})
+        if layers and all(name.isdigit() for name in layers):
+            part["layers"] = tuple(layers[str(index)] for index in range(len(layers)))
     return nested
 
 

@@ -42,6 +42,7 @@ class CacheGroup(NamedTuple):
     causal: bool
     latent_dim: int | None = None
     """The size of a key's first part, which is also its value, in attention over latents; else None."""
+    sees_both_sides: bool = False
     state: StateSpec | None = None
     """The recurrent state of layers without keys and values; None for layers that attend."""
 
@@ -144,6 +145,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
         layer.attention_chunk,
         layer.causal,
         None if layer.latent is None else layer.latent.rank,
+        layer.sees_both_sides,
     )
 
 

@@ -14,12 +14,17 @@ from jax import Array
 from .config import QueryScaling, RopeConfig
 
 
-def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array) -> tuple[Array, Array]:
+def rope_table(
+    rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array, positions_t3: Array | None = None
+) -> tuple[Array, Array]:
     """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
-    `rope_lengths_t` is each token's sequence length, on which dynamic and longrope scaling depend.
+    `rope_lengths_t` is each token's sequence length, on which dynamic and longrope scaling depend. `positions_t3` has
+    the three positions of multimodal RoPE; without it, all three are `positions_t`.
     """
     positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
+    if rope.axes and positions_t3 is not None:
+        positions_t1 = positions_t3.astype(jnp.float32)[:, np.array(rope.axes)]
     if rope.rope_type == "dynamic":
         angles = positions_t1 * _dynamic_frequencies(rope, rotary_dim, rope_lengths_t)
     elif rope.rope_type == "longrope":
@@ -115,3 +120,19 @@ def _yarn_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
     base = _default_frequencies(rope.theta, head_dim)
     return (base / np.float32(rope.factor) * ramp + base * (1 - ramp)).astype(np.float32)
+
+
+def grid_rope_table(rope: RopeConfig, head_dim: int, coordinates_p2: Array, *, alternates: bool) -> tuple[Array, Array]:
+    """Return cos and sin, each float32 [p, head_dim / 2], for patches in rows and columns of a grid.
+
+    The first half of the angles is by the row, the second by the column. Both have the same frequencies, or take turns
+    with those of a whole head.
+    """
+    if alternates:
+        whole = _default_frequencies(rope.theta, head_dim)
+        by_row, by_column = whole[0::2], whole[1::2]
+    else:
+        by_row = by_column = _default_frequencies(rope.theta, head_dim // 2)
+    rows_p1, columns_p1 = jnp.split(coordinates_p2.astype(jnp.float32), 2, axis=1)
+    angles = jnp.concatenate((rows_p1 * jnp.asarray(by_row)[None], columns_p1 * jnp.asarray(by_column)[None]), axis=1)
+    return jnp.cos(angles), jnp.sin(angles)

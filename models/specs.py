@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 
 from .config import LayerSpec, ModelConfig
+from .family import OTHER_MODALITIES, Family
 from .layers.head import PoolingHead, head_names, taken_rows
 from .loop import LayerLoop
 from .names import Prefixes, TensorName
@@ -23,6 +24,7 @@ from .params import (
     HEAD_DIM,
     KV_HEADS,
     LEAD_AXES,
+    SHARDED,
     Cut,
     HFIndex,
     ParamSpec,
@@ -52,7 +54,7 @@ class _Declared(NamedTuple):
     @property
     def has_experts(self) -> bool:
         """Return whether its first axis is experts."""
-        return self.axes[0] == "experts"
+        return self.axes[:1] == ("experts",)
 
     def hf_shape(self, layout: str, kv_repeats: int) -> tuple[int, ...]:
         """Return the shape of the left side of `layout` = "(n h) d -> d n h", for one expert if there are several."""
@@ -217,8 +219,9 @@ class ModelSpecs:
     `formats` has the formats of the checkpoint's tensors that are held unchanged, by HF name. The embedding and all
     other matmuls' weights except routers' are rounded when they are loaded if `quantization` is one of `METHODS`.
     `tensor_names` are the checkpoint's, if known, and decide which of a family's name prefixes it uses. `lent` are the
-    specs of the parameters that a draft head shares with the model whose tokens it guesses. Weights have a
-    leading layer axis if the loop is over stacked layers.
+    specs of the parameters that a draft head shares with the model whose tokens it guesses. `family` is that of the
+    config's architecture by default; a vision tower's is in the family of its wrapper. Weights have a leading layer
+    axis if the loop is over stacked layers.
     """
 
     def __init__(
@@ -231,12 +234,13 @@ class ModelSpecs:
         formats: Mapping[str, WeightFormat] | None = None,
         tensor_names: Collection[str] = (),
         lent: Mapping[str, ParamSpec] | None = None,
+        family: Family | None = None,
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.formats, self.lent = formats or {}, lent or {}
-        self.family = get_family(config.architecture)
+        self.family = family or get_family(config.architecture)
         self._tensor_names = tensor_names or self.formats
         self.frame = _abstract(partial(self.family.frame, config, self.dtype))
         self.head = _abstract(partial(PoolingHead, config, self.dtype))
@@ -246,13 +250,27 @@ class ModelSpecs:
         }
         self.plan = LayerPlan(config.layers, self._marks({layer: state for layer, (_, state) in layers.items()}))
         self.kinds = [layers[kind] for kind in self.plan.kinds]
+        self.vision = (
+            None
+            if config.vision is None
+            else ModelSpecs(
+                config.vision,
+                dtype,
+                tower_loop(loop),
+                formats=formats,
+                tensor_names=tensor_names,
+                family=self.family.vision,
+            )
+        )
+        """The parameters of the vision tower; None in a model without one. They are not rounded."""
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the specs depend on."""
         formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
         prefixes = self.family.find_prefixes(self._tensor_names)
-        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent
+        vision = () if self.vision is None else self.vision.facts
+        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent, vision
 
     def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
         """Return the formats of each layer's weights, by which layers are stacked; () if none has any."""
@@ -283,6 +301,9 @@ class ModelSpecs:
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
+        if self.vision is not None:
+            ignored = tuple(pattern for pattern in ignored if pattern not in OTHER_MODALITIES)
+            ignored += self.vision.ignored_tensors
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
@@ -323,6 +344,15 @@ class ModelSpecs:
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
         return held_apart({**specs, **self.lent})
 
+    def all_param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
+        """Return the specs of all parameters, the vision tower's under "vision."; each device has the whole tower."""
+        specs = self.param_specs(tensor_names)
+        if self.vision is not None:
+            for path, spec in self.vision.param_specs(tensor_names).items():
+                axes = tuple(None if axis in SHARDED else axis for axis in spec.axes)
+                specs[f"vision.{path}"] = replace(under("vision", spec), axes=axes)
+        return specs
+
     def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int = 0) -> str:
         if path not in names:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
@@ -330,6 +360,15 @@ class ModelSpecs:
         head = self.config.draft_head
         number = layer if head is None else head.first_layer + layer
         return name.format(**prefixes._asdict(), l=number, e="{e}")
+
+
+def tower_loop(loop: LayerLoop) -> LayerLoop:
+    """Return how a vision tower goes through its layers beside a model that does so by `loop`.
+
+    A tower is not one CUDA graph anyway, and of layers that are not in a loop XLA:GPU keeps what each adds to the
+    stream until the last: gigabytes for a large image.
+    """
+    return LayerLoop.SCAN if loop is LayerLoop.UNROLL else loop
 
 
 def _abstract(build: Callable[[], nnx.Module]) -> _Abstract:

@@ -1,10 +1,13 @@
-"""Gemma 4 text: unit norms on values, global layers with larger heads, experts beside the MLP, per-layer inputs, and
-late layers that borrow the keys and values of earlier ones. Each model has some of these.
+"""Gemma 4: unit norms on values, global layers with larger heads, experts beside the MLP, per-layer inputs, and late
+layers that borrow the keys and values of earlier ones. Each model has some of these.
+
+The vision tower takes grids of any size. Its rows are means of squares of patches; its matmuls may clip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,15 +17,15 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..config import LayerSpec, ModelConfig, MoESpec, RopeConfig
+from ..config import HIDDEN_ACTS, LayerSpec, ModelConfig, MoESpec, RopeConfig
 from ..family import Family
-from ..fields import read_bool, read_int, read_mapping, read_optional_float
+from ..fields import read_bool, read_choice, read_float, read_int, read_mapping, read_optional_float, require
 from ..inputs import TokenBatch
-from ..layers import ACTIVATIONS, Attention, Embedding, Frame, GatedMLP, RMSNorm, declare, linear
+from ..layers import ACTIVATIONS, Attention, DecoderLayer, Embedding, Frame, GatedMLP, RMSNorm, declare, linear
 from ..layers.moe import Choices, Experts, Router
 from ..layers.norm import unit_norm
 from ..loop import Heads
-from ..names import Fused, TensorName
+from ..names import Fused, Prefixes, TensorName
 from ..plan import group_of
 from ..reading import (
     LAYER_TYPES,
@@ -34,6 +37,10 @@ from ..reading import (
     read_typed_rope,
     windows_of,
 )
+from ..towers.frame import RowProjector, TowerFrame
+from ..towers.layout import PatchBatch
+from ..towers.reading import read_axial_theta, read_text_size, read_tower, read_vision
+from ..towers.settings import DenseSettings, Projector, TowerSettings
 from .gemma2 import GEMMA_NAMES
 
 _GATE_UP = Fused(("gate", "up"))
@@ -91,13 +98,16 @@ def _gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a multimodal Gemma 4 config.json."""
     text = read_text_config(hf, "gemma4_text")
-    return _read("Gemma4ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
+    tied = is_tied_wrapper(DEFAULTS | dict(hf), text)
+    pad = read_int(text, "pad_token_id", 0, minimum=0)
+    return _read("Gemma4ForConditionalGeneration", text, tie_word_embeddings=tied, media_token_id=pad)
 
 
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
-    # Then attention among the tokens of one image is not causal, but that among text is.
-    if hf.get("use_bidirectional_attention") == "vision":
+    # Then attention among the tokens of one image is not causal in layers with a window, but that among text is.
+    sees_both_sides = hf.get("use_bidirectional_attention") == "vision"
+    if sees_both_sides:
         del hf["use_bidirectional_attention"]
     num_layers, width = read_num_layers(hf), read_int(hf, "intermediate_size")
     pattern = tuple("sliding_attention" if (layer + 1) % 6 else "full_attention" for layer in range(num_layers))
@@ -126,6 +136,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
         layers={
             **_head_sizes(hf, layer_types),
             "window": windows_of(layer_types, read_int(hf, "sliding_window")),
+            "sees_both_sides": [sees_both_sides and kind == "sliding_attention" for kind in layer_types],
             "rope": [kinds.index(kind) for kind in layer_types],
             "k_is_v": [one_projection and kind == "full_attention" for kind in layer_types],
             "borrows_kv": borrows,
@@ -273,6 +284,194 @@ class _Gemma4Frame(Frame):
         return total_tlp.astype(x_td.dtype).swapaxes(0, 1)
 
 
+# HF's values for keys that a vision_config leaves out.
+_VISION_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10_240,
+}
+
+
+def _gemma4_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the tower of a multimodal Gemma 4 config.json."""
+    vision = read_vision(hf, _VISION_DEFAULTS, "gemma4_vision")
+    heads, head_dim = read_int(vision, "num_attention_heads"), read_int(vision, "head_dim")
+    require(vision, attention_bias=False, num_key_value_heads=heads)
+    if head_dim % 4:
+        raise ValueError(f"head_dim is {head_dim}; RoPE in two directions needs a multiple of 4")
+    projector = Projector(
+        join="mean",
+        standardizes=read_bool(vision, "standardize"),
+        dense=(DenseSettings(read_text_size(hf), bias=False),),
+    )
+    tower = TowerSettings(
+        patch_shape=(3 * read_int(vision, "patch_size") ** 2,),
+        projector=projector,
+        merge=read_int(vision, "pooling_kernel_size"),
+        positions="axial",
+        side=read_int(vision, "position_embedding_size"),
+        clips=read_bool(vision, "use_clipped_linears"),
+    )
+    layer: dict[str, Any] = {
+        "head_dim": head_dim,
+        "hidden_act": read_choice(vision, "hidden_activation", HIDDEN_ACTS, "gelu_pytorch_tanh"),
+        "scale": 1.0,
+        "qk_norm": True,
+        "v_norm": True,
+        "post_norms": True,
+    }
+    theta, eps = read_axial_theta(vision, 100.0), read_float(vision, "rms_norm_eps")
+    config = read_tower(vision, "Gemma4Vision", tower, theta=theta, norm_eps=eps, **layer)
+    return replace(config, ropes=(RopeConfig(theta=theta, is_split=True),))
+
+
+class _ClippedLinear(nnx.Module):
+    """A matmul whose inputs and outputs are clipped."""
+
+    def __init__(self, weight: nnx.Param[Array]) -> None:
+        self.weight = weight
+        for name in _BOUNDS:
+            setattr(self, name, declare((), (), jnp.float32))
+
+    def __call__(self, x_ti: Array) -> Array:
+        """Return [t, *out] of [t, *in]."""
+        lower, upper, lower_out, upper_out = (getattr(self, name)[...].astype(x_ti.dtype) for name in _BOUNDS)
+        return jnp.clip(linear(jnp.clip(x_ti, lower, upper), self.weight), lower_out, upper_out)
+
+
+class _ClippedAttention(nnx.Module):
+    """The projections around attention, each with its bounds, and norms of queries, keys and values."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, n, h = cfg.hidden_size, spec.num_heads, spec.head_dim
+        heads, axes = (n, h, d), ("heads", "head_dim", "embed")
+        self.q, self.k = (_ClippedLinear(declare(heads, axes, dtype, 1, rotates=True)) for _ in range(2))
+        self.v = _ClippedLinear(declare(heads, axes, dtype, 1))
+        self.o = _ClippedLinear(declare((d, n * h), ("embed", "heads"), dtype, 1))
+        self.q_norm, self.k_norm = (RMSNorm(h, "head_dim", cfg, dtype, rotates=True) for _ in range(2))
+        self.eps = cfg.norm_eps
+
+    def project(self, x_td: Array) -> Heads:
+        """Return queries, keys and values, not yet rotated."""
+        q_tnh, k_tnh, v_tnh = self.q_norm(self.q(x_td)), self.k_norm(self.k(x_td)), unit_norm(self.v(x_td), self.eps)
+        return Heads(q_tnh, k_tnh, v_tnh, None, None)
+
+    def output(self, attended_tnh: Array) -> Array:
+        """Return [t, d]."""
+        return self.o(attended_tnh.reshape(len(attended_tnh), -1))
+
+
+class _ClippedMLP(nnx.Module):
+    """The MLP down(act(gate(x)) * up(x)), each matmul with its bounds."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, f, self.act = cfg.hidden_size, spec.intermediate_size, spec.hidden_act
+        self.gate, self.up = (_ClippedLinear(declare((f, d), ("mlp", "embed"), dtype, 1)) for _ in range(2))
+        self.down = _ClippedLinear(declare((d, f), ("embed", "mlp"), dtype, 1))
+
+    def __call__(self, x_td: Array) -> Array:
+        """Return [t, d]."""
+        return self.down(ACTIVATIONS[self.act](self.gate(x_td)) * self.up(x_td))
+
+
+class _Gemma4VisionLayer(DecoderLayer):
+    """The usual layer, with or without bounds of its matmuls' inputs and outputs."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(spec, cfg, dtype)
+        assert cfg.tower is not None
+        if cfg.tower.clips:
+            self.attn, self.mlp = _ClippedAttention(spec, cfg, dtype), _ClippedMLP(spec, cfg, dtype)
+
+
+class _Gemma4Projector(RowProjector):
+    """A projector of means, which are scaled up, standardized and normed."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert cfg.tower is not None
+        settings = cfg.tower.projector
+        super().__init__(settings, cfg.tower.group, cfg, dtype)
+        self.eps, self.factor, self.standardizes = cfg.norm_eps, cfg.hidden_size**0.5, settings.standardizes
+        if settings.standardizes:
+            self.shift, self.scale = (declare((cfg.hidden_size,), ("embed",), jnp.float32) for _ in range(2))
+
+    def gather(self, x_pd: Array, rows_rg: Array) -> Array:
+        """Return the normed means of each row's patches, [r, d]."""
+        mean_rd = super().gather(x_pd, rows_rg).astype(jnp.float32) * self.factor
+        if self.standardizes:
+            mean_rd = (mean_rd - self.shift[...][None]) * self.scale[...][None]
+        return unit_norm(mean_rd.astype(x_pd.dtype), self.eps)
+
+
+class _Gemma4TowerFrame(TowerFrame):
+    """A frame with learned positions of columns and of rows."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(cfg, dtype)
+        shape = 2, self.settings.side, cfg.hidden_size
+        self.positions = declare(shape, ("positions", "positions", "embed"), dtype)
+        self.projector = _Gemma4Projector(cfg, dtype)
+
+    def start(self, inputs: PatchBatch) -> Array:
+        """Return the stream [p, d] that goes into the first layer; pixels are from 0 to 1."""
+        return super().start(inputs._replace(patches_pc=2 * jnp.asarray(inputs.patches_pc) - 1))
+
+
+_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+_VISION_LAYER = "{body}encoder.layers.{l}."
+# Each matmul by our name: HF's, and the layout of its weight.
+_VISION_MATMULS = {
+    "layers.attn.q": ("self_attn.q_proj.", "(n h) d -> n h d"),
+    "layers.attn.k": ("self_attn.k_proj.", "(n h) d -> n h d"),
+    "layers.attn.v": ("self_attn.v_proj.", "(n h) d -> n h d"),
+    "layers.attn.o": ("self_attn.o_proj.", "d c -> d c"),
+    "layers.mlp.gate": ("mlp.gate_proj.", "f d -> f d"),
+    "layers.mlp.up": ("mlp.up_proj.", "f d -> f d"),
+    "layers.mlp.down": ("mlp.down_proj.", "d f -> d f"),
+}
+_VISION_NORMS = {
+    "layers.attn_norm": "input_layernorm",
+    "layers.post_attn_norm": "post_attention_layernorm",
+    "layers.mlp_norm": "pre_feedforward_layernorm",
+    "layers.post_mlp_norm": "post_feedforward_layernorm",
+    "layers.attn.q_norm": "self_attn.q_norm",
+    "layers.attn.k_norm": "self_attn.k_norm",
+}
+_VISION_NAMES = {
+    "patch": TensorName("{body}patch_embedder.input_proj.weight", "d c -> d c"),
+    "positions": TensorName("{body}patch_embedder.position_embedding_table", "a n d -> a n d"),
+    "projector.shift": TensorName("{body}std_bias", "d -> d"),
+    "projector.scale": TensorName("{body}std_scale", "d -> d"),
+    "projector.dense0.weight": TensorName("{head}embedding_projection.weight", "o i -> o i"),
+    **{f"{path}.scale": TensorName(f"{_VISION_LAYER}{name}.weight", "d -> d") for path, name in _VISION_NORMS.items()},
+    # A matmul with bounds is a module of its own.
+    **{
+        f"{path}{end}": TensorName(f"{_VISION_LAYER}{name}linear.weight", layout)
+        for path, (name, layout) in _VISION_MATMULS.items()
+        for end in ("", ".weight")
+    },
+    **{
+        f"{path}.{bound}": TensorName(f"{_VISION_LAYER}{name}{bound}", "->")
+        for path, (name, _) in _VISION_MATMULS.items()
+        for bound in _BOUNDS
+    },
+}
+GEMMA4_TOWER = Family(
+    config_from_hf=_gemma4_vision_config,
+    names=MappingProxyType(_VISION_NAMES),
+    layer=_Gemma4VisionLayer,
+    frame=_Gemma4TowerFrame,
+    prefixes=tuple(Prefixes(f"{model}vision_tower.", f"{model}embed_vision.") for model in ("model.", "")),
+    marks=("patch",),
+)
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
         config_from_hf=_gemma4_config, names=_GEMMA4_NAMES, layer=_Gemma4Layer, frame=_Gemma4Frame, is_text_part=True
@@ -283,5 +482,6 @@ FAMILIES = {
         layer=_Gemma4Layer,
         frame=_Gemma4Frame,
         is_wrapper=True,
+        vision=GEMMA4_TOWER,
     ),
 }

@@ -38,6 +38,17 @@ LLAMA_NAMES = MappingProxyType(
     }
 )
 
+# HF's values for keys that the text part of a wrapper's config.json leaves out.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }
+)
+
 
 def _llama_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Llama config.json."""

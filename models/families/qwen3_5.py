@@ -13,7 +13,7 @@ from ..reading import is_tied_wrapper, read_text_config
 from .llama import LLAMA_NAMES
 from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta_decoder, read_gated_moe
 from .qwen_moe import QWEN2_MOE_NAMES
-from .qwen_vl import with_plain_rope
+from .qwen_vl import QWEN3_5_TOWER, with_plain_rope, with_three_positions
 
 _QKV = Fused(("q", "k", "v"))
 _GATE_UP = Fused(("gate", "up"))
@@ -68,14 +68,16 @@ def _is_tied(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 def _read(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
     text = DELTA_DEFAULTS | {"intermediate_size": 12_288, "num_key_value_heads": 4} | with_plain_rope(hf)
-    return read_delta_decoder(text, architecture, **fields)
+    return with_three_positions(read_delta_decoder(text, architecture, **fields), hf, interleaved=True)
 
 
 def _read_moe(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
     text = _MOE_DEFAULTS | with_plain_rope(hf)
-    return read_delta_decoder(text, architecture, {"moe": read_gated_moe(text)}, **fields)
+    config = read_delta_decoder(text, architecture, {"moe": read_gated_moe(text)}, **fields)
+    return with_three_positions(config, hf, interleaved=True)
 
 
+_WRAPPER: dict[str, Any] = {"is_wrapper": True, "vision": QWEN3_5_TOWER}
 # The multi-token-prediction layers are left out.
 _OTHERS = ("mtp.*", "model.mtp.*")
 # Qwen's own checkpoints have one tensor for all experts; converted ones have a tensor for each.
@@ -84,9 +86,9 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": Family(config_from_hf=_qwen3_5_config, names=_QWEN3_5_NAMES, leaves_out=_OTHERS),
     "Qwen3_5MoeForCausalLM": Family(config_from_hf=_qwen3_5_moe_config, leaves_out=_OTHERS, **_MOE_NAMES),
     "Qwen3_5ForConditionalGeneration": Family(
-        config_from_hf=_qwen3_5_multimodal_config, names=_QWEN3_5_NAMES, is_wrapper=True, leaves_out=_OTHERS
+        config_from_hf=_qwen3_5_multimodal_config, names=_QWEN3_5_NAMES, leaves_out=_OTHERS, **_WRAPPER
     ),
     "Qwen3_5MoeForConditionalGeneration": Family(
-        config_from_hf=_qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=_OTHERS, **_MOE_NAMES
+        config_from_hf=_qwen3_5_moe_multimodal_config, leaves_out=_OTHERS, **_WRAPPER, **_MOE_NAMES
     ),
 }

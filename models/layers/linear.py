@@ -23,6 +23,7 @@ from .params import Part, split
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     **FUSED_ACTIVATIONS,
     "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "tanh": jnp.tanh,

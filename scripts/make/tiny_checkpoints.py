@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 VOCAB = 256
@@ -219,6 +220,48 @@ def qwen3_vl() -> Any:
     return transformers.Qwen3VLConfig(
         text_config=SIZES | {"rope_parameters": rope},
         vision_config=vision | positions | {"out_hidden_size": SIZES["hidden_size"]},
+        tie_word_embeddings=True,
+    )
+
+
+def qwen3_vl_moe() -> Any:
+    """Return a Qwen3-VL config with experts; its vision tower is as small as it gets."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "patch_size": 2}
+    positions = {"num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
+    return transformers.Qwen3VLMoeConfig(
+        text_config=SMALL
+        | {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_experts": 8, "rope_parameters": rope},
+        vision_config=vision | positions | {"out_hidden_size": SMALL["hidden_size"]},
+    )
+
+
+def llava() -> Any:
+    """Return a LLaVA config; its vision tower is as small as it gets."""
+    return transformers.LlavaConfig(
+        text_config=SMALL | {"model_type": "llama"},
+        vision_config=VISION
+        | {"model_type": "clip_vision_model", "num_hidden_layers": 2, "image_size": 4, "patch_size": 2},
+        image_token_index=3,
+    )
+
+
+def internvl() -> Any:
+    """Return an InternVL config; its vision tower is as small as it gets."""
+    text = {name: size for name, size in SMALL.items() if name != "head_dim"}
+    return transformers.InternVLConfig(
+        text_config=text | {"model_type": "qwen2"},
+        vision_config=VISION | {"image_size": [4, 4], "patch_size": [2, 2]},
+        image_token_id=3,
+    )
+
+
+def smolvlm() -> Any:
+    """Return a SmolVLM config; its vision tower is as small as it gets."""
+    return transformers.SmolVLMConfig(
+        text_config=SMALL | {"model_type": "llama"},
+        vision_config=VISION | {"image_size": 4, "patch_size": 2},
+        image_token_id=3,
         tie_word_embeddings=True,
     )
 
@@ -569,6 +612,10 @@ CASES = {
     "gpt2": Case("GPT2LMHeadModel", gpt2),
     "qwen2_5_vl": Case("Qwen2_5_VLForConditionalGeneration", qwen2_5_vl),
     "qwen3_vl": Case("Qwen3VLForConditionalGeneration", qwen3_vl),
+    "qwen3_vl_moe": Case("Qwen3VLMoeForConditionalGeneration", qwen3_vl_moe),
+    "llava": Case("LlavaForConditionalGeneration", llava),
+    "internvl": Case("InternVLForConditionalGeneration", internvl),
+    "smolvlm": Case("SmolVLMForConditionalGeneration", smolvlm),
     "smollm3": Case("SmolLM3ForCausalLM", smollm3),
     "phi3": Case("Phi3ForCausalLM", phi3),
     "olmo2": Case("Olmo2ForCausalLM", lambda: transformers.Olmo2Config(**(SIZES | {"attention_bias": True}))),
@@ -593,6 +640,13 @@ CASES = {
 
 WITH_NORM_OFFSET = ("gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 """Cases with norms that add 1 to their scales."""
+
+
+def store_as_published(folder: Path) -> None:
+    """Transpose the experts of a saved Qwen3-VL: HF reads the published order, [in, out], and writes its own."""
+    tensors = load_file(folder / "model.safetensors")
+    turned = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
+    save_file(turned, folder / "model.safetensors", {"format": "pt"})
 
 
 def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: bool) -> None:
@@ -675,6 +729,8 @@ def make(name: str, case: Case, folder: Path) -> None:
         fill(model, seed, norm_offset=1.0 if name in WITH_NORM_OFFSET else 0.0, scales_embeddings="gemma" in name)
         model.tie_weights()
         model.to(torch.bfloat16).save_pretrained(folder)
+        if name == "qwen3_vl_moe":
+            store_as_published(folder)
         arrays, doubt = golden(folder, model_class)
         gap = smallest_gap(arrays)
         if gap > MIN_GAP and (doubt < MAX_DOUBT or "rope" in name):

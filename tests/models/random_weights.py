@@ -26,6 +26,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, model_type: str) -> np.n
     noise = rng.standard_normal(shape, dtype=np.float32)
     if name.endswith(("e_score_correction_bias", "expert_bias")):
         return 0.2 * noise
+    if name.endswith(("_min", "_max")):
+        return np.asarray((-1 if name.endswith("_min") else 1) * (0.5 + np.abs(noise)))
     if name.endswith(("bias", "sinks")):
         return 0.5 * noise
     if len(shape) <= 1:
@@ -44,3 +46,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, model_type: str) -> np.n
 def _rounded(weights: np.ndarray) -> np.ndarray:
     """Return float32 numbers cut to the bits of bfloat16."""
     return (weights.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def draw_pixels(shape: Sequence[int], seed: int) -> np.ndarray:
+    """Return normalised float32 pixels."""
+    return np.random.default_rng(seed).standard_normal(tuple(shape), dtype=np.float32)

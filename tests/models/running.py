@@ -16,6 +16,7 @@ from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
 from jaxllm.models.recurrence import StateOps, pick_state_ops
+from jaxllm.models.towers.tower import Tower
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -39,8 +40,8 @@ def build_model(
     return Model(ModelSpecs(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization))
 
 
-def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the model's parameters, from HF tensors."""
+def load(model: Model | Tower, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the parameters of a model or of a vision tower, from HF tensors."""
 
     def read(array: ArraySpec) -> Any:
         weights = jnp.asarray(_read(array, tensors), array.dtype)

@@ -296,12 +296,12 @@ def test_ministral3_is_the_same_in_its_wrapper() -> None:
 
 
 def test_qwen_vl_reads_old_and_new_configs() -> None:
-    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
     text = {**SIZES, "num_key_value_heads": 2, "rope_theta": 1e5, "tie_word_embeddings": True}
     for architecture, model_type in (("Qwen2VL", "qwen2_vl_text"), ("Qwen2_5_VL", "qwen2_5_vl_text")):
         family = get_family(f"{architecture}ForConditionalGeneration")
         flat = family.read_config({**text, "rope_scaling": rope})
-        assert flat.ropes == (RopeConfig(theta=1e5),)
+        assert flat.ropes == (RopeConfig(theta=1e5, axes=(0, 0, 1, 1, 1, 2, 2, 2)),)
         assert flat.tie_word_embeddings
         nested = {**text, "model_type": model_type, "rope_parameters": rope | {"rope_type": "default"}}
         assert family.read_config({"text_config": nested}) == flat

@@ -18,6 +18,7 @@ from jaxllm.models.families.mtp import MTP_HEADS
 from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
+from jaxllm.models.specs import tower_loop
 from tests.models.dense import dense_attention
 from tests.models.running import attention_of, build_model, chunk_inputs, empty_pools
 from tests.models.tiny import CASES, read_hf_config, read_tensors
@@ -80,18 +81,19 @@ def test_matrices_of_one_input_are_one_array() -> None:
 def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) -> None:
     tensors = read_tensors(case)
     model = build_model(case, loop=loop)
-    specs = model.specs.param_specs(tensors)
+    specs = model.specs.all_param_specs(tensors)
     taken = [(source, spec.hf_index) for spec in specs.values() for source in spec.sources]
     assert len(taken) == len(set(taken))
     used = [source for source, _ in taken]
     assert set(used) <= set(tensors)
     unused = set(tensors) - set(used)
     assert all(any(fnmatch(name, pattern) for pattern in model.specs.ignored_tensors) for name in unused)
-    assert bool(unused) == model.specs.family.is_wrapper
+    assert not unused or model.specs.family.is_wrapper
     assert not any(fnmatch(name, pattern) for pattern in model.specs.ignored_tensors for name in used)
     for path, spec in specs.items():
         assert len(spec.axes) == len(spec.shape)
-        assert spec.stacked == (loop.stacked and path.startswith("layers."))
+        of_loop = tower_loop(loop) if path.startswith("vision.") else loop
+        assert spec.stacked == (of_loop.stacked and path.removeprefix("vision.").startswith("layers."))
         assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
 
 

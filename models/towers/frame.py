@@ -1,0 +1,130 @@
+"""The parts around the layers of a vision tower: the embedding of patches, and the projectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import ModelConfig
+from ..layers import ACTIVATIONS, LayerNorm, RMSNorm, declare, linear
+from .layout import PatchBatch
+from .settings import DenseSettings, NormSettings, Projector
+
+
+def _make_norm(settings: NormSettings, size: int, cfg: ModelConfig, dtype: DTypeLike) -> LayerNorm | RMSNorm:
+    """Return a norm over the last axis."""
+    kind = LayerNorm if settings.kind == "layer" else RMSNorm
+    return kind(size, "embed", replace(cfg, norm_eps=settings.eps, norm_offset=settings.offset), dtype)
+
+
+def multiply_flat(x_pc: Array, weight: Array) -> Array:
+    """Return [p, outputs] of flattened inputs [p, c] by a convolution's weight, in the dtype of the inputs."""
+    precision = jax.lax.Precision.HIGHEST if x_pc.dtype == jnp.float32 else None
+    weight_dc = weight.reshape(len(weight), -1)
+    x_pd = jnp.einsum("pc,dc->pd", x_pc, weight_dc, precision=precision, preferred_element_type=jnp.float32)
+    return x_pd.astype(x_pc.dtype)
+
+
+class _Dense(nnx.Module):
+    """A matmul, and the activation after it."""
+
+    def __init__(self, settings: DenseSettings, num_inputs: int, dtype: DTypeLike) -> None:
+        self.weight = declare((settings.size, num_inputs), ("embed", "embed"), dtype, 1)
+        self.bias = declare((settings.size,), ("embed",), dtype) if settings.bias else None
+        self.act = settings.act
+
+    def __call__(self, x_ri: Array) -> Array:
+        """Return [r, outputs] of rows [r, inputs]."""
+        x_ro = linear(x_ri, self.weight, bias=self.bias)
+        return x_ro if self.act is None else ACTIVATIONS[self.act](x_ro)
+
+
+class RowProjector(nnx.Module):
+    """The norms and matmuls that make rows from the hidden states of patches."""
+
+    def __init__(self, settings: Projector, group: int, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, self.join = cfg.hidden_size, settings.join
+        size = d if settings.join == "mean" else group * d
+        self.norm = _make_norm(settings.norm, d, cfg, dtype) if settings.norm else None
+        self.joined_norm = _make_norm(settings.joined_norm, size, cfg, dtype) if settings.joined_norm else None
+        self.names = [f"dense{number}" for number in range(len(settings.dense))]
+        sizes = [size, *(dense.size for dense in settings.dense)]
+        for name, dense, num_inputs in zip(self.names, settings.dense, sizes, strict=False):
+            setattr(self, name, _Dense(dense, num_inputs, dtype))
+
+    def gather(self, x_pd: Array, rows_rg: Array) -> Array:
+        """Return the normed and joined hidden states of each row's patches, [r, g * d] or, if it is their mean,
+        [r, d]."""
+        normed_pd = x_pd if self.norm is None else self.norm(x_pd)
+        x_rgd = normed_pd[rows_rg]
+        if self.join == "mean":
+            return jnp.mean(x_rgd.astype(jnp.float32), axis=1).astype(x_pd.dtype)
+        return (x_rgd.swapaxes(1, 2) if self.join == "channels" else x_rgd).reshape(len(rows_rg), -1)
+
+    def project(self, x_ri: Array) -> Array:
+        """Return rows [r, o] of what is joined."""
+        if self.joined_norm is not None:
+            x_ri = self.joined_norm(x_ri)
+        for name in self.names:
+            x_ri = getattr(self, name)(x_ri)
+        return x_ri
+
+
+class TowerFrame(nnx.Module):
+    """The embedding of patches with their positions, and a projector for each output of a row."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert cfg.tower is not None
+        self.settings, d = cfg.tower, cfg.hidden_size
+        self.dtype = dtype
+        # Its inputs have several axes, as in the checkpoint's convolution, so it is never quantized.
+        inner = ("pixels",) * len(self.settings.patch_shape)
+        self.patch = declare((d, *self.settings.patch_shape), ("embed", *inner), dtype)
+        self.patch_bias = declare((d,), ("embed",), dtype) if self.settings.patch_bias else None
+        self.class_token = declare((d,), ("embed",), dtype) if self.settings.has_class_token else None
+        if self.settings.positions is not None:
+            self.positions = declare((self.settings.num_positions, d), ("positions", "embed"), dtype)
+        patch_norm, start_norm = self.settings.patch_norm, self.settings.start_norm
+        self.patch_norm = _make_norm(patch_norm, d, cfg, dtype) if patch_norm else None
+        self.start_norm = _make_norm(start_norm, d, cfg, dtype) if start_norm else None
+        self.projector = RowProjector(self.settings.projector, self.settings.group, cfg, dtype)
+        if self.settings.tiling is not None:
+            self.newline = declare((self.settings.output_size,), ("embed",), dtype)
+        self.outputs = ["projector", *(f"deepstack{number}" for number in range(len(self.settings.deepstack)))]
+        for name in self.outputs[1:]:
+            assert self.settings.deep_projector is not None
+            setattr(self, name, RowProjector(self.settings.deep_projector, self.settings.group, cfg, dtype))
+
+    def arrange(self, x_ro: Array, inputs: PatchBatch) -> Array:
+        """Return the final rows [q, o] of what the projectors give."""
+        if self.settings.tiling is None:
+            return x_ro
+        table_ro = jnp.concatenate((x_ro, self.newline[...][None])).astype(jnp.float32)
+        places_qk, weights_qk = jnp.asarray(inputs.places_qk), jnp.asarray(inputs.row_weights_qk)
+        terms = (table_ro[places_qk[:, k]] * weights_qk[:, k, None] for k in range(places_qk.shape[1]))
+        return sum(terms, start=jnp.zeros((), jnp.float32)).astype(x_ro.dtype)
+
+    def start(self, inputs: PatchBatch) -> Array:
+        """Return the stream [p, d] that goes into the first layer."""
+        patches_pc = jnp.asarray(inputs.patches_pc)
+        is_used_p1 = (jnp.arange(len(patches_pc)) < inputs.num_slots)[:, None]
+        patches_pc = jnp.where(is_used_p1, patches_pc, 0).astype(self.dtype)
+        x_pd = multiply_flat(patches_pc, self.patch[...])
+        if self.patch_bias is not None:
+            x_pd = x_pd + self.patch_bias[...][None]
+        if self.patch_norm is not None:
+            x_pd = self.patch_norm(x_pd)
+        places_pk = jnp.asarray(inputs.places_pk)
+        if self.class_token is not None:
+            x_pd = jnp.where(places_pk[:, :1] == 0, self.class_token[...].reshape(1, -1), x_pd)
+        if self.settings.positions is not None:
+            table_nd = self.positions[...].astype(jnp.float32).reshape(-1, x_pd.shape[1])
+            weights_pk = jnp.asarray(inputs.weights_pk)
+            terms = (table_nd[places_pk[:, k]] * weights_pk[:, k, None] for k in range(places_pk.shape[1]))
+            x_pd = x_pd + sum(terms, start=jnp.zeros((), jnp.float32)).astype(self.dtype)
+        return x_pd if self.start_norm is None else self.start_norm(x_pd)

@@ -1,0 +1,172 @@
+"""The settings of a vision tower besides its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+JOINS = ("concat", "channels", "mean")
+POSITIONS = ("exact", "nearest", "bilinear", "bicubic", "axial")
+
+
+class NormSettings(NamedTuple):
+    """A norm: by mean and variance with a bias ("layer"), or by the root mean square ("rms")."""
+
+    kind: str
+    eps: float
+    offset: float = 0.0
+    """The number that is added to the scales."""
+
+
+class DenseSettings(NamedTuple):
+    """A matmul, and the activation after it."""
+
+    size: int
+    """The number of outputs."""
+    bias: bool = True
+    act: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector:
+    """How the hidden states of the patches of a row become the row: norm, join, norm, matmuls."""
+
+    dense: tuple[DenseSettings, ...]
+    """The matmuls, in order; the last one gives the row."""
+    norm: NormSettings | None = None
+    """The norm of each patch."""
+    join: str = "concat"
+    """Patches are joined one after the other ("concat"), in such a way that a channel's numbers of all patches are
+    consecutive ("channels"), or to their mean ("mean")."""
+    standardizes: bool = False
+    """What is joined is shifted and scaled by learned numbers."""
+    joined_norm: NormSettings | None = None
+    """The norm of what is joined."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a way of joining that does not exist."""
+        if self.join not in JOINS:
+            raise ValueError(f"join is {self.join!r}, which is not supported, only {', '.join(JOINS)}")
+
+    @property
+    def output_size(self) -> int:
+        """Return the width of a row."""
+        return self.dense[-1].size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """An image is shown whole and, larger, in square tiles. A learned row follows each line of the tiles' rows."""
+
+    tile: int
+    """The side of a tile in pixels."""
+    resolutions: tuple[tuple[int, int], ...]
+    """The (height, width) in pixels of what an image may be enlarged to: multiples of a tile's side."""
+    most: int | None = None
+    """The number of tiles whose rows are the most that lines keep: they are shrunk to these where they have more by a
+    fifth. None if they never are."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for resolutions that are not made of tiles."""
+        if not self.resolutions or any(side < 1 or side % self.tile for pair in self.resolutions for side in pair):
+            raise ValueError(f"image_grid_pinpoints has other sizes than multiples of image_size, {self.tile}")
+
+    @property
+    def most_tiles(self) -> int:
+        """Return the most tiles of an image, the whole image included."""
+        return 1 + max(height * width for height, width in self.resolutions) // self.tile**2
+
+    def layout(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the lines and columns of tiles of an image of a (height, width) in pixels.
+
+        Of the resolutions that keep most of its pixels, it is the smallest.
+        """
+
+        def fit(resolution: tuple[int, int]) -> tuple[int, int]:
+            scale = min(resolution[1] / size[1], resolution[0] / size[0])
+            kept = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
+            return kept, kept - prod(resolution)
+
+        height, width = max(self.resolutions, key=fit)
+        return height // self.tile, width // self.tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerSettings:
+    """The settings of a vision tower besides its layers; patches form a grid of frames, rows and columns."""
+
+    patch_shape: tuple[int, ...]
+    """The shape of a patch in the order in which it is flattened, that of the convolution's weight: channels, frames
+    (left out in towers for single frames), rows and columns of pixels. One number if the weight is a matrix."""
+    projector: Projector
+    patch_bias: bool = False
+    """The embedding of patches adds a bias."""
+    merge: int = 1
+    """The side of the squares of patches that become one row."""
+    is_blocked: bool = False
+    """The image processor gives the patches of a square one after the other, instead of row by row."""
+    has_class_token: bool = False
+    """One more token, with the first learned position, comes after the patches of each frame; it gives no row."""
+    patch_norm: NormSettings | None = None
+    """The norm of embedded patches, before positions are added."""
+    start_norm: NormSettings | None = None
+    """The norm of the stream that goes into the first layer."""
+    positions: str | None = None
+    """Learned positions form a square. A patch takes that of its place in a grid of the same size ("exact"), the
+    nearest one ("nearest"), or a mean of the 4 or 16 around it ("bilinear", "bicubic"). In "axial" ones columns and
+    rows have learned positions, and a patch takes their sum. None if no positions are learned."""
+    side: int = 0
+    """The number of learned positions on a side of their square, or those of columns and of rows."""
+    rope_alternates: bool = False
+    """The frequencies of RoPE alternate between the two axes of the grid, instead of being the same for both."""
+    window: int | None = None
+    """The side of a window of the layers with an `attention_chunk`, in patches; None if all layers are global."""
+    clips: bool = False
+    """The matmuls of the layers clip their inputs and outputs to bounds in the checkpoint."""
+    tiling: Tiling | None = None
+    """The tiles of an image, whose rows are lines; None if rows are those of grids, one after the other."""
+    deepstack: tuple[int, ...] = ()
+    """The numbers of the layers after which the hidden states give further outputs, ascending."""
+    deep_projector: Projector | None = None
+    """The projector of each of these outputs."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for settings that do not fit together."""
+        if self.positions not in (None, *POSITIONS):
+            raise ValueError(f"positions is {self.positions!r}, which is not supported, only {', '.join(POSITIONS)}")
+        if self.window is not None and self.window % self.merge:
+            raise ValueError(f"a window of {self.window} patches does not hold whole squares of {self.merge}")
+
+    @property
+    def patch_dim(self) -> int:
+        """Return the size of a flattened patch."""
+        return prod(self.patch_shape)
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """Return the rows and columns of pixels of a patch."""
+        return self.patch_shape[-2], self.patch_shape[-1]
+
+    @property
+    def num_positions(self) -> int:
+        """Return the number of learned positions, that of the class token included."""
+        return 2 * self.side if self.positions == "axial" else self.side**2 + self.has_class_token
+
+    @property
+    def group(self) -> int:
+        """Return the number of patches that become one row."""
+        return self.merge**2
+
+    @property
+    def output_size(self) -> int:
+        """Return the width of a row with all its outputs."""
+        return self.projector.output_size * (1 + len(self.deepstack))
+
+
+class Grid(NamedTuple):
+    """The numbers of frames (pairs of frames if a patch has two), of rows and of columns of patches."""
+
+    t: int
+    h: int
+    w: int
