@@ -15,6 +15,44 @@ from jaxllm.sampling_params import SamplingParams
 SEED_MASK = 2**64 - 1
 
 
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Consecutive tokens of a prompt that take consecutive rows of an item in place of their embeddings."""
+
+    offset: int
+    """The position of the first token."""
+    num_rows: int
+    first_row: int
+    """The item's row that the first token takes."""
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An image or a video of a prompt, as its encoder takes it."""
+
+    key: bytes
+    """A hash of all that the item's rows depend on."""
+    modality: str
+    """"image" or "video"."""
+    grids: list[tuple[int, int, int]]
+    """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames."""
+    size: tuple[int, int]
+    """The (height, width) in pixels of the picture before it was processed."""
+    patches: bytes
+    """float32 [p, c], the numbers of each patch, in the order in which the model's processor gives patches."""
+    spans: list[MediaSpan]
+    """The tokens that take the item's rows, at least one span, in order; each row is taken once."""
+
+
+class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):
+    """The images and videos of a prompt, and what they make of its positions."""
+
+    items: list[MediaItem]
+    """In the order of their spans, which do not overlap."""
+    rope_positions: bytes = b""
+    """int32 [n, 3], the positions of each prompt token in multimodal RoPE; empty in a model without it."""
+    rope_offset: int = 0
+    """What multimodal RoPE adds to the positions of tokens after the prompt."""
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to continue or to pool, complete: nothing is looked up or defaulted after this point.
 
@@ -52,6 +90,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Another request that begins with the same tokens: this one waits for its prompt, then shares its blocks."""
     data_parallel_rank: int | None = None
     """The number of the replica that is to compute it; None for the one where it costs the least."""
+    media: PromptMedia | None = None
+    """The images and videos of the prompt; None if it has none."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 

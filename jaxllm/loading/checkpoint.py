@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,9 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     """The config in the form of HF's config.json, with `architectures` set."""
     generation_config: dict[str, Any]
+    image_processor: Mapping[str, Any] = MappingProxyType({})
+    video_processor: Mapping[str, Any] = MappingProxyType({})
+    """The settings of HF's processors of images and of videos; empty if the checkpoint has none."""
     sentence_files: SentenceFiles | None = None
     """The settings of sentence-transformers in the model's folder; None if there are none."""
     tensors: Mapping[str, TensorInfo]

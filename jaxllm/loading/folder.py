@@ -27,6 +27,7 @@ QUANTIZATION_NAME = "hf_quant_config.json"
 """The file where ModelOpt writes its quantization settings if they are not in config.json."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+PROCESSOR_NAMES = ("video_preprocessor_config.json", "preprocessor_config.json", "processor_config.json")
 _MAX_FILE_NAME = 200
 _TEMPLATES_FOLDER = "additional_chat_templates"
 _SENTENCEPIECE = "*.model"
@@ -43,6 +44,8 @@ class FolderCheckpoint(Checkpoint):
         self._folder = folder
         self.config = read_config(folder, self.source)
         self.generation_config = read_generation_config(folder, self.source)
+        self.image_processor = read_processor(folder, self.source, "image")
+        self.video_processor = read_processor(folder, self.source, "video")
         self.sentence_files = read_files(folder, self.source)
         self._files: dict[str, tuple[SafetensorsFile, str]] = {}
         self.tensors: Mapping[str, TensorInfo] = self._open_files()
@@ -95,6 +98,7 @@ class DummyCheckpoint(Checkpoint):
         self.source = inner.source
         self.config = inner.config
         self.generation_config = inner.generation_config
+        self.image_processor, self.video_processor = inner.image_processor, inner.video_processor
         self.sentence_files = inner.sentence_files
         self.tensors = {}
         self.is_gguf = inner.is_gguf
@@ -122,6 +126,8 @@ class ConfigCheckpoint(Checkpoint):
         self._folder = folder
         self.config = read_config(folder, self.source, name)
         self.generation_config = read_generation_config(folder, self.source)
+        self.image_processor = read_processor(folder, self.source, "image")
+        self.video_processor = read_processor(folder, self.source, "video")
         self.sentence_files = read_files(folder, self.source)
         self.tensors = {}
         self.is_gguf = False
@@ -152,6 +158,20 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
 
         config["architectures"] = class_names(model_type, is_wrapper="text_config" in config)
     return config
+
+
+def read_processor(folder: Path, source: str, modality: str) -> dict[str, Any]:
+    """Read the settings of HF's image or video processor, from the files that may have them; {} if none has.
+
+    A video processor that has none of its own has the image processor's.
+    """
+    names = PROCESSOR_NAMES if modality == "video" else PROCESSOR_NAMES[1:]
+    for name in names:
+        settings = read_json(folder / name, source) if (folder / name).exists() else {}
+        settings = settings.get(f"{modality}_processor", settings)
+        if isinstance(settings, dict) and settings.keys() & {f"{modality}_processor_type", "image_processor_type"}:
+            return settings
+    return {}
 
 
 def read_generation_config(folder: Path, source: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ SMALL_FILES = (
     "config.json",
     local.QUANTIZATION_NAME,
     "generation_config.json",
+    *local.PROCESSOR_NAMES,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -97,6 +98,8 @@ class HubCheckpoint(Checkpoint):
         self._fetched: local.FolderCheckpoint | None = None
         self.config = local.read_config(small, source)
         self.generation_config = local.read_generation_config(small, source)
+        self.image_processor = local.read_processor(small, source, "image")
+        self.video_processor = local.read_processor(small, source, "video")
         self.sentence_files = read_files(small, source)
         self.tensors: Mapping[str, TensorInfo] = self._read_headers()
         self.is_gguf = False

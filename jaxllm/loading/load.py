@@ -353,7 +353,8 @@ def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> j
 
 def _part_of(piece: Piece, index: int) -> Piece:
     """Return the entry of a piece at one index of its first axis."""
-    return Piece(piece.array[index - piece.bounds[0][0]], piece.bounds[1:])
+    # The ellipsis makes it a view even if no axis is left.
+    return Piece(piece.array[index - piece.bounds[0][0], ...], piece.bounds[1:])
 
 
 def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[Piece]:

@@ -169,7 +169,8 @@ def _open_hub_config(
 ) -> Checkpoint:
     """Open the JSON files of "org/name": config.json, and those of sentence-transformers if there are any."""
     repository = Repository(model, revision, token, download_dir)
-    folder = repository.download([local.CONFIG_NAME, local.QUANTIZATION_NAME, *SENTENCE_FILES])
+    names = [local.CONFIG_NAME, local.QUANTIZATION_NAME, *local.PROCESSOR_NAMES, *SENTENCE_FILES]
+    folder = repository.download(names)
     _bring_modules(repository, folder, model)
     return local.ConfigCheckpoint(folder, source=model)
 

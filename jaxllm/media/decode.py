@@ -50,8 +50,24 @@ def decode_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         return _finish(_from_array(value), max_pixels)
     if isinstance(value, bytes | bytearray | memoryview):
         return _finish(_open(bytes(value), max_pixels), max_pixels)
-    message = f"an image must be bytes, a PIL image or a uint8 array, not {type(value).__name__}."
-    raise MediaError(message)
+    raise _no_image(value)
+
+
+def image_size(value: Any) -> tuple[int, int]:
+    """Return the (height, width) of what `decode_image` takes, by its header, before an EXIF orientation swaps them.
+
+    Raises MediaError as `decode_image` does, but for damaged pixels.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        width, height = _open(bytes(value), MAX_PIXELS).size
+    elif isinstance(value, np.ndarray):
+        width, height = _from_array(value).size
+    elif isinstance(value, Image.Image):
+        width, height = value.size
+    else:
+        raise _no_image(value)
+    check_size((width, height))
+    return height, width
 
 
 def content_hash(media: Image.Image | np.ndarray) -> str:
@@ -65,6 +81,10 @@ def content_hash(media: Image.Image | np.ndarray) -> str:
 def uuid_hash(modality: str, uuid: str) -> str:
     """Return the hash that stands for a user's id of an item. No content has the same hash."""
     return _hash("uuid", modality, (), uuid.encode("utf-8", "surrogatepass"))
+
+
+def _no_image(value: Any) -> MediaError:
+    return MediaError(f"an image must be bytes, a PIL image or a uint8 array, not {type(value).__name__}.")
 
 
 def _hash(kind: str, form: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:

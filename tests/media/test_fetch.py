@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import copy
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from jaxllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from jaxllm.media.errors import MediaError, MediaFetchError
-from jaxllm.media.fetch import FETCH_LIMITS, FetchLimits, MediaConnector
+from jaxllm.media.fetching.connector import FetchLimits, MediaConnector
 from tests.media.web import Answer, Web, http, redirect, serve
 
 HOSTS = ("media.test", "other.test", "127.0.0.1")
@@ -28,11 +27,9 @@ LIMITS = {"image": FetchLimits(2.0, 1000), "video": FetchLimits(0.3, 1000)}
 
 
 @pytest.fixture(scope="module")
-def connector() -> Iterator[MediaConnector]:
+def connector() -> MediaConnector:
     """Return a connector that may reach the loopback interface by three hosts."""
-    made = MediaConnector(allowed_media_domains=HOSTS, allow_private_addresses=True, limits=LIMITS)
-    yield made
-    made.close()
+    return MediaConnector(allowed_media_domains=HOSTS, allow_private_addresses=True, limits=LIMITS)
 
 
 class Names:
@@ -195,6 +192,28 @@ def test_a_slow_lookup_ends_at_the_timeout(connector: MediaConnector, monkeypatc
     answered.set()
 
 
+def test_lookups_that_hang_keep_no_others_waiting(web: Web, names: Names, monkeypatch: pytest.MonkeyPatch):
+    answered = threading.Event()
+    limits = {"image": FetchLimits(2.0, 1000), "video": FetchLimits(0.01, 1000)}
+    made = MediaConnector(allowed_media_domains=HOSTS, allow_private_addresses=True, limits=limits)
+
+    def hang(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        if host == "other.test":
+            answered.wait(10)
+        return names.getaddrinfo(host, port)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    for _ in range(63):
+        with pytest.raises(MediaFetchError, match="could not be looked up"):
+            made.fetch("http://other.test/", "video")
+    assert made.fetch(web.url("/plain")) == b"picture"
+    with pytest.raises(MediaFetchError, match="could not be looked up"):
+        made.fetch("http://other.test/", "video")
+    with pytest.raises(MediaFetchError, match="64 hosts of media URLs are being looked up"):
+        made.fetch(web.url("/plain"))
+    answered.set()
+
+
 def test_a_refused_connection_and_an_unknown_name(connector: MediaConnector, names: Names):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -232,7 +251,6 @@ def test_redirects_can_be_off(web: Web):
     assert strict.fetch(web.url("/plain")) == b"picture"
     with pytest.raises(MediaFetchError, match="not allowed"):
         strict.fetch(web.url("/to-plain"))
-    strict.close()
 
 
 @pytest.mark.parametrize("host", ["media.test", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost", "10.0.0.1"])
@@ -243,7 +261,6 @@ def test_private_addresses_are_refused_by_default(web: Web, host: str):
         default.fetch(web.url("/plain", host))
     assert not isinstance(caught.value, MediaFetchError)
     assert len(web.requests) == seen
-    default.close()
 
 
 def test_a_listed_host_may_not_be_private_unless_that_is_allowed(web: Web):
@@ -251,7 +268,6 @@ def test_a_listed_host_may_not_be_private_unless_that_is_allowed(web: Web):
     with pytest.raises(MediaError, match="not on the public internet") as caught:
         listed.fetch(web.url("/plain"))
     assert "127.0.0.1" not in str(caught.value)
-    listed.close()
 
 
 def test_one_private_address_among_public_ones_is_refused(names: Names):
@@ -259,7 +275,6 @@ def test_one_private_address_among_public_ones_is_refused(names: Names):
     default = MediaConnector()
     with pytest.raises(MediaError, match="not on the public internet"):
         default.fetch("http://mixed.test/")
-    default.close()
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "0.0.0.0", "224.0.0.1"])
@@ -417,50 +432,12 @@ def test_files_are_refused_without_an_allowed_folder(folder: Path):
         {"allowed_media_domains": ["*.media.test"]},
         {"allowed_media_domains": ["media.test:80"]},
         {"allow_private_addresses": True},
-        {"num_threads": 0},
     ],
 )
 def test_unusable_settings_are_refused(setting: dict[str, Any]):
     with pytest.raises(VLLMValidationError) as caught:
         MediaConnector(**setting)
     assert caught.value.parameter == next(iter(setting))
-
-
-def test_the_event_loop_runs_while_media_are_fetched(connector: MediaConnector, web: Web):
-    async def longest_pause() -> float:
-        fetches = [asyncio.create_task(connector.fetch_async(web.url("/silent"), "video")) for _ in range(4)]
-        longest, last = 0.0, time.monotonic()
-        while not all(fetch.done() for fetch in fetches):
-            await asyncio.sleep(0.01)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        assert all(isinstance(fetch.exception(), MediaFetchError) for fetch in fetches)
-        return longest
-
-    assert asyncio.run(longest_pause()) < 0.25
-
-
-def test_a_cancelled_fetch_is_not_waited_for(web: Web):
-    single = MediaConnector(
-        allowed_media_domains=HOSTS, allow_private_addresses=True, num_threads=1, limits=dict(FETCH_LIMITS)
-    )
-
-    async def cancel() -> float:
-        running, waiting = (asyncio.create_task(single.fetch_async(web.url(path))) for path in ("/silent", "/plain"))
-        seen = len(web.requests) + 1
-        while len(web.requests) < seen:
-            await asyncio.sleep(0.01)
-        start = time.monotonic()
-        for task in (running, waiting):
-            task.cancel()
-        results = await asyncio.gather(running, waiting, return_exceptions=True)
-        assert all(isinstance(result, asyncio.CancelledError) for result in results)
-        seconds = time.monotonic() - start
-        assert await single.fetch_async(web.url("/to-plain")) == b"picture"
-        assert len(web.requests) == seen + 2, "the fetch that waited has never started"
-        return seconds
-
-    assert asyncio.run(cancel()) < 0.1
-    single.close()
 
 
 def test_errors_can_be_copied_and_sent():
@@ -475,4 +452,3 @@ def test_any_answer_is_read_or_refused(answer: bytes):
         made = MediaConnector(allowed_media_domains=HOSTS, allow_private_addresses=True, limits=LIMITS)
         with contextlib.suppress(MediaError):
             assert isinstance(made.fetch(web.url("/", "127.0.0.1")), bytes)
-        made.close()

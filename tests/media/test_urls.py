@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.media.addresses import is_private, is_public, parse_address
 from jaxllm.media.errors import MediaError
-from jaxllm.media.urls import MAX_URL_LENGTH, HttpUrl, normalize_host, parse_http_url
+from jaxllm.media.fetching.addresses import is_private, is_public, parse_address
+from jaxllm.media.fetching.urls import MAX_URL_LENGTH, HttpUrl, normalize_host, parse_http_url
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,7 @@ PRIVATE = [
     "64:ff9b::10.0.0.1",
 ]
 NEVER = [
+    "168.63.129.16",
     "169.254.169.254",
     "::ffff:169.254.169.254",
     "64:ff9b::a9fe:a9fe",

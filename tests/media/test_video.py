@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media import video
+from jaxllm.media import frames as video
 from jaxllm.media.errors import MediaError
-from jaxllm.media.video import MAX_FRAMES, Sampling, decode_video
+from jaxllm.media.frames import MAX_FRAMES, Sampling, decode_video, video_size
 
 HAS_AV = importlib.util.find_spec("av") is not None
 needs_av = pytest.mark.skipif(not HAS_AV, reason="needs jaxllm[video]")
@@ -86,16 +86,16 @@ def test_arrays_of_frames():
     for value in (whole, whole.transpose(0, 3, 1, 2).copy(), list(whole), [Image.fromarray(frame) for frame in whole]):
         decoded = decode_video(value)
         np.testing.assert_array_equal(decoded.frames_thwc, whole)
-        assert (decoded.indices, decoded.num_source_frames, decoded.timestamps) == ([0, 1, 2, 3, 4], 5, None)
+        assert (decoded.indices, decoded.num_source_frames, decoded.fps) == ([0, 1, 2, 3, 4], 5, None)
 
 
 def test_metadata_of_frames():
     metadata = {"fps": 2, "frames_indices": [0, 3, 6, 9, 9], "total_num_frames": 12, "duration": 6.0, "width": 24}
     decoded = decode_video((frames(), metadata))
-    assert decoded.timestamps == [0.0, 1.5, 3.0, 4.5, 4.5]
+    assert (decoded.indices, decoded.fps) == ([0, 3, 6, 9, 9], 2.0)
     assert decoded.num_source_frames == 12
-    assert decode_video((frames(), None)).timestamps is None
-    assert decode_video((frames(), {"fps": 10.0, "do_sample_frames": False})).timestamps == [0, 0.1, 0.2, 0.3, 0.4]
+    assert decode_video((frames(), None)).fps is None
+    assert decode_video((frames(), {"fps": 10.0, "do_sample_frames": False})).fps == 10.0
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_files_are_refused_by_name_without_pyav():
 
 def encode(whole: np.ndarray, form: str, codec: str, rate: int = 10) -> bytes:
     """Return a video file of frames."""
-    import av  # pyright: ignore[reportMissingImports]
+    import av
 
     stream = io.BytesIO()
     with av.open(stream, "w", format=form) as container:
-        track = container.add_stream(codec, rate=Fraction(rate))
+        track: Any = container.add_stream(codec, rate=Fraction(rate))
         track.height, track.width, track.pix_fmt = *whole.shape[1:3], "yuv420p"
         for frame in whole:
             container.mux(track.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
@@ -199,7 +199,6 @@ def test_frames_of_files(form: str, codec: str):
     whole = frames(20)
     decoded = decode_video(encode(whole, form, codec), Sampling(5))
     assert (decoded.indices, decoded.num_source_frames, decoded.fps) == ([0, 4, 9, 14, 19], 20, 10.0)
-    assert decoded.timestamps == [0.0, 0.4, 0.9, 1.4, 1.9]
     assert np.abs(decoded.frames_thwc.astype(int) - whole[decoded.indices]).max() <= 8
 
 
@@ -228,6 +227,25 @@ def test_a_turned_video_is_upright():
     assert decoded.frames_thwc.shape == (1, 24, 16, 3)
     expected = np.rot90(whole[0], -1)
     assert np.abs(decoded.frames_thwc[0].astype(int) - expected).max() < 40
+
+
+@needs_av
+def test_a_file_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(video, "_MAX_SECONDS", 0.0)
+    with pytest.raises(MediaError, match="decoding the video takes longer than 0 s"):
+        decode_video(encode(frames(), "mp4", "mpeg4"))
+
+
+@needs_av
+@pytest.mark.parametrize(("width", "height"), [(24, 16), (16, 24)])
+def test_the_frames_of_a_file_are_known_without_decoding(width: int, height: int):
+    data = encode(frames(20, height, width), "mp4", "mpeg4")
+    assert video_size(data, Sampling(5)) == (5, height, width) == decode_video(data, Sampling(5)).frames_thwc.shape[:3]
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, lambda whole: (whole, {"fps": 1.0})])
+def test_the_size_of_frames_that_are_no_file(kind: Any):
+    assert video_size(kind(frames()), Sampling()) == (5, 16, 24)
 
 
 @needs_av

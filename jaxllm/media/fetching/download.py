@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from jaxllm.media.addresses import Address
 from jaxllm.media.errors import MediaError, MediaFetchError
-from jaxllm.media.urls import HttpUrl
+from jaxllm.media.fetching.addresses import Address
+from jaxllm.media.fetching.urls import HttpUrl
 from jaxllm.version import __version__
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))

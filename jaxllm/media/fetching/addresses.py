@@ -10,10 +10,18 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 """What the IPv6 addresses of the internet begin with."""
 # Python's newest tables call these private; those of Python 3.12 do not yet. 2001::/23 has Teredo, 2002::/16 is 6to4:
-# both carry an IPv4 address.
+# both carry an IPv4 address. 168.63.129.16 is Azure's WireServer, which hands a machine's secrets to its programs.
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
-    for network in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+    for network in (
+        "168.63.129.16/32",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
+    )
 )
 _PRIVATE = tuple(
     ipaddress.ip_network(network)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import os
@@ -10,23 +9,27 @@ import re
 import socket
 import ssl
 import stat
+import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.addresses import Address, is_private, is_public, parse_address
-from jaxllm.media.download import Deadline, Redirect, download, too_large
 from jaxllm.media.errors import MediaError, MediaFetchError
-from jaxllm.media.urls import HttpUrl, normalize_host, parse_http_url
+from jaxllm.media.fetching.addresses import Address, is_private, is_public, parse_address
+from jaxllm.media.fetching.download import Deadline, Redirect, download, too_large
+from jaxllm.media.fetching.urls import HttpUrl, normalize_host, parse_http_url
 
 _MAX_REDIRECTS = 5
 _MAX_ADDRESSES = 4
 """How many of a host's addresses are tried."""
+_MAX_LOOKUPS = 64
+"""How many names are looked up at once."""
 _MIB = 1 << 20
 
 
@@ -66,10 +69,9 @@ class MediaConnector:
         allowed_media_domains: Iterable[str] | None = None,
         allow_redirects: bool = True,
         allow_private_addresses: bool = False,
-        num_threads: int = 8,
         limits: Mapping[str, FetchLimits] = FETCH_LIMITS,
     ) -> None:
-        """Start no thread yet. Raises VLLMValidationError for unusable settings."""
+        """Make a connector. Raises VLLMValidationError for unusable settings."""
         self._folder = _media_folder(allowed_local_media_path)
         self._domains = _media_domains(allowed_media_domains)
         self._allow_redirects = allow_redirects
@@ -79,13 +81,8 @@ class MediaConnector:
                 "allow_private_addresses needs allowed_media_domains: name the hosts with private addresses there."
             )
             raise VLLMValidationError(message, parameter="allow_private_addresses", value=True)
-        if num_threads < 1:
-            message = f"num_threads must be 1 or more, got {num_threads}."
-            raise VLLMValidationError(message, parameter="num_threads", value=num_threads)
         self._limits = limits
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="media")
-        # A lookup of a name has no timeout of its own, so that a fetch waits for one in another thread.
-        self._resolvers = ThreadPoolExecutor(num_threads, thread_name_prefix="media-dns")
+        self._lookups = threading.BoundedSemaphore(_MAX_LOOKUPS)
 
     def fetch(self, url: str, modality: str = "image") -> bytes:
         """Return the bytes that a URL names. `modality` (image, video or audio) selects the limits.
@@ -106,19 +103,6 @@ class MediaConnector:
         except MediaError as error:
             error.parameter = f"{modality}_url"
             raise
-
-    async def fetch_async(self, url: str, modality: str = "image") -> bytes:
-        """Return what `fetch` does without blocking the event loop; at most `num_threads` fetches run at once.
-
-        A cancelled fetch that waits for its turn never starts; one that runs ends by itself, at the latest at its
-        timeout, but nothing waits for it.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.fetch, url, modality)
-
-    def close(self) -> None:
-        """Start no more fetches. Those that run are not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -153,16 +137,35 @@ class MediaConnector:
             return [parse_address(url.host)]
         except ValueError:
             pass  # a name
-        lookup = self._resolvers.submit(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
+        lookup = self._start_lookup(url)
         try:
             answers = lookup.result(deadline.remaining())
             addresses = list(dict.fromkeys(parse_address(str(answer[4][0])) for answer in answers))
         except (OSError, ValueError) as error:  # TimeoutError is one
-            lookup.cancel()
             raise MediaFetchError(f"the media URL's host {url.host!r} could not be looked up.") from error
         if not addresses:
             raise MediaFetchError(f"the media URL's host {url.host!r} has no address.")
         return addresses
+
+    def _start_lookup(self, url: HttpUrl) -> Future[Any]:
+        """Look a name up in a thread of its own: it has no timeout, and one that hangs must not keep others waiting.
+
+        Raises MediaFetchError if too many hang already.
+        """
+        if not self._lookups.acquire(blocking=False):
+            raise MediaFetchError(f"{_MAX_LOOKUPS} hosts of media URLs are being looked up already: try again later.")
+        lookup: Future[Any] = Future()
+
+        def look_up() -> None:
+            try:
+                lookup.set_result(socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM))
+            except (OSError, ValueError) as error:
+                lookup.set_exception(error)
+            finally:
+                self._lookups.release()
+
+        threading.Thread(target=look_up, name="jaxllm-media-dns", daemon=True).start()
+        return lookup
 
     def _read_file(self, url: str, max_bytes: int) -> bytes:
         if self._folder is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.decode import MAX_PIXELS, check_size, decode_image
+from jaxllm.media.decode import MAX_PIXELS, check_size, decode_image, image_size
 from jaxllm.media.errors import MediaError
 
 MAX_FRAMES = 768
@@ -23,6 +25,8 @@ _MAX_SOURCE_FRAMES = 36_000
 """The most frames of a file, because all frames before one that is taken are decoded; vLLM's limit too."""
 _MAX_SOURCE_PIXELS = _MAX_SOURCE_FRAMES * 1920 * 1080
 """The most pixels of all frames of a file."""
+_MAX_SECONDS = 30.0
+"""How long the frames of a file may take to decode."""
 _MAX_TAKEN_PIXELS = 3 * MAX_PIXELS
 """The most pixels of all frames that are taken: 1.6 GB."""
 
@@ -97,11 +101,6 @@ class Video:
     fps: float | None
     """The video's frames a second; None if that is not known."""
 
-    @property
-    def timestamps(self) -> list[float] | None:
-        """The time of each frame in seconds; None if the video's rate is not known."""
-        return None if self.fps is None else [index / self.fps for index in self.indices]
-
 
 def decode_video(value: Any, sampling: Sampling | None = None) -> Video:
     """Return frames of a video.
@@ -112,11 +111,30 @@ def decode_video(value: Any, sampling: Sampling | None = None) -> Video:
     for damaged files and for what is too large, and VLLMValidationError for a file without PyAV.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        return _read_file(bytes(value), sampling or Sampling())
+        with _opened(bytes(value)) as container:
+            return _sample(container, sampling or Sampling())
     metadata: Any = None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping | None):
         value, metadata = value
     return _describe(_stack(value), metadata or {})
+
+
+def video_size(value: Any, sampling: Sampling) -> tuple[int, int, int]:
+    """Return the number, height and width of the frames that `decode_video` takes, before any of a file is decoded.
+
+    A damaged file may have fewer, and a turn swaps the sides. Raises MediaError as `decode_video` does.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        with _opened(bytes(value)) as container:
+            header = _read_header(container, sampling)
+            return len(header.indices), header.height, header.width
+    frames = value[0] if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping) else value
+    if isinstance(frames, list | tuple) and frames:
+        height, width = image_size(frames[0])
+        _check_taken(len(frames), height * width)
+        return len(frames), height, width
+    number, height, width, _ = _stack(frames).shape
+    return number, height, width
 
 
 def _stack(frames: Any) -> np.ndarray:
@@ -174,26 +192,41 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _read_file(data: bytes, sampling: Sampling) -> Video:
-    """Return the sampled frames of a file. Raises MediaError for a file that is damaged or too large."""
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """Open a file. Raises MediaError for another container, and if what is done with the file shows it damaged."""
     names = [name for mark, (name, at) in _CONTAINERS.items() if data[at : at + 4] == mark]
     if not names:
         raise MediaError("the video is not an MP4, MOV, WebM, Matroska or AVI file.")
     try:
-        import av  # pyright: ignore[reportMissingImports]
+        import av
     except ImportError as error:
         message = "reading video files needs PyAV: pip install 'jaxllm[video]', or pass an array of frames."
         raise VLLMValidationError(message, parameter="video") from error
     try:
         with av.open(BytesIO(data), format=names[0]) as container:
-            return _sample(container, sampling)
+            yield container
     except MediaError:
         raise
     except Exception as error:
         raise MediaError("the video cannot be decoded: the file is damaged or ends early.") from error
 
 
-def _sample(container: Any, sampling: Sampling) -> Video:
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a file's header and packets say."""
+
+    stream: Any
+    width: int
+    height: int
+    fps: float
+    num_source_frames: int
+    indices: list[int]
+    """The frames to take."""
+
+
+def _read_header(container: Any, sampling: Sampling) -> _Header:
+    """Return what is known of a file before a frame is decoded. Raises MediaError for what is too large."""
     if not container.streams.video:
         raise MediaError("the file has no video in it.")
     stream = container.streams.video[0]
@@ -207,11 +240,22 @@ def _sample(container: Any, sampling: Sampling) -> Video:
     num_source_frames = _count_frames(container, stream, width * height)
     indices = sampling.indices(num_source_frames, fps)
     _check_taken(len(indices), width * height)
-    frames_thwc = np.empty((len(indices), height, width, 3), np.uint8)
+    return _Header(stream, width, height, fps, num_source_frames, indices)
+
+
+def _sample(container: Any, sampling: Sampling) -> Video:
+    """Return the sampled frames of a file. Raises MediaError for what is too large or takes too long."""
+    header = _read_header(container, sampling)
+    indices = header.indices
+    frames_thwc = np.empty((len(indices), header.height, header.width, 3), np.uint8)
     taken, turns = 0, 0
-    container.seek(0, stream=stream)
-    for index, frame in enumerate(container.decode(stream)):
-        if (frame.width, frame.height) != (width, height):
+    end = time.monotonic() + _MAX_SECONDS
+    container.seek(0, stream=header.stream)
+    for index, frame in enumerate(container.decode(header.stream)):
+        if time.monotonic() > end:
+            message = f"decoding the video takes longer than {_MAX_SECONDS:g} s: send a shorter or smaller one."
+            raise MediaError(message)
+        if (frame.width, frame.height) != (header.width, header.height):
             raise MediaError(_SIZES_DIFFER)
         if index == indices[taken]:
             frames_thwc[taken] = frame.to_ndarray(format="rgb24")
@@ -222,7 +266,7 @@ def _sample(container: Any, sampling: Sampling) -> Video:
     if taken == 0:
         raise MediaError("the video has no frame that can be decoded.")
     upright_thwc = np.ascontiguousarray(np.rot90(frames_thwc[:taken], turns, axes=(1, 2)))
-    return Video(upright_thwc, indices[:taken], num_source_frames, fps)
+    return Video(upright_thwc, indices[:taken], header.num_source_frames, header.fps)
 
 
 def _count_frames(container: Any, stream: Any, pixels: int) -> int:
