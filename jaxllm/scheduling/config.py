@@ -66,6 +66,10 @@ class SchedulerConfig:
     """The groups of layers, each with blocks of its own."""
     num_state_slots: int = 0
     """The number of slots of recurrent state, including slot 0, which has no owner; 0 for a model without it."""
+    num_media_rows: int = 0
+    """The number of rows of the feature cache, which holds encoded images and videos; 0 for a model that sees none."""
+    sees_both_sides: bool = False
+    """True if the tokens of an image attend to all of it, so that a step computes all of them."""
     num_adapter_slots: int = 0
     """The most adapters in use at the same time."""
     enable_prefix_caching: bool = True
@@ -118,6 +122,10 @@ class SchedulerConfig:
         for size in self.attention_chunks:
             if size % self.block_size:
                 raise ValueError(f"block_size must divide attention_chunk={size}, got {self.block_size}.")
+        if self.sees_both_sides and self.attention_chunks:
+            raise ValueError(
+                f"sees_both_sides needs layers without chunked attention, got attention_chunk={self.attention_chunks}."
+            )
         # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
         for group in self.groups:
             needed = group.most_blocks(self.max_model_len, self.max_num_batched_tokens, self.block_size)

@@ -16,6 +16,7 @@ from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
 from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.cache_group import CacheGroup
 from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.media import agreeing_length, block_media
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import NO_SLOT, NO_SLOTS, ChunkSlots, RequestState, StateSlots
 
@@ -131,6 +132,7 @@ class KVCacheManager:
         table = None if donor is None else self.table_of(donor)
         if donor is None or table is None or not self._may_share(request, donor):
             return self._nothing
+        max_tokens = agreeing_length(request.media, donor.media, max_tokens)
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
         slot = NO_SLOT
         if table.state is not None:
@@ -362,6 +364,9 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else None
             # The salt enters with the first block; the chain carries it to all the others.
             salt = b"" if hashes else request.salt
+            if request.media is not None:
+                start = len(hashes) * self.block_size
+                salt += block_media(request.media, start, start + self.block_size)
             hashes.append(self.groups[0].pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt))
         return hashes[index]
 

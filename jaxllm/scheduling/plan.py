@@ -12,6 +12,7 @@ import msgspec
 from jaxllm.core_messages import Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.media import ChunkMedia, Encode
 from jaxllm.scheduling.state_slots import NO_SLOTS, ChunkSlots
 
 
@@ -65,6 +66,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """int32, all tokens of the request when it gets its count_row, once, for the row to be filled."""
     score_start: int = 0
     """Position of the first prompt token to score."""
+    media: ChunkMedia | None = None
+    """What the tokens take from images and videos; None for a request without any."""
     scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))
     """int32, the prompt tokens from score_start on whose log-probabilities are wanted; this chunk's tokens predict
     them."""
@@ -95,6 +98,8 @@ class StepPlan:
     """The adapters to write into slots before the step runs, by slot."""
     has_adapters: bool = False
     """False if no chunk has an adapter."""
+    encodes: tuple[Encode, ...] = ()
+    """The images and videos to encode before the step runs."""
 
     @property
     def num_tokens(self) -> int:

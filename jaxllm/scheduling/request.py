@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 
-from jaxllm.core_messages import EngineCoreRequest, Pooled
+from jaxllm.core_messages import EngineCoreRequest, Pooled, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.media import extents, row_counts
 from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
 
@@ -23,6 +24,7 @@ class Request:
         "finish_reason",
         "keeps_blocks",
         "kind",
+        "media",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -65,6 +67,8 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.media = source.media
+        """The images and videos of the prompt; None if it has none."""
         self.adapter = source.adapter
         # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
         self.salt = _encode_salt(source.cache_salt or "", source.adapter)
@@ -114,6 +118,10 @@ class Request:
             return not (needs_all or self.pooling.skip_reading_prefix_cache)
         return not self.params.skip_reading_prefix_cache or self.num_output_tokens > 0
 
+    def reads_media(self, start: int) -> bool:
+        """Return whether tokens from a position on may take rows of an image or a video."""
+        return self.media is not None and start < self.num_prompt_tokens
+
     def all_pooled(self) -> Pooled:
         """Return the pooled outputs of all chunks."""
         return Pooled(b"".join(each.data for each in self.pooled), sum(each.num_rows for each in self.pooled))
@@ -141,11 +149,48 @@ def check_limits(request: Request, config: SchedulerConfig) -> None:
             f"max_model_len={config.max_model_len} allows 1 to that many.",
             parameter="prompt",
         )
+    if request.media is not None:
+        _check_media(request, request.media, config)
     if request.is_scored and config.num_rows < 2:
         raise VLLMValidationError(
             f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2.",
             parameter="prompt_logprobs",
         )
+
+
+def _check_media(request: Request, media: PromptMedia, config: SchedulerConfig) -> None:
+    num_rows = row_counts(media)
+    if max(num_rows, default=0) > config.num_media_rows:
+        raise _media_error(
+            f"An image or video takes {max(num_rows)} tokens, and this engine encodes at most "
+            f"{config.num_media_rows} at once: make it smaller, or raise max_num_batched_tokens."
+        )
+    if request.runs_whole and sum(num_rows) > config.num_media_rows:
+        raise _media_error(
+            f"The images and videos of a prompt that is pooled whole take {sum(num_rows)} tokens, and this engine "
+            f"encodes at most {config.num_media_rows} at once: send fewer, or raise max_num_batched_tokens."
+        )
+    if not config.sees_both_sides:
+        return
+    most_tokens = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or config.max_model_len)
+    num_tokens = max((end - start for start, end in extents(media)), default=0)
+    if num_tokens > most_tokens and not request.runs_whole:
+        raise _media_error(
+            f"An image takes {num_tokens} tokens, which attend to each other, and a step of this engine computes at "
+            f"most {most_tokens} of one request: make it smaller, or raise max_num_batched_tokens and "
+            f"long_prefill_token_threshold."
+        )
+    num_scored = max((len(request.scored_positions(start, end - start)) for start, end in extents(media)), default=0)
+    if num_scored >= config.num_rows:
+        raise VLLMValidationError(
+            f"prompt_logprobs of an image whose tokens attend to each other need {num_scored + 1} rows of logits in "
+            f"one step, and this engine has {config.num_rows}: do without prompt_logprobs, or make the image smaller.",
+            parameter="prompt_logprobs",
+        )
+
+
+def _media_error(message: str) -> VLLMValidationError:
+    return VLLMValidationError(message, parameter="multi_modal_data")
 
 
 def kind_of(task: str | None) -> StepKind:

@@ -17,16 +17,17 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
-from jaxllm.scheduling.counters import Counters
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
+from jaxllm.scheduling.media import MediaCache
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
@@ -40,12 +41,25 @@ _HOLD_SECONDS = 1.0
 """The most seconds that an ended step of a beam search holds its seat; its front end needs some milliseconds."""
 
 
+@dataclass(slots=True)
+class _Counters:
+    """The counts since the scheduler was made."""
+
+    num_arrivals: int = 0
+    num_steps: int = 0
+    num_scheduled_tokens: int = 0
+    num_preemptions: int = 0
+    num_queries: int = 0
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+
+
 class Scheduler:
     """Plan steps, commit their results, and end requests."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._counters = Counters()
+        self._counters = _Counters()
         self._begin()
         limit, settings = config.max_model_len, config.speculation
         self._speculation = None if settings is None else Speculation(settings, limit, self.cache)
@@ -64,6 +78,9 @@ class Scheduler:
         self._num_extra_seats = 0
         """The seats of running requests beyond one for each."""
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
+        self.media = MediaCache(self.config.num_media_rows, sees_both_sides=self.config.sees_both_sides)
+        self._are_rows_given_up = False
+        """True if the plan being made had to take rows of media from a request that lacks blocks."""
         self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
@@ -135,8 +152,7 @@ class Scheduler:
         else:
             request.finish_reason = finish_reason
             self._num_extra_seats -= request.num_seats - 1
-            self._count_rows.release(request)
-            self.adapters.give_back(request)
+            self._give_back(request)
             if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
                 if request.keeps_blocks:
@@ -160,8 +176,9 @@ class Scheduler:
         """Return the next step, or None if nothing can run now. Requests in `late` are left out."""
         in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
+        self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request, self.adapters)
+            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request, self.adapters, self.media)
             if self._plan_running(step, late):
                 self._plan_waiting(step, late)
             if self._speculation is not None:
@@ -176,7 +193,7 @@ class Scheduler:
             self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - step.num_tokens
             self._register_planned(plan, requests)
             return plan
-        return None
+        return self.plan(late, cut_drafts) if self._are_rows_given_up else None
 
     def plan_guesses(self) -> DraftPlan | None:
         """Return the draft model's steps to run before `plan`.
@@ -231,7 +248,7 @@ class Scheduler:
             num_new = num_tokens - start
             if not num_new:
                 continue  # its last chunk is in flight, and gives its output
-            if num_new > 1:
+            if num_new > 1 or request.reads_media(start):
                 # A token is kept back for each request behind: a long prompt never stops the others' decoding. Steps of
                 # beam searches come back to the queue after each token, and must continue like decodes.
                 num_steps = self._waiting.num_later_steps if step.kind is StepKind.SAMPLE else 0
@@ -242,6 +259,8 @@ class Scheduler:
             if not (has_forks := self._waiting.num_forks(request) > 0):
                 self.cache.trim(table, start)
             if not self.cache.grow(table, start + num_new) and not self._make_room(step, request, start, num_new):
+                # A request before it may have the blocks that it lacks, and wait for the rows of media that it holds.
+                self._are_rows_given_up = self.media.release(request.request_id)
                 return False
             step.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
             if step.is_spent:
@@ -271,13 +290,18 @@ class Scheduler:
         """Take a running request's blocks away and put it back in line; the cache may still have what it computed."""
         self._running.remove(request)
         self._num_extra_seats -= request.num_seats - 1
-        self._count_rows.release(request)
-        self.adapters.give_back(request)
+        self._give_back(request)
         self.cache.close_table(request)
         self._waiting.push(request)
         request.pooled.clear()
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
+
+    def _give_back(self, request: Request) -> None:
+        """Give back what a request that stops running has besides its blocks."""
+        self._count_rows.release(request)
+        self.adapters.give_back(request)
+        self.media.release(request.request_id)
 
     def _plan_waiting(self, step: StepBuilder, late: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
@@ -427,6 +451,7 @@ class Scheduler:
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         self.adapters.check(running)
+        self.media.check({request.request_id for request in running})
         if self._speculation is not None:
             self._speculation.check(self._requests.values())
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from jaxllm.core_messages import PromptMedia
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks
+from jaxllm.scheduling.media import ChunkMedia, MediaCache, item_end
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import ChunkSlots
@@ -56,6 +58,7 @@ class StepBuilder:
         in_flight: Mapping[Request, InFlight],
         count_rows: Mapping[Request, int],
         adapters: AdapterSlots,
+        media: MediaCache,
     ) -> None:
         self.kind, self.in_flight = kind, in_flight
         self._num_passed = 0
@@ -75,7 +78,8 @@ class StepBuilder:
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._attention_chunks = config.attention_chunks
         self._cuts_prompts = config.enable_chunked_prefill
-        self._count_rows, self._adapters = count_rows, adapters
+        self._count_rows, self._adapters, self._media = count_rows, adapters, media
+        media.begin_step(config.max_num_batched_tokens)
         self._nothing = array("i")
         """The scored ids of all chunks without any: making an array for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
@@ -104,24 +108,45 @@ class StepBuilder:
         return max(1, min(self.num_tokens - num_behind, rows))
 
     def limit(self, request: Request, start: int, num_missing: int, num_shared: int, num_behind: int = 0) -> int:
-        """Return the number of a request's missing tokens that the step may take; 0 if its rows do not fit.
+        """Return the number of a request's missing tokens that the step may take; 0 if its rows or media do not fit.
 
         A token and a row are kept back for each request behind, as long as this one gets at least a token. If layers
         attend within chunks of positions, the tokens are of one such chunk. Other requests begin with the
         `num_shared` leading tokens: a chunk ends after them, so that the state there can be saved.
         """
+        media = request.media if request.reads_media(start) else None
         if request.runs_whole:
-            return num_missing if num_missing <= self.room(num_behind) else 0
+            fits = num_missing <= self.room(num_behind)
+            fits = fits and (media is None or self._limit_media(request, media, start, num_missing) == num_missing)
+            return num_missing if fits else 0
+        num_tokens = self._limit_tokens(request, start, num_missing, num_behind)
+        if self._cuts_prompts and start < num_shared < start + num_tokens:
+            num_tokens = num_shared - start
+        if media is None:
+            return num_tokens
+        num_allowed = self._limit_media(request, media, start, num_tokens)
+        if num_allowed == num_tokens or (num_allowed and self._cuts_prompts):
+            return num_allowed
+        if not self._cuts_prompts:
+            return 0
+        # An image that must be whole takes what is kept back for requests behind, and is not cut for a state.
+        num_whole = item_end(media, start) - start
+        is_possible = num_tokens < num_whole <= self._limit_tokens(request, start, num_missing, num_behind=0)
+        return self._limit_media(request, media, start, num_whole) if is_possible else 0
+
+    def _limit_tokens(self, request: Request, start: int, num_missing: int, num_behind: int) -> int:
+        """Return the number of missing tokens that the step may take whatever media and others' states need."""
         num_tokens = min(num_missing, self._threshold, self.room(num_behind))
         for size in self._attention_chunks:
             num_tokens = min(num_tokens, size - start % size)
-        if self._cuts_prompts and start < num_shared < start + num_tokens:
-            num_tokens = num_shared - start
         scored = request.scored_positions(start, num_tokens)
         num_free = self.num_rows - 1
         num_scored = max(min(1, num_free), num_free - num_behind)
         # The token before a position predicts it: stop before the one that predicts the first position too many.
         return num_tokens if len(scored) <= num_scored else scored[num_scored] - 1 - start
+
+    def _limit_media(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> int:
+        return self._media.limit(request.request_id, media, start, num_tokens)
 
     def add(
         self,
@@ -143,6 +168,7 @@ class StepBuilder:
             scored = request.scored_positions(start, num_tokens)
             score_start, scored_ids = scored.start, request.token_ids[scored.start : scored.stop]
             self.num_rows -= len(scored)
+        media = None if request.media is None else self._take_media(request, request.media, start, num_tokens)
         chunk = Chunk(
             request_id=request.request_id,
             start=start,
@@ -161,6 +187,7 @@ class StepBuilder:
             count_row=count_row,
             history=request.token_ids[:] if is_admitted and count_row is not None else None,
             score_start=score_start,
+            media=media,
             scored_ids=scored_ids,
         )
         if num_tokens == 1:
@@ -170,6 +197,12 @@ class StepBuilder:
             self._row_room -= self._aligned(num_tokens)
         self.num_tokens -= num_tokens
         self.num_rows -= 1
+
+    def _take_media(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> ChunkMedia:
+        """Hold what the chunk's tokens need, and return what they take."""
+        if request.reads_media(start):
+            self._media.take(request.request_id, media, start, num_tokens)
+        return self._media.chunk(media, start, num_tokens, request.num_prompt_tokens)
 
     def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], tuple[array[int], GroupBlocks]]) -> None:
         """Give the chunks of one token the drafts that `drafts_of` returns for them, with the blocks for these.
@@ -213,5 +246,6 @@ class StepBuilder:
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
         adapter_loads = self._adapters.take_loads(), self._adapters.is_used
-        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads)
+        encodes = self._media.end_step()
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes)
         return plan, [request for request, _ in rows]

@@ -4,7 +4,8 @@ The keys and values of a position depend on all tokens up to it. Here they are o
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
 row reads back its whole context: a slot that holds anything but the right digest fails at once. Token counts are lists
 of tokens by row, and a prompt token's log-probability is the digest that predicts it. What is pooled is the digest of
-the last token, or of every token.
+the last token, or of every token. A token of a picture takes the picture's row, and the positions of multimodal RoPE
+count too, where they are not the token's own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, Pooled, RequestError, TokenLogprobs
+from jaxllm.core_messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    Pooled,
+    PromptMedia,
+    RequestError,
+    TokenLogprobs,
+)
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.block_pool import NULL_BLOCK
@@ -25,6 +33,8 @@ from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
 from jaxllm.scheduling.state_slots import NO_SLOTS
+from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, tally
+from tests.scheduling.pictures import FeatureRows, Traits, end_of
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -58,6 +68,7 @@ def make_request(
     fork_of: str | None = None,
     keeps_blocks: bool = False,
     task: str | None = None,
+    media: PromptMedia | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """Return a request; an int as prompt means that many tokens that no other request shares."""
@@ -77,6 +88,7 @@ def make_request(
         fork_of=fork_of,
         keeps_blocks=keeps_blocks,
         pooling_params=None if task is None else PoolingParams(task=task),
+        media=media,
     )
 
 
@@ -84,8 +96,8 @@ def first_digest(salt: str | None) -> int:
     return zlib.crc32((salt or "").encode())
 
 
-def extend_digest(digest: int, token_id: int) -> int:
-    return zlib.crc32(token_id.to_bytes(4, "little"), digest)
+def extend_digest(digest: int, token_id: int, trait: bytes = b"") -> int:
+    return zlib.crc32(token_id.to_bytes(4, "little") + trait, digest)
 
 
 def ending_ids(request: EngineCoreRequest) -> list[int]:
@@ -148,9 +160,9 @@ def score(token_id: int, digest: int) -> TokenLogprobs:
 
 def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     """Generate one request by itself, written independently of the scheduler's code."""
-    digest, digests, outputs = first_digest(request.cache_salt), array("q"), []
+    digest, digests, outputs, traits = first_digest(request.cache_salt), array("q"), [], Traits(request)
     for token_id in request.prompt_token_ids:
-        digest = extend_digest(digest, token_id)
+        digest = extend_digest(digest, token_id, traits[len(digests)])
         digests.append(digest)
     if request.pooling_params is not None:
         return Truth(request, outputs, digests, "stop", None)
@@ -159,14 +171,14 @@ def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     while end is None:
         is_early = len(outputs) < request.sampling_params.min_tokens
         outputs.append(sample(digest, request.seed, endings if is_early else []))
-        digest = extend_digest(digest, outputs[-1])
+        digest = extend_digest(digest, outputs[-1], traits[len(digests)])
         digests.append(digest)
         if outputs[-1] in endings:
             end = "stop", None if outputs[-1] == request.eos_token_id else outputs[-1]
         elif len(outputs) == request.max_tokens or len(digests) == max_model_len:
             end = "length", None
     for _ in range(MAX_OVERLAP):
-        digest = extend_digest(digest, sample(digest, request.seed, []))
+        digest = extend_digest(digest, sample(digest, request.seed, []), traits[len(digests)])
         digests.append(digest)
     return Truth(request, outputs, digests, *end)
 
@@ -193,15 +205,17 @@ class FakeDevice:
         self._previous: list[int] = []
         self.states: list[int | None] = [None] * config.num_state_slots
         """What each slot of recurrent state has seen."""
+        self.features = FeatureRows(config)
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
         self._check_shape(plan)
         for group, copies in enumerate(plan.copies):
             self._copy(group, copies)
+        self.features.encode(plan.encodes)
         inputs = [self._inputs(chunk) for chunk in plan.chunks]
         written: set[tuple[int, int]] = set()
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
-            self._write(chunk, token_ids, truths[chunk.request_id].request.cache_salt, written)
+            self._write(chunk, token_ids, truths[chunk.request_id].request, written)
         contexts = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
         self._recur(plan, contexts)
         if plan.kind is not StepKind.SAMPLE:
@@ -261,10 +275,13 @@ class FakeDevice:
         assert 0 < block_id < self.config.groups[group].num_blocks
         return block_id * self.config.block_size + position % self.config.block_size
 
-    def _write(self, chunk: Chunk, token_ids: list[int], salt: str | None, written: set[tuple[int, int]]) -> None:
+    def _write(
+        self, chunk: Chunk, token_ids: list[int], request: EngineCoreRequest, written: set[tuple[int, int]]
+    ) -> None:
+        salt, traits = request.cache_salt, self.features.read(chunk, request)
         digest = self.digests[0][self._slot(0, chunk, chunk.start - 1)] if chunk.start else first_digest(salt)
         for position, token_id in enumerate(token_ids, chunk.start):
-            digest = extend_digest(digest, token_id)
+            digest = extend_digest(digest, token_id, traits[position - chunk.start])
             for group, (digests, held) in enumerate(zip(self.digests, self.token_ids, strict=True)):
                 slot = self._slot(group, chunk, position)
                 assert (group, slot) not in written, "two rows write to one slot"
@@ -378,7 +395,7 @@ class Simulation:
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_chunks: dict[str, int] = {}
-        self.num_copies = 0
+        self.num_copies = self.num_encodes = 0
 
     @property
     def live(self) -> list[str]:
@@ -407,6 +424,7 @@ class Simulation:
                 "it needs a token in flight"
             )
         self.num_copies += sum(map(len, plan.copies))
+        self.num_encodes += len(plan.encodes)
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
 
@@ -442,6 +460,17 @@ class Simulation:
         (output,) = self.scheduler.end(request_id, finish_reason, error)
         assert (output.finish_reason, output.error, output.new_token_ids) == (finish_reason, error, [])
         self.seen[request_id].finish_reason = finish_reason
+
+    def abandon(self, error: RequestError) -> None:
+        """Fail the steps in flight, and lose what the device holds."""
+        expected = self.live
+        outputs = self.scheduler.abandon(error)
+        assert [output.request_id for output in outputs] == expected
+        for output in outputs:
+            assert (output.finish_reason, output.error, output.new_token_ids) == ("error", error, [])
+            self.seen[output.request_id].finish_reason = "error"
+        self.device = FakeDevice(self.config)
+        self.in_flight.clear()
 
     def step(self, overlap: int = 0) -> None:
         """Plan once, then commit until at most `overlap` steps are in flight (all of them if nothing could run)."""
@@ -481,7 +510,20 @@ class Simulation:
     def check(self) -> None:
         """Check the scheduler's laws, and that every block that can be found holds what is said of it."""
         self.scheduler.check()
+        self.device.features.check(self.scheduler.media)
+        self._check_holders()
         size = self.config.block_size
         for group, held in zip(self.scheduler.cache.groups, self.device.token_ids, strict=True):
             for block_id, (_, token_bytes) in group.pool._content.items():
                 assert held[block_id * size : (block_id + 1) * size].tobytes() == token_bytes
+
+    def _check_holders(self) -> None:
+        """Check that a request holds an item only while it is in the middle of it."""
+        ahead = tally(self.scheduler._in_flight.values())
+        for request_id, keys in self.scheduler.media._held.items():
+            request = self.scheduler._requests[request_id]
+            assert request.media is not None
+            computed = self.scheduler.cache.tables[request_id].num_computed_tokens
+            planned = computed + ahead.get(request, NOTHING_IN_FLIGHT).num_tokens
+            begun = [item for item in request.media.items if item.spans[0].offset < planned < end_of(item)]
+            assert list(keys) in ([], [item.key for item in begun]), f"{request_id} holds what it does not need"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import GroupConfig
+from tests.scheduling.pictures import PICTURES, Picture, exchanged, make_prompt, prefix
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 pytestmark = pytest.mark.scheduling
@@ -44,6 +46,59 @@ CHANGES: dict[str, dict[str, Any]] = {
     "states-alone": {**TINY, "num_state_slots": 3, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
     "states-and-windows": {**TINY, "num_state_slots": 12, "others": [GroupConfig(num_blocks=17, window=9)]},
 }
+
+
+SIGHTS: dict[str, dict[str, Any]] = {
+    "roomy": {"num_media_rows": 64},
+    "small-cache": {"num_media_rows": 7},
+    "tiny": {**TINY, "num_media_rows": 9},
+    "tiny-both-sides": {**TINY, "max_rows": 9, "num_media_rows": 9, "sees_both_sides": True},
+    "both-sides": {"num_media_rows": 16, "sees_both_sides": True, "max_num_batched_tokens": 9, "max_rows": 16},
+    "budget-1": {**TINY, "max_num_batched_tokens": 1, "num_media_rows": 7},
+    "whole-prompts": {
+        **TINY,
+        "max_num_batched_tokens": 64,
+        "enable_chunked_prefill": False,
+        "max_rows": 9,
+        "num_media_rows": 9,
+        "sees_both_sides": True,
+    },
+    "states": {**TINY, "max_rows": 9, "num_state_slots": 8, "num_media_rows": 9, "sees_both_sides": True},
+    "windows": {**TINY, "num_media_rows": 9, "others": [GroupConfig(num_blocks=17, window=9)], "row_alignment": 4},
+}
+
+
+def with_pictures(requests: list[EngineCoreRequest], seed: int) -> list[EngineCoreRequest]:
+    """Return requests, most with pictures among their first tokens; forks have their donors' or others."""
+    rng, changed = random.Random(seed), dict[str, EngineCoreRequest]()
+    has_rope = rng.random() < 0.5
+    for request in requests:
+        media, prompt = None, request.prompt_token_ids
+        if request.fork_of is not None:
+            donor = changed[request.fork_of]
+            media, num_shared = prefix(donor.media, rng.choice([len(donor.prompt_token_ids), len(prompt) - 1]))
+            prompt = [*donor.prompt_token_ids[:num_shared], *prompt[-1:]]
+            media = exchanged(media) if rng.random() < 0.2 else media
+        elif rng.random() < 0.7:
+            parts: list[list[int] | Picture] = []
+            while prompt and len(parts) < 8:
+                length = rng.randrange(9)
+                parts += [prompt[:length], rng.choice(PICTURES)]
+                prompt = prompt[length:]
+            prompt, media = make_prompt([*parts, prompt][rng.randrange(2) :][: rng.randrange(1, 9)], has_rope=has_rope)
+            while len(prompt) > 60 or not prompt:
+                media, num_tokens = prefix(media, 60)
+                prompt = prompt[:num_tokens] or [1]
+        max_tokens = min(request.max_tokens, 64 - len(prompt))
+        params = msgspec.structs.replace(
+            request.sampling_params,
+            max_tokens=max_tokens,
+            min_tokens=min(request.sampling_params.min_tokens, max_tokens),
+        )
+        changed[request.request_id] = msgspec.structs.replace(
+            request, prompt_token_ids=prompt, media=media, max_tokens=max_tokens, sampling_params=params
+        )
+    return list(changed.values())
 
 
 def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
@@ -88,6 +143,18 @@ def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy
     for seed in range(3):
         simulation = Simulation(make_config(enable_prefix_caching=caching, policy=policy, **changes))
         simulation.run_arriving(workload(seed), seed, overlap)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("changes", SIGHTS.values(), ids=SIGHTS)
+def test_tokens_that_follow_pictures_equal_the_sequential_result(
+    changes: dict, caching: bool, policy: str, overlap: int
+):
+    for seed in range(2):
+        simulation = Simulation(make_config(enable_prefix_caching=caching, policy=policy, **changes))
+        simulation.run_arriving(with_pictures(workload(seed), seed), seed, overlap)
 
 
 def test_the_tiny_pool_makes_the_scheduler_work():

@@ -13,7 +13,7 @@ from jaxllm.config.speculative import SpeculativeConfig
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
-from tests.scheduling.test_simulation import CHANGES, TINY, workload
+from tests.scheduling.test_simulation import CHANGES, SIGHTS, TINY, with_pictures, workload
 
 pytestmark = pytest.mark.scheduling
 
@@ -69,6 +69,14 @@ def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy
     for seed in range(2):
         simulation = Speculating(speculating(enable_prefix_caching=caching, policy=policy, **changes), seed)
         simulation.run_arriving(workload(seed), seed, overlap)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("changes", [SIGHTS["roomy"], SIGHTS["tiny"], SIGHTS["tiny-both-sides"]])
+def test_tokens_that_follow_pictures_equal_the_sequential_result(changes: dict, overlap: int):
+    for seed in range(2):
+        simulation = Speculating(speculating(**changes), seed)
+        simulation.run_arriving(with_pictures(workload(seed), seed), seed, overlap)
 
 
 def counted(simulations: Iterable[Simulation]) -> tuple[int, int, int]:

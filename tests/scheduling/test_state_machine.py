@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jaxllm.core_messages import RequestError
+from jaxllm.core_messages import PromptMedia, RequestError
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.block_pool import NULL_BLOCK
 from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
+from tests.scheduling.pictures import PICTURES, Picture, exchanged, make_prompt, prefix
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
 pytestmark = [pytest.mark.scheduling, pytest.mark.timeout(1200)]
@@ -35,7 +37,8 @@ TASKS = st.sampled_from([None, None, None, "embed", "token_embed"])
 LENGTHS = st.sampled_from([1, 2, 5, 9, 13, 24])
 
 EVENTS = 4 * ["add", "fork"] + 10 * ["plan"] + 10 * ["commit"] + 5 * ["step"]
-EVENTS += ["abort"] + 2 * ["release", "end"] + ["reset cache"]
+EVENTS += ["abort"] + 2 * ["release", "end"] + ["reset cache", "forget media"]
+PARTS = st.lists(st.sampled_from([*PICTURES, *([[n] * n for n in range(1, 5)])]), min_size=1, max_size=5)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -58,6 +61,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
         pools_whole=st.booleans(),
         num_state_slots=st.sampled_from([0, 0, 3, 4, 7, 12]),
+        num_media_rows=st.sampled_from([0, 0, 7, 9, 20]),
+        sees_both_sides=st.booleans(),
+        has_rope=st.booleans(),
     )
     def start(
         self,
@@ -74,8 +80,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_blocks: list[int],
         pools_whole: bool,
         num_state_slots: int,
+        num_media_rows: int,
+        sees_both_sides: bool,
+        has_rope: bool,
     ) -> None:
         is_whole = mode == "whole"
+        self.has_rope, chunk_blocks = has_rope, [] if sees_both_sides else chunk_blocks
         pools_whole = pools_whole and (is_whole or not chunk_blocks)
         budget = MAX_MODEL_LEN if is_whole or pools_whole else budget
         groups = [GroupConfig(num_blocks=1, window=window, tile_blocks=tile) for window, tile in windows]
@@ -99,6 +109,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             tracks_all_tokens=tracks_all,
             whole_tasks=frozenset(["embed"] if pools_whole else []),
             num_state_slots=num_state_slots,
+            num_media_rows=num_media_rows,
+            sees_both_sides=sees_both_sides,
         )
         self.simulation = Simulation(config)
         self.num_added = 0
@@ -110,7 +122,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         match event:
             case "add" if len(self.simulation.live) < 12:
                 self.add(
-                    data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(KINDS), data.draw(TASKS)
+                    data.draw(st.booleans()),
+                    data.draw(LENGTHS),
+                    data.draw(PARTS) if self.simulation.config.num_media_rows and data.draw(st.booleans()) else [],
+                    data.draw(LENGTHS),
+                    data.draw(KINDS),
+                    data.draw(TASKS),
                 )
             case "fork" if len(self.simulation.live) < 12 and self.simulation.seen:
                 self.fork(
@@ -131,12 +148,30 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.release(data.draw(st.integers(0, 5)))
             case "reset cache":
                 self.reset_cache()
+            case "forget media":
+                media = self.simulation.scheduler.media
+                is_idle = not any(media._held.values())
+                assert media.forget_all() == is_idle
+                assert not is_idle or len(media._free) == media.num_rows
+                self.seen["media forgotten" if is_idle else "media kept"] += 1
 
-    def add(self, is_id_reused: bool, num_shared: int, max_tokens: int, kind: int, task: str | None) -> None:
-        prompt = STEMS[kind & 1][:num_shared] + [self.num_added % 50] * (kind & 3)
+    def add(
+        self,
+        is_id_reused: bool,
+        num_shared: int,
+        parts: list[list[int] | Picture],
+        max_tokens: int,
+        kind: int,
+        task: str | None,
+    ) -> None:
+        prompt, media = STEMS[kind & 1][:num_shared] + [self.num_added % 50] * (kind & 3), None
+        if parts:
+            prompt, media = make_prompt([prompt[: num_shared % 6], *parts], has_rope=self.has_rope)
+            media, num_tokens = prefix(media, MAX_MODEL_LEN)
+            prompt = prompt[:num_tokens]
         ended = [request_id for request_id, seen in self.simulation.seen.items() if seen.finish_reason is not None]
         request_id = ended[-1] if is_id_reused and ended else str(self.num_added)
-        self.send(request_id, prompt, max_tokens, kind, None, task)
+        self.send(request_id, prompt, max_tokens, kind, None, task, media)
 
     def fork(self, age: int, num_shared: int, num_forks: int, kind: int) -> None:
         """Add forks of a recent request: of its prompt, or of some of its tokens and one of their own."""
@@ -147,11 +182,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_forks = min(num_forks, 12 - len(self.simulation.live))
         self.seen[f"fork of a {self.state_of(donor_id)} request"] += num_forks
         for i in range(num_forks):
-            prompt = donor.request.prompt_token_ids
+            prompt, media = donor.request.prompt_token_ids, donor.request.media
             if kind & 1:
-                prompt = [*donor.token_ids[:num_shared], (num_shared + i) % 50]
+                media, length = prefix(media, min(num_shared, len(donor.token_ids), MAX_MODEL_LEN - 1))
+                prompt = [*donor.token_ids[:length], (num_shared + i) % 50]
+            media = exchanged(media) if kind & 32 else media
             max_tokens = 2 if kind & 1 else 7
-            self.send(f"{donor_id[:9]}/{self.num_added}", prompt[:MAX_MODEL_LEN], max_tokens, kind | i << 6, donor_id)
+            self.send(f"{donor_id[:9]}/{self.num_added}", prompt, max_tokens, kind | i << 6, donor_id, None, media)
 
     def state_of(self, request_id: str) -> str:
         if request_id in self.simulation.live:
@@ -166,6 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind: int,
         fork_of: str | None,
         task: str | None = None,
+        media: PromptMedia | None = None,
     ) -> None:
         self.num_added += 1
         max_tokens = max(1, min(max_tokens, MAX_MODEL_LEN - len(prompt)))
@@ -188,11 +226,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             fork_of=fork_of,
             keeps_blocks=bool(kind & 16),
             task=task,
+            media=media,
             presence_penalty=float(kind & 7 == 3 and task is None),
             thinking_token_budget=9 if kind & 40 == 32 and task is None else None,
             **scoring,
         )
-        self.simulation.add(request)
+        try:
+            self.simulation.add(request)
+        except VLLMValidationError as error:
+            assert media is not None
+            self.seen[f"refusal of {error.parameter}"] += 1
+            return
+        self.seen["request with pictures"] += media is not None and bool(media.items)
         with pytest.raises(ValueError, match="is in use"):
             self.simulation.scheduler.add_request(request)
 
@@ -213,6 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["table taken over"] += self.num_taken_over(plan)
             self.seen["scored row"] += plan.num_rows - len(plan.chunks)
             self.seen["counts filled"] += sum(chunk.history is not None for chunk in plan.chunks)
+            self.seen["picture encoded"] += len(plan.encodes)
             self.seen["commit wanted"] += self.simulation.scheduler.waits_for_commit()
 
     def num_taken_over(self, plan: StepPlan) -> int:
@@ -256,6 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.run(overlap=1)
             self.simulation.scheduler.release(list(self.simulation.seen))
             assert self.simulation.scheduler.stats().num_blocks_in_use == 0
+            self.seen["cached picture"] += self.simulation.scheduler.media.num_hits
             self.seen["prefix hit"] += self.simulation.scheduler.stats().prefix_cache_hits
 
 
@@ -296,6 +343,12 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "commit wanted",
         "pool plan",
         "pool tokens plan",
+        "request with pictures",
+        "picture encoded",
+        "cached picture",
+        "media forgotten",
+        "media kept",
+        "refusal of multi_modal_data",
         *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
         *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
     } - (+seen).keys()
