@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
 
 
-class TextPrompt(TypedDict):
+class _MediaFields(TypedDict):
+    """The fields of a prompt's images and videos, for models that take them."""
+
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    """By "image" or "video" one item or a list of them: images as PIL images, arrays [height, width, channels] or the
+    bytes of files, videos as arrays [frames, height, width, channels], pairs of one and its metadata, lists of PIL
+    images, or the bytes of files.
+    """
+    multi_modal_uuids: NotRequired[Mapping[str, str | list[str | None]]]
+    """By "image" or "video" a name for each item, or None. It takes the place of a hash of the item's content."""
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
+    """Options of the model's image processor for this prompt."""
+
+
+class TextPrompt(_MediaFields):
     """A prompt as text."""
 
     prompt: str
@@ -13,7 +28,7 @@ class TextPrompt(TypedDict):
     """Only requests with the same salt share prefix-cache blocks."""
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(_MediaFields):
     """A prompt as token ids."""
 
     prompt_token_ids: list[int]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.engine.front.front_end import refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.offline.llm_engine import LLMEngine
@@ -131,8 +130,10 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         only one; among several its outputs have the finish_reason "error" and the reason as stop_reason, and the
         failures are logged.
         """
-        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
-        request_ids = self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+        check_use_tqdm(use_tqdm)
+        request_ids = self._runner.add_prompts(
+            prompts, sampling_params, priority, tokenization_kwargs, lora_request, mm_processor_kwargs
+        )
         return self._runner.run_generated(request_ids, use_tqdm, "prompts")
 
     @in_turn
@@ -156,7 +157,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         Requests that fail as they run are treated as in `generate`.
         """
-        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
+        check_use_tqdm(use_tqdm)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -164,6 +165,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
             "continue_final_message": continue_final_message,
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
+            "mm_processor_kwargs": mm_processor_kwargs,
         }
         request_ids = self._runner.add_chats(
             messages, sampling_params, priority, tokenization_kwargs, template_options, lora_request
@@ -183,7 +185,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
         """
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit, lora_request)
 
     @in_turn
@@ -202,7 +204,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. Raises RuntimeError, once all have
         ended, if some ended without an output.
         """
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         request_ids = self._runner.add_pooled(prompts, pooling_params, pooling_task, tokenization_kwargs, lora_request)
         return self._runner.run_pooled(request_ids, use_tqdm)
 
@@ -222,7 +224,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         As in sentence-transformers, `prompt_name` names a prompt of the checkpoint that is put before each text; by
         default the checkpoint's own default, if any. Token ids stay unchanged.
         """
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         request_ids = self._runner.add_pooled(
             prompts, pooling_params, "embed", tokenization_kwargs, lora_request, prompt_name=prompt_name
         )
@@ -239,7 +241,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of each class, or its score, for each prompt, in order."""
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         request_ids = self._runner.add_pooled(prompts, pooling_params, "classify", tokenization_kwargs, lora_request)
         return [ClassificationRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
@@ -260,7 +262,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
         """
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         from jaxllm.engine.front.scoring import Scorer  # imports numpy
 
         front = self.llm_engine.front
@@ -282,9 +284,11 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue prompts for `wait_for_completion` and return their request ids; no bar is shown."""
-        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
+        check_use_tqdm(use_tqdm)
         return self._runner.enqueue(
-            self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+            self._runner.add_prompts(
+                prompts, sampling_params, priority, tokenization_kwargs, lora_request, mm_processor_kwargs
+            )
         )
 
     @in_turn
@@ -305,7 +309,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue conversations for `wait_for_completion` and return their request ids; no bar is shown."""
-        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
+        check_use_tqdm(use_tqdm)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -313,6 +317,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
             "continue_final_message": continue_final_message,
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
+            "mm_processor_kwargs": mm_processor_kwargs,
         }
         return self._runner.enqueue(
             self._runner.add_chats(
@@ -326,7 +331,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         Raises RuntimeError if a step of another call failed and ended some; the others can be waited for again.
         """
-        self._check(use_tqdm)
+        check_use_tqdm(use_tqdm)
         check_output_type(output_type)
         return self._runner.wait(use_tqdm)
 
@@ -376,7 +381,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of multimodal inputs."""
+        """Forget all processed images and videos."""
+        self.llm_engine.reset_mm_cache()
 
     def shutdown(self) -> None:
         """Release the device; may be called twice. The LLM cannot be used afterwards.
@@ -389,11 +395,6 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         self._runner.close()
         with self._turn.take("shutdown"):
             self.llm_engine.shutdown()
-
-    def _check(self, use_tqdm: UseTqdm, **unsupported: Any) -> None:
-        """Refuse a progress bar that is none, and arguments that have no effect yet."""
-        check_use_tqdm(use_tqdm)
-        refuse_given(**unsupported)
 
     def __enter__(self) -> Self:
         return self

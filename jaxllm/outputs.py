@@ -74,6 +74,14 @@ class _TakesLaterFields(type):
             return super().__call__(*args, **fields)
 
 
+@dataclasses.dataclass(slots=True, frozen=True)
+class PlaceholderRange:
+    """Consecutive prompt tokens that stand for an image or a video."""
+
+    offset: int
+    length: int
+
+
 @dataclasses.dataclass(slots=True)
 class RequestOutput(metaclass=_TakesLaterFields):
     """The text generated for one prompt, in total or since the previous output (`SamplingParams.output_kind`)."""
@@ -94,6 +102,8 @@ class RequestOutput(metaclass=_TakesLaterFields):
     """The number of other prompt tokens that the prefix cache now holds."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
+    multi_modal_placeholders: dict[str, list[PlaceholderRange]] | None = None
+    """The runs of prompt tokens that stand for images and videos, by modality; None if there are none."""
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
     """The values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row has -1."""
 

@@ -15,9 +15,11 @@ from jaxllm.check import compilers
 from jaxllm.check.bounds import count_work
 from jaxllm.check.fitting import Fit, find_changes, fit, out_of_memory
 from jaxllm.check.hlo import count_collectives
+from jaxllm.check.media import encoder_programs, report_media
 from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.compiler import StepCompiler, describe
+from jaxllm.execution.encoder import EncoderShape
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
@@ -40,6 +42,9 @@ LENGTHS = (1024, 4096, 16_384, 65_536)
 """The lengths of requests for which the report has the number that run at once, besides the whole context."""
 _TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
 """The lengths of texts for which the report has the number that pool in one step, besides the longest text."""
+
+
+type ProgramShape = StepShape | PoolShape | EncoderShape
 
 
 def examine(args: EngineArgs, topology: str) -> Report:
@@ -77,6 +82,7 @@ def examine(args: EngineArgs, topology: str) -> Report:
         fits=reason is None,
         reason=reason,
         memory=_memory(sized, hardware),
+        media=report_media(sized),
         concurrency=concurrency,
         programs=programs,
         bounds=list(_bounds(sized, hardware, concurrency)),
@@ -109,18 +115,18 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     programs: list[Program] = []
     for compiler, name, shape in _steps(sized):
         try:
-            with _telling(f"{name} ({shape.batch.bucket.num_tokens} tokens) with {sized.num_blocks} KV blocks"):
+            with _telling(f"{name} ({describe(shape)}) with {sized.num_blocks} KV blocks"):
                 programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
         except JaxRuntimeError as error:
             return programs, out_of_memory(error)
     return programs, None
 
 
-def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, StepShape | PoolShape]]:
+def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, ProgramShape]]:
     """Yield the programs of most interest with the names of their steps: the model's, and its draft model's."""
     config = sized.config
     compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
-    for name, shape in _shapes(compiler).items():
+    for name, shape in (_shapes(compiler) | encoder_programs(sized, compiler)).items():
         yield compiler, name, shape
     if config.draft is not None and sized.draft is not None:
         compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
@@ -143,14 +149,15 @@ def _shapes(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
     return shapes
 
 
-def _compile_step(compiler: StepCompiler, name: str, shape: StepShape | PoolShape, num_blocks: int) -> Program:
+def _compile_step(compiler: StepCompiler, name: str, shape: ProgramShape, num_blocks: int) -> Program:
     started = time.monotonic()
     compiled = compiler.compile(shape, num_blocks)
     seconds, memory = time.monotonic() - started, compiled.memory_analysis()
+    is_encoder = isinstance(shape, EncoderShape)
     return Program(
         name=name,
-        num_tokens=shape.batch.bucket.num_tokens,
-        num_seqs=shape.batch.bucket.num_seqs,
+        num_tokens=shape.num_slots if is_encoder else shape.batch.bucket.num_tokens,
+        num_seqs=0 if is_encoder else shape.batch.bucket.num_seqs,
         scratch_bytes=memory.temp_size_in_bytes if memory else 0,
         code_bytes=memory.generated_code_size_in_bytes if memory else 0,
         compile_seconds=round(seconds, 1),
@@ -181,7 +188,7 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
         return
     work = count_work(
         config.model_config,
-        sized.specs,
+        sized.step_specs,
         config.mesh,
         kv_itemsize=config.kv_groups[0].attention.shape.kv_dtype.itemsize,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -199,7 +206,7 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
 def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
     config, memory = sized.config, sized.size.memory
     limit = hardware.memory_limit(config.args.gpu_memory_utilization)
-    replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.specs)
+    replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.step_specs)
     params = param_bytes(config.mesh, sized.specs)
     layout = sized.size.steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks) if sized.num_blocks else ()

@@ -50,6 +50,16 @@ class Fit:
     def config(self) -> EngineConfig:
         return self.size.config
 
+    @property
+    def step_specs(self) -> dict[str, ParamSpec]:
+        """Return the specs of the parameters that steps read: all but the vision tower's."""
+        return {path: spec for path, spec in self.specs.items() if path not in self.tower_specs}
+
+    @property
+    def tower_specs(self) -> dict[str, ParamSpec]:
+        """Return the specs of the vision tower's parameters; none in a model that sees none."""
+        return {path: spec for path, spec in self.specs.items() if path.startswith("vision.")}
+
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size an engine as its start does. Raises VLLMValidationError for arguments that can never run."""
@@ -58,7 +68,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])
     model = make_model(config)
-    specs = model.specs.param_specs(checkpoint.tensors)
+    specs = model.specs.all_param_specs(checkpoint.tensors)
     draft, reason = None, None
     try:
         draft = None if config.draft is None else checked_draft(config, config.draft, specs)

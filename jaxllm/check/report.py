@@ -59,6 +59,29 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRows:
+    """The rows, each in place of a token, that a square picture takes after its processor has resized it."""
+
+    side: int
+    """The side of the picture in pixels."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReport:
+    """The cost of images and videos; each device holds all of it."""
+
+    tower_params: int
+    """Bytes of the vision tower's parameters, which are among the model's."""
+    cache_rows: int
+    """The rows of the feature cache: an image or video with more is refused."""
+    cache: int
+    """Bytes of the feature cache, which are in the scratch."""
+    pictures: list[PictureRows]
+    """Empty if the checkpoint names no image processor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency:
     """The number of requests of a length, prompt and output, that run at once; or of texts that pool in one step."""
 
@@ -80,11 +103,13 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One compiled step, with all KV blocks."""
+    """One compiled step, with all KV blocks, or a program that encodes an image or video."""
 
     name: str
     num_tokens: int
+    """The tokens of a step, or the patches of a program that encodes an image or video."""
     num_seqs: int
+    """The most requests of a step; 0 of a program that encodes."""
     scratch_bytes: int
     code_bytes: int
     compile_seconds: float
@@ -133,6 +158,8 @@ class Report:
     reason: str | None
     """The reason why it does not fit, or None."""
     memory: MemoryReport
+    media: MediaReport | None = None
+    """None for a model that takes text only."""
     concurrency: list[Concurrency] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxllm.check.report import Bound, Change, GroupReport, Program, Report
+from jaxllm.check.report import Bound, Change, GroupReport, MediaReport, Program, Report
 
 _GIB = 2**30
 
@@ -27,6 +27,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _memory(report)
     yield from _changes(report.changes)
+    yield from _media(report.media)
     if report.fits:
         yield ""
         yield from _requests(report)
@@ -66,6 +67,19 @@ def _memory(report: Report) -> Iterator[str]:
         yield f"  whole on every device: {', '.join(names)}"
 
 
+def _media(media: MediaReport | None) -> Iterator[str]:
+    if media is None:
+        return
+    yield ""
+    rows = [("Images and videos, on each device", "GiB", "bytes")]
+    rows.append(_bytes_row("parameters of the vision tower, among the model's", media.tower_params))
+    rows.append(_bytes_row(f"feature cache of {media.cache_rows:,} rows, in the scratch", media.cache))
+    yield from _table(rows)
+    for picture in media.pictures:
+        refused = "" if picture.rows <= media.cache_rows else ": refused, raise --max-num-batched-tokens for it"
+        yield f"  a picture of {picture.side:,} x {picture.side:,} pixels takes {picture.rows:,} rows{refused}"
+
+
 def _blocks(group: GroupReport, block_size: int) -> str:
     reach = "" if group.window is None else f", window {group.window:,}"
     if group.attention_chunk is not None:
@@ -98,7 +112,8 @@ def _collectives(programs: Sequence[Program]) -> Iterator[str]:
     rows = [("Steps as compiled, and their collectives", "count", "bytes", "scratch", "code", "compiled in")]
     for program in programs:
         sizes = (f"{program.scratch_bytes / 2**20:.1f} MiB", f"{program.code_bytes / 2**20:.1f} MiB")
-        name = f"{program.name}: {program.num_tokens:,} tokens of up to {program.num_seqs} requests"
+        size = f"{program.num_tokens:,} tokens of up to {program.num_seqs} requests"
+        name = f"{program.name}: {size if program.num_seqs else f'{program.num_tokens:,} patches'}"
         rows.append((name, "", "", *sizes, f"{program.compile_seconds:.0f} s"))
         for collective in program.collectives:
             where = " (each pass of a loop over rows)" if collective.repeated else ""

@@ -73,7 +73,7 @@ GONE: Mapping[str, str] = {
 
 
 _MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", "SchedulerConfig"
-_LORA, _DRAFTS = "LoRAConfig", "SpeculativeConfig"
+_LORA, _DRAFTS, _MEDIA = "LoRAConfig", "SpeculativeConfig", "MultiModalConfig"
 
 
 @dataclasses.dataclass
@@ -249,6 +249,31 @@ class EngineArguments(UnsupportedArguments):
         None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
     )
     lora_dtype: str = argument("auto", Choice(("auto",)), _LORA, "adapters have the weights' dtype")
+    limit_mm_per_prompt: dict[str, Any] = argument(
+        {}, Json(), _MEDIA, 'most items in a prompt, as JSON: {"image": 4, "video": 0}; default: 999 of each'
+    )
+    mm_processor_kwargs: dict[str, Any] = argument(
+        {}, Json(), _MEDIA, 'options of the image processor, as JSON: {"max_pixels": 1003520}'
+    )
+    mm_processor_cache_gb: float = argument(
+        4.0, Number(0.0, 2.0**20), _MEDIA, "GiB of processed images that are kept; 0: none"
+    )
+    media_io_kwargs: dict[str, Any] = argument(
+        {}, Json(), _MEDIA, 'which frames of videos are taken, as JSON: {"video": {"num_frames": 16}}; default: 32'
+    )
+    allowed_local_media_path: str = argument(
+        "",
+        Text(optional=False, may_be_empty=True),
+        _MEDIA,
+        "folder whose files requests may name; default: none",
+    )
+    allowed_media_domains: list[str] | None = argument(
+        None, Names("DOMAIN", single=True), _MEDIA, "hosts that images may be fetched from; default: all public ones"
+    )
+    interleave_mm_strings: bool = argument(
+        False, Switch(), _MEDIA, "leave images between texts where a chat template reads texts alone"
+    )
+    language_model_only: bool = argument(False, Switch(), _MEDIA, "load no vision tower: the model reads text alone")
     speculative_config: SpeculativeConfig | None = argument(
         None,
         Group(SpeculativeConfig),

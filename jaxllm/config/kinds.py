@@ -116,12 +116,15 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The value is a non-empty string."""
+    """The value is a string."""
 
     optional: bool = True
+    may_be_empty: bool = False
 
     def check(self, name: str, value: Any) -> str | None:
-        return None if value is None and self.optional else check_str(name, value, _MAX_TEXT)
+        if (value is None and self.optional) or (value == "" and self.may_be_empty):
+            return value
+        return check_str(name, value, _MAX_TEXT)
 
     def flag(self) -> dict[str, Any]:
         return {"metavar": "TEXT"}

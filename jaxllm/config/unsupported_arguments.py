@@ -18,7 +18,7 @@ _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
 _KERNELS = "kernels are chosen by platform and shape; see attention_config and linear_backend"
 _LOGS = "see Python's logging module and the logger 'jaxllm'"
 _MEASURED = "get_metrics() returns all that is measured so far"
-_MEDIA = "prompts are text or token ids so far"
+_MEDIA = "images and videos are read, processed and encoded in one way; see docs/media.md"
 _OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cache_dtype"
 _ONE_ENGINE = "an engine has no pipelines; see tensor_parallel_size, nnodes, mesh and data_parallel_size"
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
@@ -64,16 +64,8 @@ class UnsupportedArguments:
     watermark_config: Any = unsupported(None, "outputs are not watermarked")
 
     # Media
-    allowed_local_media_path: str = unsupported("", _MEDIA)
-    allowed_media_domains: list[str] | None = unsupported(None, _MEDIA, also=([],))
     enable_prompt_embeds: bool = unsupported(False, _MEDIA)
-    language_model_only: bool = unsupported(False, _MEDIA, also=(True,))
-    limit_mm_per_prompt: Any = unsupported(None, _MEDIA, also=({},))
     enable_mm_embeds: bool = unsupported(False, _MEDIA)
-    interleave_mm_strings: bool = unsupported(False, _MEDIA)
-    media_io_kwargs: Any = unsupported({}, _MEDIA, also=(None,))
-    mm_processor_kwargs: Any = unsupported(None, _MEDIA, also=({},))
-    mm_processor_cache_gb: float = unsupported(4, _MEDIA, also=(4.0, 0, 0.0))
     mm_processor_cache_type: str | None = unsupported("lru", _MEDIA)
     mm_processor_device: str = unsupported("auto", _MEDIA)
     mm_hasher_algorithm: str = unsupported("blake3", _MEDIA)
@@ -89,7 +81,7 @@ class UnsupportedArguments:
     mm_ipc_gpu_memory_gb: float = unsupported(0, _MEDIA, also=(0.0,))
     mm_device_do_normalize: bool | None = unsupported(True, _MEDIA, also=(None,))
     skip_mm_profiling: bool = unsupported(False, _MEDIA, also=(True,))
-    disable_chunked_mm_input: bool = unsupported(False, _MEDIA, also=(True,))
+    disable_chunked_mm_input: bool = unsupported(False, "a chunk of a prompt may end inside an image")
     enable_mm_processor_stats: bool = unsupported(False, _MEDIA)
     video_pruning_rate: float | None = unsupported(None, _MEDIA)
     video_pruning_method: str = unsupported("evs", _MEDIA)

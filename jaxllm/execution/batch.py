@@ -11,7 +11,7 @@ import numpy as np
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
 from jaxllm.execution.rows import fill_rare, fill_rows, find_extra
-from jaxllm.models.inputs import TokenBatch
+from jaxllm.models.inputs import MediaTokens, TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
@@ -46,6 +46,8 @@ def build(
         inputs.tokens.adapter_slots_t[rows] = np.array([chunk.adapter_slot for chunk in plan.chunks])[seqs]
     if plan.kind is not StepKind.SAMPLE:
         _fill_types(inputs.tokens, plan.chunks, rows, seqs, positions)
+    for tokens in inputs.media:
+        _fill_media(tokens, plan.chunks, rows, seqs, positions)
     ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
     of_groups = zip(inputs.placements, shape.query_tiles, shape.attention_chunks, strict=True)
     for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
@@ -120,6 +122,29 @@ def _fill_types(
     most = np.iinfo(np.int32).max
     firsts = np.array([most if chunk.pair_start is None else chunk.pair_start for chunk in chunks])
     tokens.type_ids_t[rows] = positions >= firsts[seqs]
+
+
+def _fill_media(
+    tokens: MediaTokens, chunks: Sequence[Chunk], rows: np.ndarray, seqs: np.ndarray, positions: np.ndarray
+) -> None:
+    """Fill in what tokens take from media; those of most chunks take nothing."""
+    offsets = np.array([0 if chunk.media is None else chunk.media.rope_offset for chunk in chunks])
+    rope_positions, media_rows, ends = positions + offsets[seqs], np.full(len(rows), -1), positions + 1
+    rope_positions = np.repeat(rope_positions[:, None], 3, axis=1)
+    first = 0
+    for chunk in chunks:
+        media = chunk.media
+        if media is not None:
+            # Drafts come after all that media say.
+            if media.rows is not None:
+                media_rows[first : first + len(media.rows)] = media.rows
+            if media.ends is not None:
+                ends[first : first + len(media.ends)] = media.ends
+            of_prompt = np.frombuffer(media.rope_positions, np.int32).reshape(-1, 3)
+            rope_positions[first : first + len(of_prompt)] = of_prompt
+        first += len(chunk.token_ids)
+    tokens.media_rows_t[rows], tokens.media_ends_t[rows] = media_rows, ends
+    tokens.rope_positions_t3[rows] = rope_positions
 
 
 def _fill_blocks(placement: Placement, block_ids: Sequence[array[int]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.encoder import EncoderShape, batch_spec, encoder_shapes, run_encoder
 from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
@@ -37,6 +39,7 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import layer_norm, rms_norm
+from pallas_kernels.weights import num_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ class StepConfig:
     batch_invariant: bool = False
     max_drafts: int = 0
     """The most drafts that a chunk can have."""
+    num_media_rows: int = 0
+    """The rows of the feature cache of images and videos; 0 for a model that sees none."""
     generates: bool = True
     """True if requests may generate."""
     pools_sequences: bool = False
@@ -125,6 +130,8 @@ class Upkeep(enum.Enum):
     """It takes nothing and returns the adapters of all slots, all zeros."""
     SET_ADAPTER = "set adapter"
     """It takes (adapters, slot, the arrays of one adapter) and returns the adapters."""
+    MAKE_MEDIA = "make media"
+    """It takes nothing and returns the feature cache of images and videos, all zeros."""
 
     @property
     def is_of_adapters(self) -> bool:
@@ -132,7 +139,7 @@ class Upkeep(enum.Enum):
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
-type ProgramKey = StepShape | PoolShape | Upkeep
+type ProgramKey = StepShape | PoolShape | EncoderShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -170,13 +177,21 @@ class StepCompiler:
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
+        upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
         return [
             *self._shapes(is_full=False),
+            *self.encoder_shapes,
             *self._pool_shapes(by_token=False),
             *upkeep,
             *self._shapes(is_full=True),
             *self._pool_shapes(by_token=True),
         ]
+
+    @cached_property
+    def encoder_shapes(self) -> list[EncoderShape]:
+        """Return the programs that encode images and videos, smallest first; none in a model that sees none."""
+        tower = self.model.tower
+        return [] if tower is None else encoder_shapes(tower.settings, self.config.num_media_rows)
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
@@ -287,6 +302,15 @@ class StepCompiler:
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
+        if key is Upkeep.MAKE_MEDIA:
+            media = self.media_spec()
+            return _Signature(lambda: jnp.zeros(media.shape, media.dtype), (), (), everywhere)
+        if isinstance(key, EncoderShape):
+            assert self.model.tower is not None
+            batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(self.model.tower, key))
+            slots = self._replicated((batch.places_qk.shape[0],), jnp.int32)
+            inputs = (self.vision_spec, self.media_spec(), batch, slots)
+            return _Signature(partial(run_encoder, tower=self.model.tower), (1,), inputs, everywhere)
         if isinstance(key, Upkeep):
             return self._adapters_signature(key)
         num_ints, num_floats = buffer_sizes(key.batch)
@@ -367,6 +391,8 @@ class StepCompiler:
         model.ops.grouped_matmul.prepare(grouped_shapes(model.specs), folder)
         model.ops.by_head.prepare(head_shapes(model.specs), folder)
         model.ops.linear.prepare(linear_shapes(model.specs), folder)
+        if model.tower is not None:
+            model.tower.ops.linear.prepare(linear_shapes(model.tower.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -390,13 +416,24 @@ class StepCompiler:
         largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
         if self.config.generates:
             largest = self.step_shape(bucket, is_full=not self._is_head)
-        memory = self.compile(largest, 2).memory_analysis()
-        if memory is None:
-            raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
+        memory, *encoder = [self._memory(key) for key in (largest, *self.encoder_shapes[-1:])]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
-        scratch = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+        # The patches of an image come while the step before still runs.
+        arguments += sum(each.argument_size_in_bytes - self._held_by_encoder() for each in encoder)
+        scratch = max(each.temp_size_in_bytes + each.generated_code_size_in_bytes for each in (memory, *encoder))
         # With another number of blocks the compiler may order operations differently: its scratch stays within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+    def _held_by_encoder(self) -> int:
+        """Return the bytes of the tower's parameters and of the feature cache, which the encoder's programs take."""
+        held = jax.tree.leaves((self.vision_spec, self.media_spec()))
+        return sum(num_bytes(math.prod(spec.shape), spec.dtype) for spec in held)
+
+    def _memory(self, key: ProgramKey) -> Any:
+        memory = self.compile(key, 2).memory_analysis()
+        if memory is None:
+            raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
+        return memory
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
@@ -412,14 +449,31 @@ class StepCompiler:
             arguments,
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
+            has_media=self.model.tower is not None,
         )
 
     @cached_property
+    def _param_specs(self) -> dict[str, Any]:
+        """Return shape, dtype and sharding of all parameters."""
+        arrays = array_specs(self.model.specs.all_param_specs())
+        return unflatten({path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()})
+
+    @property
+    def vision_spec(self) -> dict[str, Any]:
+        """Return shape, dtype and sharding of the tower's parameters."""
+        return self._param_specs["vision"]
+
+    @cached_property
     def _params_spec(self) -> dict[str, Any]:
-        arrays = array_specs(self.model.specs.param_specs())
-        placed = {path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()}
+        """Return the same of what a step reads: all but the tower's parameters, with adapters and encoded media."""
+        params = {name: spec for name, spec in self._param_specs.items() if name != "vision"}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
-        return unflatten(placed) | adapters
+        return params | adapters | ({} if self.model.tower is None else {"media": self.media_spec()})
+
+    def media_spec(self) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of the feature cache."""
+        assert self.model.tower is not None
+        return self._replicated((self.config.num_media_rows, self.model.tower.settings.output_size), self.model.dtype)
 
     def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
@@ -433,6 +487,8 @@ def describe(key: ProgramKey) -> str:
     """Return a readable name of a program."""
     if isinstance(key, Upkeep):
         return key.value
+    if isinstance(key, EncoderShape):
+        return f"{key.num_slots} patches"
     bucket = key.batch.bucket
     if isinstance(key, PoolShape):
         return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"

@@ -18,12 +18,13 @@ from jax import Array
 
 from jaxllm.execution.caches import Pools
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.encoder import EncoderShape, batch_spec
 from jaxllm.execution.mesh import place_replicated
 from jaxllm.execution.options import running, tracing
 from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.programs import Programs
-from jaxllm.execution.step import DeviceState, StepOutput
+from jaxllm.execution.step import DeviceState, StepOutput, StepShape
 from jaxllm.sampling.inputs import RareRules
 
 
@@ -52,7 +53,16 @@ class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
     """The leaves of the arrays of one slot."""
 
 
-type Launch = StepLaunch | AdapterLaunch
+class EncodeLaunch(msgspec.Struct, frozen=True, tag=True):
+    """The launch that encodes an image or a video into rows of the feature cache."""
+
+    program: int
+    """The index of the tower's program among the model's."""
+    arrays: list[np.ndarray]
+    """The leaves of the tower's inputs, and the slots of its rows."""
+
+
+type Launch = StepLaunch | AdapterLaunch | EncodeLaunch
 
 
 def encode_array(value: Any) -> Any:
@@ -97,6 +107,9 @@ class Launcher:
                 self.params = load_params()
         if compiler.model.adapter_shape is not None:
             self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
+        self._vision = self.params.pop("vision", None)
+        """The parameters of the tower, which no step reads."""
+        self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
         """The token counts are made by the first step that needs them."""
@@ -107,11 +120,14 @@ class Launcher:
     def launch(self, launch: Launch) -> StepOutput | Array | None:
         """Run a launch and return at once, unless its program must be compiled first.
 
-        A step returns its output, a pooling step its pooled rows.
+        A step returns its output, a pooling step its pooled rows, and others None.
         """
         if isinstance(launch, StepLaunch):
             return self._step(launch)
-        self._set_adapter(launch)
+        if isinstance(launch, EncodeLaunch):
+            self._encode(launch)
+        else:
+            self._set_adapter(launch)
         return None
 
     def _step(self, launch: StepLaunch) -> StepOutput | Array:
@@ -122,10 +138,10 @@ class Launcher:
             self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), np.int32(row), row_v)
         key = self.programs.keys[launch.program]
         program = self.programs.get(key)
-        assert not isinstance(key, Upkeep)
         if isinstance(key, PoolShape):
             self.pools, outputs = program(self.params, self.pools, launch.ints, launch.floats)
             return outputs
+        assert isinstance(key, StepShape)
         rare = None if launch.rare is None else self._rare(launch.rare, key.batch.bucket.num_seqs)
         state = DeviceState(self.pools, None if rare is None else self._get_counts(), self._hidden)
         features = [] if self._features_of is None else [self._features_of.pools[-1]]
@@ -143,6 +159,21 @@ class Launcher:
         adapters = program(self.params["adapters"], np.int32(launch.slot), adapter)
         self.params = {**self.params, "adapters": adapters}
 
+    def _encode(self, launch: EncodeLaunch) -> None:
+        key = self.programs.keys[launch.program]
+        tower = self.compiler.model.tower
+        assert isinstance(key, EncoderShape)
+        assert tower is not None
+        batch = jax.tree.structure(batch_spec(tower, key))
+        *leaves, slots = launch.arrays
+        media = self.programs.get(key)(self._vision, self.params["media"], jax.tree.unflatten(batch, leaves), slots)
+        self.params = {**self.params, "media": media}
+
+    def _make_media(self) -> None:
+        """Make the feature cache, if the model sees."""
+        if self.compiler.model.tower is not None:
+            self.params = {**self.params, "media": self.programs.get(Upkeep.MAKE_MEDIA)()}
+
     @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost its donated arrays."""
@@ -150,6 +181,9 @@ class Launcher:
             array.delete()  # there may be no room for two
         self.pools, self._previous_tokens, self._hidden = self._make_state()
         self._counts = None
+        if "media" in self.params:
+            self.params["media"].delete()
+            self._make_media()
 
     def _make_state(self) -> tuple[Pools, Array, Array | None]:
         """Return new pools, and tokens and hidden states in place of the previous step's."""

@@ -33,6 +33,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "embed": (),
     "latent": (),
     "positions": (),
+    "pixels": (),
+    "one": (),
     "types": (),
     "outputs": (),
     "layer_input": (),

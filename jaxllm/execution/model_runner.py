@@ -10,11 +10,14 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.core_messages import PromptMedia
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build
 from jaxllm.execution.compiler import COPIES, ProgramKey
+from jaxllm.execution.encoder import check_item, encoder_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.launcher import AdapterLaunch, Launch, Launcher, StepLaunch
+from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launcher, StepLaunch
 from jaxllm.execution.options import running
 from jaxllm.execution.packing import BatchShape
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
@@ -22,6 +25,7 @@ from jaxllm.execution.programs import Programs
 from jaxllm.execution.rows import find_extra
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.token_counts import count_tokens
+from jaxllm.scheduling.media import Encode
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 
 
@@ -127,6 +131,14 @@ class ModelRunner:
         """Return the number of programs compiled since the start, without those found on disk."""
         return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
+    def check_media(self, media: PromptMedia) -> None:
+        """Raise VLLMValidationError for media that the model's tower cannot take."""
+        tower = self.compiler.model.tower
+        if tower is None:
+            raise VLLMValidationError("the model takes text only.", parameter="multi_modal_data")
+        for item in media.items:
+            check_item(tower.settings, item, self.compiler.encoder_shapes)
+
     def set_adapter(self, slot: int, arrays: Any) -> None:
         """Write an adapter's arrays into a slot; steps that were launched before read the old ones."""
         self._launch(AdapterLaunch(slot, jax.tree.leaves(arrays)))
@@ -137,6 +149,8 @@ class ModelRunner:
 
         `masks` has the ids that each row may sample; None stands for all.
         """
+        for encode in plan.encodes:
+            self._launch(self._encode(encode))
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
@@ -206,6 +220,16 @@ class ModelRunner:
             self._counts(plan),
             self._is_draft,
         )
+
+    def _encode(self, encode: Encode) -> EncodeLaunch:
+        tower = self.compiler.model.tower
+        assert tower is not None
+        compiler = self.compiler
+        shape, batch, slots = encoder_inputs(
+            tower.settings, encode, compiler.encoder_shapes, compiler.config.num_media_rows
+        )
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
+        return EncodeLaunch(self._places[shape], [*arrays, slots])
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: where rows do not depend on the shape of their batch, a larger program that is

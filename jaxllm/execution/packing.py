@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import numpy as np
 from jax import Array
 
-from jaxllm.models.inputs import TokenBatch
+from jaxllm.models.inputs import MediaTokens, TokenBatch
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
 from pallas_kernels.paged_attention import AttentionBatch
@@ -61,9 +61,9 @@ def _doubled(least: int, most: int) -> list[int]:
 type _ExtraArgs = tuple[tuple[str, int | float], ...]
 """The names of the logits processors' arguments, with their defaults, which have the arrays' types."""
 
-_AXES = frozenset("tsmiwbnd2")
+_AXES = frozenset("tsmiwbnd23")
 """The letters of the axes, in order: tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits,
-biases, ids asked for, drafts, and pairs."""
+biases, ids asked for, drafts, pairs, and triples."""
 
 
 class BatchShape(NamedTuple):
@@ -84,6 +84,8 @@ class BatchShape(NamedTuple):
     """True if the model has recurrent state."""
     max_drafts: int = 0
     """The most drafts that a chunk can have."""
+    has_media: bool = False
+    """True if the model sees images."""
 
     def max_tiles(self, query_tile: int) -> int:
         """Return the most tiles of a step: every chunk takes 2 rows or more, and may leave one tile part-filled."""
@@ -149,6 +151,8 @@ class PackedInputs(NamedTuple):
     """One record for each cache group."""
     states: tuple[StatePlaces, ...]
     """One record if the model has recurrent state, else none."""
+    media: tuple[MediaTokens, ...]
+    """One record if the model sees images, else none."""
     logit_rows: _LogitRows
     sampling: SamplingBatch
     rules: Rules
@@ -244,7 +248,7 @@ type _Slice = tuple[Packed, int, int, tuple[int, ...]]
 @lru_cache(maxsize=64)  # an engine has a dozen shapes
 def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
     """Return the slice of each array in its buffer, and the sizes of the int32 and the float32 buffer."""
-    sizes = {"t": shape.bucket.num_tokens, "s": shape.bucket.num_seqs, "m": shape.max_blocks, "2": 2}
+    sizes = {"t": shape.bucket.num_tokens, "s": shape.bucket.num_seqs, "m": shape.max_blocks, "2": 2, "3": 3}
     extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
     fields = [
         (field, sizes if query_tile is None else sizes | {"i": shape.max_tiles(query_tile)})
@@ -275,6 +279,8 @@ def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | 
                 tiles: tuple[int | None, ...] = shape.query_tiles
             case "states":
                 tiles = (None,) * shape.has_states
+            case "media":
+                tiles = (None,) * shape.has_media
             case _:
                 tiles = (None,)
         for query_tile in tiles:

@@ -46,14 +46,22 @@ def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return merged
 
 
-def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, Any]) -> ModelConfig:
-    """Find the model's family and let it read the HF config; a model that cannot run is refused by name."""
+def read_model_config(
+    model: str, checkpoint: Checkpoint, config: Mapping[str, Any], *, sees: bool = True
+) -> ModelConfig:
+    """Find the model's family and let it read the HF config; a model that cannot run is refused by name.
+
+    Without `sees` the config has no vision tower.
+    """
     architecture, family = find_family(model, config)
     try:
-        stated = family.read_config(config)
-        model_config = family.read_config(config, checkpoint.tensors)
+        stated = family.read_config(config, sees=sees)
+        model_config = family.read_config(config, checkpoint.tensors, sees=sees)
     except ValueError as error:
-        raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
+        hint = (
+            " Or set language_model_only=True: text alone can be read." if sees and _reads_text(family, config) else ""
+        )
+        raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
     is_draft = model_config.draft_head is not None  # it has the target's output head
     if model_config.tie_word_embeddings and not (stated.tie_word_embeddings or family.is_wrapper or is_draft):
         logger.warning(
@@ -63,6 +71,15 @@ def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, A
         )
     # A registered family may read its config with a built-in family's function, and would be mistaken for it later.
     return dataclasses.replace(model_config, architecture=architecture)
+
+
+def _reads_text(family: Family, config: Mapping[str, Any]) -> bool:
+    """Return whether a model could be read if it were not to see."""
+    try:
+        family.read_config(config, sees=False)
+    except ValueError:
+        return False
+    return True
 
 
 def find_family(model: str, config: Mapping[str, Any]) -> tuple[str, Family]:

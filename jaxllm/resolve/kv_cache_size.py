@@ -24,6 +24,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.resolve.hardware import real_memory_limit
+from jaxllm.resolve.media_settings import count_media_rows
 from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         host_processors=host,
         batch_invariant=config.batch_invariant,
         max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
+        num_media_rows=count_media_rows(config),
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),
@@ -172,8 +174,9 @@ def _measure_memory(
     params, scratch = param_bytes(mesh, specs), 0
     if limit is not None and params <= limit:
         compiler = StepCompiler(steps, model, mesh)
-        # A draft head's program also takes the tables that belong to the model.
-        scratch = compiler.used_bytes() - params - param_bytes(mesh, model.specs.lent)
+        # A draft head's program also takes the tables that belong to the model; none takes the tower's parameters.
+        read = {path: spec for path, spec in specs.items() if not path.startswith("vision.")} | dict(model.specs.lent)
+        scratch = compiler.used_bytes() - param_bytes(mesh, read)
     return _DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 
 

@@ -19,6 +19,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
 from jaxllm.models.specs import ModelSpecs
+from jaxllm.models.towers.tower import Tower
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.resolve_engine import detect_architecture
@@ -117,12 +118,16 @@ def _with_ops(
     )
     head = None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
-    return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features)
+    tower = None
+    if specs.vision is not None:
+        # Each device has the whole tower.
+        tower = Tower(specs.vision, ops=_choose_ops(specs.vision, config.platform, config.mesh)._replace(mesh=None))
+    return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features, tower=tower)
 
 
 def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:
     """Return the specs of a model's own parameters, checked against the checkpoint's tensors."""
-    params = specs.param_specs(config.checkpoint.tensors)
+    params = specs.all_param_specs(config.checkpoint.tensors)
     params = {path: spec for path, spec in params.items() if path not in specs.lent}
     if config.args.load_format != "dummy":
         check_names(params, config.checkpoint, ignored=specs.ignored_tensors)

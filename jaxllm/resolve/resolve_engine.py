@@ -17,6 +17,7 @@ from jaxllm.resolve import checkpoint_settings as settings
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
 from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
+from jaxllm.resolve.media_settings import takes_images
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
@@ -142,9 +143,12 @@ def _open(args: EngineArguments) -> Checkpoint:
 def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Resolved:
     """Settle the model and its tasks."""
     hf_config = with_token_ids(hf_config, checkpoint)
-    resolved = resolve_pooling(
-        args, checkpoint, hf_config, settings.read_model_config(args.model, checkpoint, hf_config)
-    )
+    sees = takes_images(args)
+    if sees and hf_config.get("vision_config") and not checkpoint.image_processor:
+        logger.warning("%s has no preprocessor_config.json: it reads text alone", checkpoint.source)
+        sees = False
+    model_config = settings.read_model_config(args.model, checkpoint, hf_config, sees=sees)
+    resolved = resolve_pooling(args, checkpoint, hf_config, model_config)
     if args.kv_cache_dtype != "auto" and not is_causal(resolved.model_config):
         message = f"kv_cache_dtype={args.kv_cache_dtype!r} is for models that keep keys and values from step to step, "
         message += f"and {resolved.model_config.architecture} does not. Leave it out."

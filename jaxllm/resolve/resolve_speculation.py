@@ -71,6 +71,7 @@ def draft_arguments(config: EngineConfig) -> EngineArguments | None:
             runner="generate",
             generation_config="vllm",
             skip_tokenizer_init=True,
+            language_model_only=True,
             quantization=args.quantization if is_own else speculative.quantization,
             kv_cache_dtype=speculative.kv_cache_dtype or "auto",
             max_model_len=speculative.max_model_len,

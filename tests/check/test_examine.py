@@ -30,6 +30,7 @@ from jaxllm.loading.open import open_config
 from pallas_kernels.paged_attention import PagedAttention
 from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
+from tests.e2e.media_goldens import folder as media_folder
 from tests.models.tiny import folder, read_hf_config
 
 pytestmark = pytest.mark.programs
@@ -76,6 +77,23 @@ def test_memory_adds_up(report: Report):
     head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
     assert memory.groups[0].block == 2 * 4 * 16 * hf["num_hidden_layers"] * hf["num_key_value_heads"] * head_dim
     assert memory.limit == TOY.memory_bytes * 9 // 10
+
+
+def test_images_cost_rows_and_memory(monkeypatch: pytest.MonkeyPatch, any_processor: None):
+    add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=60_000_000, usable_bytes=60_000_000))
+    model = str(media_folder("mistral3"))
+    report = examine(engine_args(model=model, max_num_batched_tokens=64), "toy:1x1")
+    assert report.media is not None
+    small, large = report.media.pictures
+    # 12 x 12 patches; squares of 2 x 2 become a row.
+    assert (small.side, small.rows, large.rows) == (448, 36, 36)
+    assert (report.media.cache_rows, report.media.cache) == (64, 64 * 64 * 4)
+    assert 0 < report.media.tower_params < report.memory.params
+    names = [program.name for program in report.programs if program.name.startswith("encode")]
+    assert names == ["encode the largest image"]
+    assert "takes 36 rows" in render(report)
+    fewer = dataclasses.replace(report.media, cache_rows=35)
+    assert "refused" in render(dataclasses.replace(report, media=fewer))
 
 
 def test_requests_at_once(report: Report):

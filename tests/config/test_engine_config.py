@@ -321,7 +321,7 @@ def test_a_settled_setting_is_read_from_the_configuration():
 
 def test_unknown_architecture_names_the_nearest(make_model: MakeModel):
     with pytest.raises(VLLMValidationError, match=r"nearest to it is LlamaForCausalLM.*register_model") as caught:
-        resolve(make_model(architectures=["LlamaNextForCausalLM"]))
+        resolve(make_model(architectures=["LlamasForCausalLM"]))
     assert caught.value.parameter == "model"
 
 

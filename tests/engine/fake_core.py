@@ -106,6 +106,9 @@ class FakeCore(HoldsAdapters):
             if self.requests.pop(sequence_id, None) is not None:
                 self.aborted.append(sequence_id)
 
+    def reset_encoder_cache(self) -> bool:
+        return True
+
     def release(self, sequence_ids: Iterable[str]) -> None:
         self.parked.difference_update(sequence_ids)
 
@@ -206,7 +209,7 @@ class FrameInbox:
     """An inbox of frames that is not filled while its owner waits."""
 
     def __init__(self) -> None:
-        self.frames: deque[list[bytes]] = deque()
+        self.frames: deque[list[bytes | memoryview]] = deque()
 
     def put(self, message: ToCore) -> None:
         frames = encode_to_core(message)

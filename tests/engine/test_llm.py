@@ -97,7 +97,7 @@ def test_a_core_that_fails_while_requests_are_added(llm: LLM, core: FakeCore, mo
 def test_unsupported_arguments_are_refused(llm: LLM, core: FakeCore) -> None:
     with pytest.raises(VLLMValidationError, match="lora_request"):
         llm.generate("a", lora_request=[None, None])
-    with pytest.raises(VLLMValidationError, match="mm_processor_kwargs is not supported"):
+    with pytest.raises(VLLMValidationError, match="'mm_processor_kwargs' is not supported: the model takes text only"):
         llm.generate("a", mm_processor_kwargs={"x": 1})
     with pytest.raises(VLLMValidationError, match="tokenization_kwargs has no 'padding'"):
         llm.generate("a", tokenization_kwargs={"padding": True})

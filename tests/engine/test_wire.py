@@ -14,7 +14,10 @@ from jaxllm.core_messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    MediaItem,
+    MediaSpan,
     PromptLogprobs,
+    PromptMedia,
     RequestError,
     TokenLogprobs,
 )
@@ -107,11 +110,24 @@ def resolved() -> SamplingParams:
     return params
 
 
+def item(key: bytes, offset: int, patches: bytes) -> MediaItem:
+    spans = [MediaSpan(offset, 2, 0), MediaSpan(offset + 3, 2, 2)]
+    grids = [(1, 2, 4), (1, 4, 2)]
+    return MediaItem(key=key, modality="image", grids=grids, size=(30, 60), patches=patches, spans=spans)
+
+
+MEDIA = PromptMedia(
+    items=[item(b"\x00\xff", 1, bytes(range(256)) * 12), item(b"b", 7, b"")],
+    rope_positions=array.array("i", [0, 2**31 - 1, -1]).tobytes(),
+    rope_offset=-7,
+)
 TO_CORE: list[ToCore] = [
     Add(request()),
     Add(request(prompt_token_ids=list(range(100_000)), priority=-7, cache_salt="mine", fork_of="3", keeps_blocks=True)),
     Add(request(sampling_params=resolved(), eos_token_id=None)),
     Add(request(sampling_params=SamplingParams(**THE_REST))),
+    Add(request(prompt_token_ids=[1] * 12, media=MEDIA)),
+    Add(request(media=PromptMedia(items=[]))),
     Abort(["1", "1#2"]),
     Abort([]),
     Release(["0.1.2"]),
@@ -183,13 +199,49 @@ def test_a_new_request_has_its_id_and_its_prompt_in_frames_of_their_own() -> Non
     assert len(body) < 350
 
 
-NO_MESSAGES: dict[str, list[bytes]] = {
+def test_each_picture_has_a_frame_of_its_own() -> None:
+    _, body, _, *patches = encode_to_core(Add(request(media=MEDIA)))
+    assert patches == [item.patches for item in MEDIA.items]
+    assert len(body) < 600
+
+
+def test_patches_cross_in_frames_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1024)
+    monkeypatch.setattr(wire, "_MAX_PATCH_BYTES", 1000)
+    sizes = [3072, 0, 1000, 1001]
+    items = [item(bytes([n]), 6 * n, bytes([n]) * size) for n, size in enumerate(sizes)]
+    message = Add(request(media=PromptMedia(items=items)))
+    frames = encode_to_core(message)
+    assert [len(frame) for frame in frames[3:]] == [1000, 1000, 1000, 72, 0, 1000, 1000, 1]
+    assert decode_to_core(frames) == message
+    for wrong in (frames[:-1], [*frames, b""], [*frames[:3], *frames[5:]]):
+        with pytest.raises(FrameError) as error:
+            decode_to_core(wrong)
+        assert error.value.request_id == message.request.request_id
+
+
+def with_counts(num_frames: list[int]) -> list[bytes | memoryview]:
+    """Return the frames of a request with two items, with other numbers of frames."""
+    name, body, *rest = encode_to_core(Add(request(request_id="7", media=MEDIA)))
+    tag, head, _ = msgspec.msgpack.decode(body)
+    return [name, msgspec.msgpack.encode([tag, head, num_frames]), *rest]
+
+
+NO_MESSAGES: dict[str, list[bytes | memoryview]] = {
+    "no counts": with_counts([]),
+    "a count of none": with_counts([2, 0]),
+    "a negative count": with_counts([3, -1]),
+    "a count too large": with_counts([1, 2**62]),
+    "a count too many": with_counts([1, 1, 0]),
+    "both in one": with_counts([2]),
     "nothing": [],
     "an id alone": [b"7"],
     "no msgpack": [b"7", b"\xc1"],
     "half a message": [b"7", encode_to_core(Add(request()))[1][:-3]],
     "no prompt": [b"7", *encode_to_core(Add(request(request_id="7")))[1:2]],
     "half a token": [b"7", encode_to_core(Add(request(request_id="7")))[1], b"\x01\x02"],
+    "no picture": [b"7", *encode_to_core(Add(request(request_id="7", media=MEDIA)))[1:-1]],
+    "a picture too many": [b"7", *encode_to_core(Add(request(request_id="7", media=MEDIA)))[1:], b""],
     "another one's name": [b"7", *encode_to_core(Add(request(request_id="8")))[1:]],
     "an unknown kind": [b"7", msgspec.msgpack.encode(["do", 1])],
     "a message of the core's": [b"7", encode_from_core(Heartbeat(0.0, False, True))],

@@ -11,6 +11,7 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.media import ChunkMedia
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 BLOCK_SIZE = 4
@@ -40,11 +41,12 @@ def step(
     masks: dict[int, RowMask] | None = None,
     extra_args: Any = (),
     attention_chunks: tuple[int | None, ...] = (None,),
+    has_media: bool = False,
 ):
     tiles = (query_tile,) * len(attention_chunks)
-    shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args)
+    shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, has_media=has_media)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
-    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
+    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(plan.num_rows)])
     return inputs, unpack(inputs.ints, inputs.floats, shape)
 
 
@@ -67,6 +69,45 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
     assert (arrays.sequences.num_decodes, arrays.logit_rows.num_rows, arrays.placements[0].num_tiles) == (1, 2, 2)
     np.testing.assert_array_equal(arrays.placements[0].tile_seqs_i[:2], [1, 1])
     np.testing.assert_array_equal(arrays.placements[0].tile_rows_i[:2], [1, 5])
+
+
+def test_tokens_take_rows_ends_and_positions_from_media() -> None:
+    of_prompt = np.array([[3, 3, 3], [4, 5, 6], [4, 6, 7]], np.int32)
+    seen = ChunkMedia(array("i", [-1, 30, 31]), array("i", [4, 6, 6]), of_prompt.tobytes(), -2)
+    _, arrays = step(
+        make_chunk("decode", 9, [50], [3, 1, 7], media=ChunkMedia(rope_offset=-4)),
+        make_chunk("text", 2, [60, 61], [2], samples=False),
+        make_chunk("seen", 3, [62, 48, 48], [4, 5], media=seen),
+        # The last two are outputs in the first case, drafts in the second: both come after the prompt.
+        make_chunk("again", 3, [62, 48, 48, 63, 64], [4, 5], media=ChunkMedia(None, None, seen.rope_positions, -2)),
+        make_chunk(
+            "drafts", 5, [48, 65, 66], [4, 5], num_drafts=2, media=ChunkMedia(array("i", [31]), array("i", [6]))
+        ),
+        row_alignment=4,
+        bucket=(24, 8),
+        has_media=True,
+    )
+    (media,) = arrays.media
+    rows, ends, positions = np.full(24, -1), np.zeros(24, int), np.zeros((24, 3), int)
+    rows[[9, 10, 20]] = 30, 31, 31
+    ends[0], ends[4:6], ends[8:11], ends[12:17], ends[20:23] = 10, [3, 4], [4, 6, 6], [4, 5, 6, 7, 8], [6, 7, 8]
+    positions[0], positions[4:6] = 5, [[2] * 3, [3] * 3]
+    positions[8:11] = positions[12:15] = of_prompt
+    positions[15:17], positions[20:23] = [[4] * 3, [5] * 3], [[5] * 3, [6] * 3, [7] * 3]
+    is_used = ends > 0
+    np.testing.assert_array_equal(media.media_rows_t[is_used], rows[is_used])
+    np.testing.assert_array_equal(media.media_ends_t[is_used], ends[is_used])
+    np.testing.assert_array_equal(media.rope_positions_t3[is_used], positions[is_used])
+    np.testing.assert_array_equal(arrays.tokens.positions_t[is_used], [9, 2, 3, 3, 4, 5, 3, 4, 5, 6, 7, 5, 6, 7])
+
+
+def test_a_step_without_pictures_takes_none() -> None:
+    _, arrays = step(make_chunk("a", 2, [60, 61], [2]), make_chunk("b", 1, [60, 61], [3]), has_media=True)
+    np.testing.assert_array_equal(arrays.media[0].media_rows_t[:4], [-1] * 4)
+    np.testing.assert_array_equal(arrays.media[0].media_ends_t[:4], [3, 4, 2, 3])
+    np.testing.assert_array_equal(arrays.media[0].rope_positions_t3[:4].T, [[2, 3, 1, 2]] * 3)
+    _, arrays = step(make_chunk("a", 2, [60, 61], [2]))
+    assert not arrays.media
 
 
 def test_a_row_in_flight_points_at_its_row() -> None:

@@ -88,6 +88,8 @@ class EngineCore(HoldsAdapters):
         try:
             if request.pooling_params is None:
                 self._validate(request.sampling_params)
+            if request.media is not None:
+                self._runner.check_media(request.media)
         except VLLMValidationError as error:
             self._refuse(sequences, RequestError.of(error))
             return
@@ -191,6 +193,10 @@ class EngineCore(HoldsAdapters):
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return the number of a sequence's computed tokens; 0 unless it runs."""
         return self._scheduler.num_computed_tokens(sequence_id)
+
+    def reset_encoder_cache(self) -> bool:
+        """Forget all encoded images and videos and return True; do nothing and return False while some are needed."""
+        return self._scheduler.media.forget_all()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.

@@ -43,6 +43,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import get_family, is_built_in
 from jaxllm.resolve.kv_cache_size import memory_limit, size_engine, step_config
+from jaxllm.resolve.media_settings import media_settings
 from jaxllm.resolve.model import checked_draft, checked_model, lent_arrays
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.resolve.resolve_speculation import shared_group
@@ -59,6 +60,7 @@ from jaxllm.version import __version__
 
 if TYPE_CHECKING:
     from jaxllm.constraints.thinking import ThinkingTokens
+    from jaxllm.media.items import MediaSettings
     from jaxllm.resolve.engine_args import EngineArgs
     from jaxllm.resolve.engine_config import EngineConfig
     from jaxllm.resolve.pooling_settings import PoolingSettings
@@ -89,6 +91,7 @@ def _start_core(
     engine_args: EngineArgs, hosts: Hosts, on_tokenizer: Callable[[Tokenizer | None], None]
 ) -> tuple[EngineCore, EngineReady]:
     config = resolve(engine_args)
+    media = media_settings(config)
     log_phase(logger, "configuration")
     engines_home().check()  # JAX has its devices now, and a child that is forked later would share them
     prepared = prepare(config)
@@ -111,10 +114,12 @@ def _start_core(
     if config.platform == "cpu":
         keep_freed_memory()
     log_phase(logger, "engine")
-    return core, _ready(prepared, core, has_thinking_tokens=thinking is not None)
+    return core, _ready(prepared, core, media, has_thinking_tokens=thinking is not None)
 
 
-def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -> EngineReady:
+def _ready(
+    prepared: Prepared, core: EngineCore, media: MediaSettings | None, *, has_thinking_tokens: bool
+) -> EngineReady:
     config = prepared.config
     return EngineReady(
         vllm_config=vllm_config(config, num_blocks=prepared.num_blocks, max_model_len=config.max_model_len),
@@ -128,6 +133,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         has_logits_processors=bool(config.logits_processors),
         has_thinking_tokens=has_thinking_tokens,
         pooling=config.pooling,
+        media=media,
         num_weight_bytes=config.checkpoint.num_bytes,
         weight_type=config.quantization or config.checkpoint.weight_type,
     )
@@ -385,6 +391,8 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         row_alignment=compiler.config.row_alignment,
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
+        num_media_rows=compiler.config.num_media_rows,
+        sees_both_sides=config.model_config.sees_both_sides,
         num_adapter_slots=args.max_loras if args.enable_lora else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=args.scheduling_policy,

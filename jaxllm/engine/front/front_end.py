@@ -38,14 +38,20 @@ class FrontEnd:
             config.model_config.seed,
             check_in_core,
             ready.pooling,
+            ready.media,
         )
+        self.metrics.media_counts = lambda: self.inputs.media_counts
         self.tracer = _make_tracer(config)
         self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer, _cached_block_size(config))
         if config.lora_config is not None:
             self.metrics.watch_adapters(config.lora_config.max_loras, self.outputs.adapters)
 
     def close(self) -> None:
-        """Send the spans that have not been sent; waits some seconds for a collector that does not take them."""
+        """Send the spans that have not been sent; waits some seconds for a collector that does not take them.
+
+        No more media are fetched.
+        """
+        self.inputs.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -65,7 +71,7 @@ class FrontEnd:
     @cached_property
     def chat_renderer(self) -> ChatRenderer:
         """Return the renderer of conversations as prompts. Raises VLLMValidationError without a tokenizer."""
-        return ChatRenderer(self.require_tokenizer(), self.ready.chat_template)
+        return ChatRenderer(self.require_tokenizer(), self.ready.chat_template, self.ready.media)
 
     @cached_property
     def grammars(self) -> GrammarCompiler | None:

@@ -24,6 +24,8 @@ class FrontMetrics:
         self._loggers: list[StatsLogger] = []
         self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
         """The number of requests that each queue bound has refused."""
+        self.media_counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Return how often processed images and videos were looked up, and found."""
         self._max_adapters, self._adapters = 0, _no_adapters
         self.of(ready.vllm_config.parallel_config.data_parallel_size - 1)
 
@@ -51,6 +53,8 @@ class FrontMetrics:
 
     def snapshot(self) -> list[Metric]:
         """Return the present values of all metrics."""
+        if self._engines:  # the front end has one cache for all replicas
+            self._engines[0].media_counts = self.media_counts()
         engines = [metric for each in self._engines for metric in each.snapshot()]
         labels = {"model_name": self._ready.vllm_config.model_config.served_model_name}
         rejections = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.core_messages import EngineCoreOutput, Pooled
+from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptMedia
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.late_chunks import chunk_embeddings
 from jaxllm.outputs import (
     AnyOutput,
     CompletionOutput,
+    PlaceholderRange,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
@@ -173,8 +174,17 @@ class GrowingRequest:
             merge_stats([sequence.stats for sequence in sequences]),
             request.core.lora,
             num_cached_tokens=num_cached,
+            multi_modal_placeholders=None if request.core.media is None else _placeholders(request.core.media),
             num_cache_creation_tokens=max(0, self.num_cacheable_tokens - (num_cached or 0)),
         )
+
+
+def _placeholders(media: PromptMedia) -> dict[str, list[PlaceholderRange]]:
+    ranges: dict[str, list[PlaceholderRange]] = {}
+    for item in media.items:
+        of_item = [PlaceholderRange(span.offset, span.num_rows) for span in item.spans]
+        ranges.setdefault(item.modality, []).extend(of_item)
+    return ranges
 
 
 class PooledRequest(GrowingRequest):

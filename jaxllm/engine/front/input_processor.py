@@ -16,6 +16,7 @@ from jaxllm.engine.front.pooling_resolver import resolve_pooling_params, verify_
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt, PromptEncoder, too_long
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.media.items import MediaSettings
 from jaxllm.outputs import LateChunkingMetadata
 from jaxllm.params.checks import check_float, check_int
 from jaxllm.pooling_params import PoolingParams
@@ -24,6 +25,7 @@ from jaxllm.text.prompts import parse_prompt
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from jaxllm.media.reader import MediaReader
     from jaxllm.resolve.pooling_settings import PoolingSettings
 
 type _Resolved = SamplingParams | PoolingParams
@@ -71,10 +73,12 @@ class InputProcessor:
         seed: int,
         check_in_core: CheckInCore | None = None,
         pooling: PoolingSettings | None = None,
+        media: MediaSettings | None = None,
     ) -> None:
         """Ask the core through `check_in_core` whether it would refuse a request; if None, it refuses on arrival."""
-        self._pooling, self._tokenizer = pooling, tokenizer
-        self._prompts = PromptEncoder(tokenizer, limits, pooling)
+        self._pooling, self._tokenizer, self._media = pooling, tokenizer, media
+        self._reader = _make_reader(media, tokenizer)
+        self._prompts = PromptEncoder(tokenizer, limits, pooling, self._reader)
         self._limits = limits
         self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
         self._seed = seed
@@ -107,6 +111,26 @@ class InputProcessor:
             adapter=adapter,
         )
 
+    @property
+    def media_counts(self) -> tuple[int, int]:
+        """Return how often processed images and videos were looked up, and found."""
+        return (0, 0) if self._reader is None else (self._reader.counts.queries, self._reader.counts.hits)
+
+    def forget_media(self) -> None:
+        """Forget all processed images and videos."""
+        if self._reader is not None:
+            self._reader.forget_all()
+
+    def prepare_media(self) -> None:
+        """Load what processes images, if the model takes any; without this the first image does it."""
+        if self._reader is not None:
+            self._reader.prepare()
+
+    def close(self) -> None:
+        """Start no more fetches."""
+        if self._reader is not None:
+            self._reader.close()
+
     def resolve(self, params: Any, grammar_seconds: float | None = None) -> _Resolved:
         """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
         if isinstance(params, PoolingParams):
@@ -118,7 +142,9 @@ class InputProcessor:
         self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None, *, pools: bool = False
     ) -> EncodedPrompt:
         """Check one prompt and tokenize it. Any thread may do it: 100,000 tokens take a quarter of a second."""
-        return self._prompts.encode([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs, pools=pools)[0]
+        return self._prompts.encode(
+            [parse_prompt(prompt, "prompt", self._media)], ["prompt"], tokenization_kwargs, pools=pools
+        )[0]
 
     def complete(
         self,
@@ -154,7 +180,7 @@ class InputProcessor:
         when = time.time()
         labels = [f"{label}[{i}]" for i in range(len(prompts))]
         resolved = self._resolve_all(params, output_kind)
-        parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
+        parsed = [parse_prompt(prompt, name, self._media) for prompt, name in zip(prompts, labels, strict=True)]
         all_priorities = [0] * len(prompts) if priorities is None else priorities
         checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(all_priorities)]
         named = [None] * len(prompts) if lora_requests is None else lora_requests
@@ -285,10 +311,19 @@ class InputProcessor:
             lora=adapter,
             pooling_params=pooling,
             pair_start=prompt.pair_start,
+            media=prompt.media,
         )
         late = None if pooling is None else pooling.late_chunking_params
         chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)
         return ProcessedRequest(request_id, prompt.text, core, trace, chunks)
+
+
+def _make_reader(media: MediaSettings | None, tokenizer: Tokenizer | None) -> MediaReader | None:
+    if media is None or tokenizer is None:
+        return None
+    from jaxllm.media.reader import MediaReader  # which loads numpy and Pillow
+
+    return MediaReader(media, tokenizer)
 
 
 def mix(seed: int, counter: int) -> int:

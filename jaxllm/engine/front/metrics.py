@@ -176,6 +176,8 @@ class EngineMetrics:
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0
         self.generation_tokens = 0
+        self.media_counts: tuple[int, int] = (0, 0)
+        """How often processed images and videos were looked up, and found."""
         self.stats = stats
         """The scheduler's counts after the last step."""
         self.num_deferred = 0
@@ -315,11 +317,11 @@ class EngineMetrics:
         return [
             self._counter("prefix_cache_queries", counts.prefix_queries),
             self._counter("prefix_cache_hits", counts.prefix_hits),
-            # No other machine's KV cache is asked, and no inputs are multimodal.
+            # No other machine's KV cache is asked.
             self._counter("external_prefix_cache_queries", 0),
             self._counter("external_prefix_cache_hits", 0),
-            self._counter("mm_cache_queries", 0),
-            self._counter("mm_cache_hits", 0),
+            self._counter("mm_cache_queries", self.media_counts[0]),
+            self._counter("mm_cache_hits", self.media_counts[1]),
             self._counter("num_preemptions", counts.preemptions),
             self._counter("programs_compiled", counts.compiled),
             self._counter("prompt_tokens", self.prompt_tokens),

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxllm.core_messages import PromptMedia
 from jaxllm.engine.front.params_resolver import InputLimits, refusal
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import is_unicode, shown
@@ -14,6 +15,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
 if TYPE_CHECKING:
+    from jaxllm.media.reader import MediaReader
     from jaxllm.resolve.pooling_settings import PoolingSettings
 
 
@@ -26,18 +28,26 @@ class EncodedPrompt(NamedTuple):
     """The salt of the prefix cache's keys."""
     pair_start: int | None = None
     """The position of the first token of a pair's second text; None for a single text."""
+    media: PromptMedia | None = None
+    """The images and videos of the prompt; None if it has none."""
 
 
 class PromptEncoder:
     """Tokenizes prompts, many in one call, or refuses them with an error that names the prompt."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: InputLimits, pooling: PoolingSettings | None) -> None:
-        self._tokenizer, self._limits, self._pooling = tokenizer, limits, pooling
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        limits: InputLimits,
+        pooling: PoolingSettings | None,
+        media: MediaReader | None = None,
+    ) -> None:
+        self._tokenizer, self._limits, self._pooling, self._media = tokenizer, limits, pooling, media
 
     def encode(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None, *, pools: bool
     ) -> list[EncodedPrompt]:
-        """Check prompts and tokenize all texts in one call."""
+        """Check prompts and tokenize all texts in one call; images are fetched and processed one prompt at a time."""
         how = encode_options(options, self._limits.max_model_len, outputs=0 if pools else 1)
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
@@ -49,14 +59,39 @@ class PromptEncoder:
             if prompt.token_ids is not None
         }
         for is_templated in (False, True):
-            rows = [i for i in places if prompts[i].is_templated is is_templated and prompts[i].pair is None]
+            of_text = [i for i in places if prompts[i].pair is None and not prompts[i].media]
+            rows = [i for i in of_text if prompts[i].is_templated is is_templated]
             adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
             encoded |= self._encode(prompts, rows, labels, how, adds_special, pools=pools)
-        pairs = self._encode_pairs(prompts, labels, how)
+        others = self._encode_pairs(prompts, labels, how)
+        others |= {
+            i: self._encode_media(prompt, encoded.get(i), how, labels[i])
+            for i, prompt in enumerate(prompts)
+            if prompt.media
+        }
         return [
-            pairs[i] if i in pairs else self._encoded(prompt, encoded[i], how, labels[i])
+            others[i] if i in others else self._encoded(prompt, encoded[i], how, labels[i])
             for i, prompt in enumerate(prompts)
         ]
+
+    def _encode_media(
+        self, prompt: ParsedPrompt, token_ids: list[int] | None, how: EncodeOptions, label: str
+    ) -> EncodedPrompt:
+        """Return a prompt with images, each placeholder in it as the tokens that take the image's rows."""
+        if self._media is None:
+            message = "images need a tokenizer: the engine was made with `skip_tokenizer_init=True`"
+            raise refusal(label, message, "multi_modal_data", None)
+        if how.keep is not None:
+            message = "a prompt with images is not cut: leave truncate_prompt_tokens out"
+            raise refusal(label, message, "truncate_prompt_tokens", how.keep)
+        text = self._text(prompt.text, label, how) if token_ids is None else None
+        adds_special = not prompt.is_templated if how.add_special_tokens is None else how.add_special_tokens
+        source = text if token_ids is None else token_ids
+        assert source is not None
+        ids, media = self._media.read(
+            source, prompt.media, prompt.processor_options, prompt.sampling, add_special_tokens=adds_special
+        )
+        return EncodedPrompt(self._check_ids(ids, label), prompt.text, prompt.salt, media=media)
 
     def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], how: EncodeOptions, label: str) -> EncodedPrompt:
         start = None

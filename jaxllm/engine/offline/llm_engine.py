@@ -256,10 +256,13 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         return self._core.pin_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of multimodal inputs."""
+        """Forget all processed images and videos."""
+        self.front.inputs.forget_media()
 
+    @locked
     def reset_encoder_cache(self) -> None:
-        """Do nothing: no model has an encoder."""
+        """Forget all encoded images and videos, unless a request that runs needs some."""
+        self._core.reset_encoder_cache()
 
     def is_sleeping(self) -> bool:
         """Return False: an engine is awake until `shutdown`."""

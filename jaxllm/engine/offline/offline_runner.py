@@ -16,11 +16,11 @@ from jaxllm.engine.offline.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
-from jaxllm.params.checks import has_length, shown
+from jaxllm.params.checks import check_options, has_length, shown
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import is_single_conversation
-from jaxllm.text.prompts import begin_with, is_single_prompt
+from jaxllm.text.prompts import begin_with, is_single_prompt, with_processor_options
 from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -57,9 +57,15 @@ class OfflineRunner:
         priority: Priority,
         options: dict[str, Any] | None,
         adapters: Adapters = None,
+        processor_options: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue one prompt or many for their final outputs, and return their request ids."""
+        """Queue one prompt or many for their final outputs, and return their request ids.
+
+        `processor_options` are mm_processor_kwargs of all prompts.
+        """
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        processor_options = check_options("mm_processor_kwargs", processor_options)
+        batch = [with_processor_options(processor_options, prompt) for prompt in batch]
         return self._add(batch, params, priority, options, adapters, "prompts")
 
     def add_chats(

@@ -17,6 +17,7 @@ from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.gate import Flag
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
@@ -112,7 +113,7 @@ async def search_beams(
         if params.structured_outputs is not None:
             await asyncio.to_thread(lambda: front.grammars)  # its first use loads numpy and llguidance
         sampling_params = front.inputs.resolve(search.searcher.sampling_params)
-        encoded = await requests.encode(prompt)
+        encoded = await encode_prompt(front.inputs, prompt)
         await enter()
         with requests.hold(request_id, search):
             request = front.inputs.complete(

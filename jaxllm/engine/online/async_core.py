@@ -16,7 +16,7 @@ from jaxllm.core_messages import EngineCoreOutputs
 from jaxllm.engine.client.remote_client import RemoteClient, result
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
-from jaxllm.utils.fork_safety import engines_home
+from jaxllm.utils.fork_safety import Home, engines_home
 
 logger = logging.getLogger(__name__)
 
@@ -239,6 +239,12 @@ def _drop(home: Any, remote: RemoteClient) -> None:
     """End the core of an engine that nobody holds any more, except in a forked child."""
     if home.is_here:
         remote.drop()
+
+
+def drop_core(home: Home, core: AsyncCore) -> None:
+    """End the core of an engine that nobody holds any more, except in a forked child."""
+    if home.is_here:
+        core.drop()
 
 
 def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], Coroutine[Any, Any, None]]) -> bool:

@@ -15,7 +15,7 @@ from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
+from jaxllm.engine.online.async_core import AsyncCore, drop_core, end_from_thread
 from jaxllm.engine.online.engine_client import PauseMode, TextClient
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.online.request_stream import RequestOutputCollector
@@ -31,7 +31,7 @@ from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.awaitable import awaitable
-from jaxllm.utils.fork_safety import Home, check_home, engines_home
+from jaxllm.utils.fork_safety import check_home, engines_home
 from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         remote, self.front = start()
         self._home = engines_home()
         self.admission = admission
-        self._gate = Gate()
+        self._gate, self._changes = Gate(), Changes()
         self._requests = RunningRequests(self.front, admission, self._gate)
-        self._changes = Changes()
         self._hold(self._joined(remote))
 
     @classmethod
@@ -312,7 +311,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     ) -> AsyncGenerator[RequestOutput, None]:
         """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first.
 
-        A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
+        The prompt may be an `EncodedPrompt`. A search that is aborted yields what it has, with finish_reason "abort".
         """
         from jaxllm.engine.online.async_beam_search import search_beams  # imports numpy
 
@@ -388,6 +387,14 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         if is_reset:
             self.front.metrics.forget_hits()
         return is_reset
+
+    async def reset_mm_cache(self) -> None:
+        """Forget all processed images and videos."""
+        self.front.inputs.forget_media()
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget all encoded images and videos, unless a request that runs needs some."""
+        await self._call("reset_encoder_cache")
 
     async def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""
@@ -480,7 +487,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         """Use a core, which ends with this engine: the event loop holds the core, but not the engine."""
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._core, self._finalizer = core, weakref.finalize(self, _drop, self._home, core)
+        self._core, self._finalizer = core, weakref.finalize(self, drop_core, self._home, core)
 
     async def is_sleeping(self) -> bool:
         """Return whether the engine sleeps."""
@@ -591,9 +598,3 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         if mode == "abort":
             await self.abort(self._requests.ids())
         await self._requests.idle.wait()
-
-
-def _drop(home: Home, core: AsyncCore) -> None:
-    """End the core of an engine that nobody holds any more, except in a forked child."""
-    if home.is_here:
-        core.drop()

@@ -11,15 +11,14 @@ from jaxllm.core_messages import EngineCoreOutputs
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.output_processor import ProcessedOutputs, id_in_use
-from jaxllm.engine.front.prompt_encoder import EncodedPrompt
 from jaxllm.engine.online.admission import Admission, Reservation
 from jaxllm.engine.online.gate import Flag, Gate
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.utils.async_utils import threaded_if_long
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class RunningRequests:
         pools = isinstance(resolved, PoolingParams)
         reservation = self.reserve(1 if pools else resolved.n)
         try:
-            encoded = await self.encode(prompt, tokenization_kwargs, pools=pools)
+            encoded = await encode_prompt(self._inputs, prompt, tokenization_kwargs, pools=pools)
             reservation.hold_prompt(len(encoded.token_ids))
             await enter()
             request = self._inputs.complete(
@@ -148,12 +147,6 @@ class RunningRequests:
             if self._groups.get(request_id) is group:  # and not one of the same id, after all were ended
                 del self._groups[request_id]
                 self._rest()
-
-    async def encode(
-        self, prompt: Any, options: Mapping[str, Any] | None = None, *, pools: bool = False
-    ) -> EncodedPrompt:
-        """Check a prompt and tokenize it, in a thread if it is long."""
-        return await threaded_if_long(len(_text(prompt)), self._inputs.encode, prompt, options, pools=pools)
 
     def take_outcome(self, step: EngineCoreOutputs) -> list[str]:
         """Hand a step's outputs to their readers."""
@@ -231,13 +224,6 @@ class RunningRequests:
     def _check_free(self, request_id: str) -> None:
         if request_id in self._running or request_id in self._groups:
             raise id_in_use(request_id)
-
-
-def _text(prompt: Any) -> str:
-    """Return the text of a prompt, as far as it is one; whether the prompt is well formed is seen later."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else getattr(prompt, "text", prompt)
-    pair = prompt.get("text_pair") if isinstance(prompt, Mapping) else None
-    return (text if isinstance(text, str) else "") + (pair if isinstance(pair, str) else "")
 
 
 def log_request(request: ProcessedRequest, most: int | None) -> None:

@@ -105,6 +105,11 @@ class Core(Protocol):
         return _DECLARED
 
     @_call(all)
+    def reset_encoder_cache(self) -> bool:
+        """Forget all encoded images and videos; False, and nothing is forgotten, when requests need some."""
+        return _DECLARED
+
+    @_call(all)
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         return _DECLARED

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.core_messages import SchedulerStats
+from jaxllm.media.items import MediaSettings
 from jaxllm.resolve.pooling_settings import PoolingSettings
 from jaxllm.resolve.vllm_config import VllmConfig
 
@@ -35,6 +36,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """True if the markers of the model's reasoning are known."""
     pooling: PoolingSettings | None = None
     """How the model pools; None if it only generates."""
+    media: MediaSettings | None = None
+    """How prompts refer to media; None if the model takes text only."""
     num_weight_bytes: int = 0
     """The size of the checkpoint's tensors in bytes, as they are stored."""
     weight_type: str = ""
@@ -54,3 +57,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     def generates(self) -> bool:
         """Return whether requests may generate."""
         return self.vllm_config.model_config.runner_type == "generate"
+
+    @property
+    def takes_images(self) -> bool:
+        """Return whether a prompt may have an image."""
+        return self.media is not None and self.media.takes_images

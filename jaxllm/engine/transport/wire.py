@@ -1,11 +1,12 @@
 """The messages between a front end and its core as frames: msgpack, of bounded size, each typed.
 
 A message to the core has two frames, the id of the request that it is about and its body; a new request has a third
-frame, its prompt. A message from the core has one frame.
+frame, its prompt, and more for the patches of its images and videos. A message from the core has one frame.
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,16 @@ from jaxllm.text.tokenizer_parts import TokenizerParts
 
 MAX_FRAME_BYTES = 256 << 20
 """A larger frame is refused where it is made; the socket of the other side drops the peer that sends one."""
+_MAX_PATCH_BYTES = 64 << 20
+"""The size of the frames that an item's patches are sent in; the last one may be smaller."""
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """A message that queues a request, whose prompt is a frame of its own."""
+    """A message that queues a request, whose prompt and patches are frames of their own."""
 
     request: EngineCoreRequest
+    num_frames: list[int] = []
+    """The number of frames of each item's patches; empty where the request is whole."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -100,17 +105,20 @@ _to_core = msgspec.msgpack.Decoder(ToCore.__value__)
 _from_core = msgspec.msgpack.Decoder(FromCore.__value__)
 
 
-def encode_to_core(message: ToCore) -> list[bytes]:
-    """Return the frames of a message. Raises FrameError if it is too large."""
+def encode_to_core(message: ToCore) -> list[bytes | memoryview]:
+    """Return the frames of a message, with views of its patches. Raises FrameError if it is too large."""
     if not isinstance(message, Add):
         return _bounded([b"", _encoder.encode(message)])
     request = message.request
-    without_prompt = Add(msgspec.structs.replace(request, prompt_token_ids=[]))
+    cut = [] if request.media is None else [_cut(item.patches) for item in request.media.items]
+    head = msgspec.structs.replace(_with_patches(request, [b""] * len(cut)), prompt_token_ids=[])
     prompt = array("i", request.prompt_token_ids).tobytes()
-    return _bounded([request.request_id.encode(), _encoder.encode(without_prompt), prompt], request.request_id)
+    body = _encoder.encode(Add(head, [len(pieces) for pieces in cut]))
+    frames = [request.request_id.encode(), body, prompt, *itertools.chain.from_iterable(cut)]
+    return _bounded(frames, request.request_id)
 
 
-def decode_to_core(frames: Sequence[bytes]) -> ToCore:
+def decode_to_core(frames: Sequence[bytes | memoryview]) -> ToCore:
     """Return the message of some frames. Raises FrameError, and nothing else, whatever they hold."""
     request_id = ""
     try:
@@ -122,14 +130,42 @@ def decode_to_core(frames: Sequence[bytes]) -> ToCore:
             raise ValueError(f"it is about {message.request.request_id!r}")
         prompt = array("i")
         prompt.frombytes(frames[2])
-        return Add(msgspec.structs.replace(message.request, prompt_token_ids=prompt.tolist()))
+        request = msgspec.structs.replace(message.request, prompt_token_ids=prompt.tolist())
+        return Add(_with_patches(request, _joined(frames[3:], message.num_frames)))
     except Exception as error:  # msgspec raises UnicodeDecodeError and RecursionError too
         raise FrameError(f"{type(error).__name__}: {error}", request_id) from error
 
 
+def _cut(patches: bytes) -> list[memoryview]:
+    """Return an item's patches as the contents of its frames, at least one."""
+    view = memoryview(patches)
+    return [view[start : start + _MAX_PATCH_BYTES] for start in range(0, len(view) or 1, _MAX_PATCH_BYTES)]
+
+
+def _joined(frames: Sequence[bytes | memoryview], num_frames: Sequence[int]) -> list[bytes]:
+    """Return the patches of each item. Raises ValueError unless each has a frame and no frame is left over."""
+    if sum(num_frames) != len(frames) or any(number < 1 for number in num_frames):
+        raise ValueError(f"{len(frames)} frames are not {num_frames}")
+    rest = iter(frames)
+    cut = [list(itertools.islice(rest, number)) for number in num_frames]
+    return [bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces) for pieces in cut]
+
+
+def _with_patches(request: EngineCoreRequest, patches: Sequence[bytes]) -> EngineCoreRequest:
+    """Return a request with other numbers of its images and videos' patches."""
+    media = request.media
+    if media is None:
+        return request
+    pairs = zip(media.items, patches, strict=True)
+    items = [msgspec.structs.replace(item, patches=numbers) for item, numbers in pairs]
+    return msgspec.structs.replace(request, media=msgspec.structs.replace(media, items=items))
+
+
 def encode_from_core(message: FromCore) -> bytes:
     """Return the frame of a message. Raises FrameError if it is too large."""
-    return _bounded([_encoder.encode(message)])[0]
+    frame = _encoder.encode(message)
+    _bounded([frame])
+    return frame
 
 
 def decode_from_core(frame: bytes) -> FromCore:
@@ -140,7 +176,7 @@ def decode_from_core(frame: bytes) -> FromCore:
         raise FrameError(f"{type(error).__name__}: {error}") from error
 
 
-def _bounded(frames: list[bytes], request_id: str = "") -> list[bytes]:
+def _bounded(frames: list[bytes | memoryview], request_id: str = "") -> list[bytes | memoryview]:
     largest = max(map(len, frames))
     if largest > MAX_FRAME_BYTES:
         message = f"it takes {largest} bytes, and at most {MAX_FRAME_BYTES} cross to another process"

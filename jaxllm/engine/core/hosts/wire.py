@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jaxllm.execution.launcher import AdapterLaunch, StepLaunch, decode_array, encode_array
+from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, StepLaunch, decode_array, encode_array
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
@@ -35,11 +35,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch
+type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | EncodeLaunch
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _decoder = msgspec.msgpack.Decoder(
-    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch, dec_hook=decode_array
+    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | EncodeLaunch, dec_hook=decode_array
 )
 
 
