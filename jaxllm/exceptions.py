@@ -58,7 +58,7 @@ class ChatTemplateResolutionError(VLLMValidationError):
 
 
 class VLLMUnprocessableEntityError(VLLMValidationError):
-    """The media in a request cannot be read. Nothing raises it: all models are text models."""
+    """A request's media cannot be fetched: a server answers with 422."""
 
 
 class EngineDeadError(VLLMServerError, RuntimeError):

@@ -156,8 +156,10 @@ async def init_app_state(
     state.engine_client, state.vllm_config = engine_client, vllm_config
     state.registry.register(EngineCollector(engine_client, server_args.metrics_prefix))
     state.registry.register(CoreProcesses(engine_client))
-    default_params = engine_client.front.ready.default_sampling_params
-    models = OpenAIServingModels(vllm_config.model_config, getattr(args, "served_model_name", None), default_params)
+    ready, names = engine_client.front.ready, getattr(args, "served_model_name", None)
+    models = OpenAIServingModels(
+        vllm_config.model_config, names, ready.default_sampling_params, sees=ready.takes_images
+    )
     await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []))
     chat = OpenAIServingChat(engine_client, models, server_args, getattr(args, "reasoning_parser", ""))
     state.openai_serving_models, state.openai_serving_chat = models, chat

@@ -14,6 +14,7 @@ import signal
 import socket
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,6 +97,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     Raises VLLMValidationError for bad arguments or an address in use, before the engine starts, and EngineDeadError
     if the engine ends by itself.
     """
+    warnings.filterwarnings("ignore", module="PIL")  # Pillow warns of damaged metadata, which requests may have
     app = build_app(args)
     args = with_queue_bound(args)
     server_args = ServerArgs.from_cli_args(args)
@@ -109,6 +111,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
             stack.enter_context(contextlib.closing(grpc_listener))
         start_worker_threads()
         async with build_async_engine_client(args) as engine:
+            await asyncio.to_thread(engine.front.inputs.prepare_media)
             gc.freeze()  # modules are 70,000 objects: collecting them would delay all streams by 0.05 s
             await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
 

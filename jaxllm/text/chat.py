@@ -11,8 +11,11 @@ from typing import Any
 
 from jaxllm.config.formats import CONTENT_FORMATS
 from jaxllm.exceptions import ChatTemplateResolutionError, VLLMValidationError
+from jaxllm.media.content_parts import kind_of, read_media_part
+from jaxllm.media.items import MediaPart, MediaSettings, refusal, video_sampling
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
-from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.message_content import Content, lay_out, media_of, text_of, with_media
+from jaxllm.text.prompts import TEXT_ONLY, ParsedPrompt, check_media_options
 from jaxllm.text.template_limits import TemplateLimitError
 from jaxllm.text.templates import REASONING_FIELDS, ChatTemplates
 from jaxllm.text.tokenizer import Tokenizer
@@ -46,9 +49,11 @@ _MAX_ERROR = 1000
 class ChatRenderer:
     """Renders conversations with the tokenizer's chat template or another."""
 
-    def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, default_template: str | None, media: MediaSettings | None = None) -> None:
+        """Take the media that `media` allows; none if it is None."""
         self._tokenizer = tokenizer
         self._default = default_template
+        self._media = media
         self._templates, self._brief_templates = ChatTemplates(), ChatTemplates(_BRIEF_SECONDS)
 
     def render(
@@ -62,23 +67,20 @@ class ChatRenderer:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        media_io_kwargs: Mapping[str, Any] | None = None,
         is_brief: bool = False,
     ) -> ParsedPrompt:
-        """Return the prompt's text, special tokens included; errors name the message as in "messages[2]".
+        """Return the prompt's text, special tokens included, with its media in order of appearance, which are not
+        fetched. Errors name the message as in "messages[2]".
 
         With `is_brief` it takes at most _BRIEF_SECONDS, else raises TemplateLimitError.
         """
         check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
-        check_bool("add_generation_prompt", add_generation_prompt)
-        check_bool("continue_final_message", continue_final_message)
+        _check_end(add_generation_prompt, continue_final_message)
         check_kind("chat_template", chat_template, str)
         _check_tools(tools)
-        if add_generation_prompt and continue_final_message:
-            raise VLLMValidationError(
-                "continue_final_message=True goes on with the last message: pass add_generation_prompt=False with it.",
-                parameter="continue_final_message",
-                value=True,
-            )
+        media_options = self._media_options(mm_processor_kwargs, media_io_kwargs)
         options = check_options("chat_template_kwargs", chat_template_kwargs)
         for name in options:
             if name in _RESERVED:
@@ -89,19 +91,31 @@ class ChatRenderer:
             source = self._source(chat_template, tools)
             template = templates.get(source)
             form = template.content_format if content_format == "auto" else content_format
+            messages = _parse_conversation(conversation, label, self._media)
             if not knows_tools(source) and (tools or has_calls(conversation)):
-                conversation, tools = tell_tools(_parse_conversation(conversation, label, "given"), tools or ()), None
-            messages = _parse_conversation(conversation, label, form)
+                messages, tools = tell_tools(messages, tools or ()), None
             if not template.names_developer:
                 messages = _with_one_system_message(messages)
+            media = tuple(part for message in messages for part in media_of(message["content"]))
+            if self._media is not None:
+                self._media.check_counts(media, "messages")
             text = template.render(
-                messages,
+                [{**each, "content": lay_out(each["content"], each["role"], form, self._media)} for each in messages],
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **{**self._tokenizer.parts.special_tokens, **options},
             )
-        return ParsedPrompt(text, is_templated=True)
+        if self._media is not None:
+            self._media.check_rendered(text, media, label)
+        return ParsedPrompt(text, is_templated=True, media=media, **media_options)
+
+    def _media_options(self, processor_options: Any, io_options: Any) -> dict[str, Any]:
+        """Return options of media as the fields of ParsedPrompt."""
+        named = {"mm_processor_kwargs": processor_options, "media_io_kwargs": io_options}
+        check_media_options(named, self._media)
+        checked = check_options("mm_processor_kwargs", processor_options)
+        return {"processor_options": checked or None, "sampling": video_sampling(io_options) or None}
 
     def _source(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
         """Return the template's text: the argument, the one that it names, the default, or the tokenizer's."""
@@ -144,6 +158,18 @@ def _refusals(label: str, conversation: Any, *, raises_limit: bool) -> Iterator[
         raise VLLMValidationError(message, parameter="messages", value=shown(conversation)) from error
 
 
+def _check_end(add_generation_prompt: Any, continue_final_message: Any) -> None:
+    """Raise an error for options of a prompt's end that are no switches, or that exclude each other."""
+    check_bool("add_generation_prompt", add_generation_prompt)
+    check_bool("continue_final_message", continue_final_message)
+    if add_generation_prompt and continue_final_message:
+        raise VLLMValidationError(
+            "continue_final_message=True goes on with the last message: pass add_generation_prompt=False with it.",
+            parameter="continue_final_message",
+            value=True,
+        )
+
+
 def _check_tools(tools: Any) -> None:
     """Raise an error for tools that are not a list of dicts."""
     if tools is None or (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
@@ -160,26 +186,22 @@ def is_single_conversation(messages: Any) -> bool:
     return len(messages) > 0 and not isinstance(messages[0], (list, tuple))
 
 
-def _parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
-    """Return copies of the messages with content in the "string" or the "openai" (list of parts) form, or as "given".
-
-    Tool results are strings for templates. Fields get the names that templates read, and fields without a value are
-    left out.
+def _parse_conversation(conversation: Any, label: str, media: MediaSettings | None) -> list[dict[str, Any]]:
+    """Return copies of the messages with checked content (see Content). Fields get the names that templates read, and
+    fields without a value are left out.
     """
     if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
         message = f"{label}: a conversation is a list of at least one message, got {shown(conversation)}."
         raise VLLMValidationError(message, parameter="messages", value=conversation)
     broken: list[str] = []
-    messages = [
-        _parse_message(message, f"{label}[{i}]", content_format, broken) for i, message in enumerate(conversation)
-    ]
+    messages = [_parse_message(message, f"{label}[{i}]", media, broken) for i, message in enumerate(conversation)]
     if broken:
         text = "%s: 'arguments' is not a JSON object, as in %d calls in all: the template is given {}"
         logger.warning(text, broken[0], len(broken))
-    return [message for message in messages if message is not None] or [{"role": "system", "content": ""}]
+    return [message for message in messages if message is not None] or [{"role": "system", "content": None}]
 
 
-def _parse_message(message: Any, label: str, content_format: str, broken: list[str]) -> dict[str, Any] | None:
+def _parse_message(message: Any, label: str, media: MediaSettings | None, broken: list[str]) -> dict[str, Any] | None:
     """Return a message's copy; None if it only had Claude Code's billing header.
 
     The positions of calls with unreadable arguments are added to `broken`.
@@ -191,18 +213,13 @@ def _parse_message(message: Any, label: str, content_format: str, broken: list[s
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise VLLMValidationError(f"{label}: needs a 'role'.", parameter="messages", value=role)
-    content = message.get("content")
-    texts = _texts(content, f"{label}['content']")
-    if role in SYSTEM_ROLES and texts:
-        texts = without_billing(texts)
-        if not texts:
+    content = _parse_content(message.get("content"), f"{label}['content']", media)
+    if role in SYSTEM_ROLES and content:
+        content = _without_header(content)
+        if not content:
             return None
     parsed = {name: value for name, value in message.items() if value is not None}
-    has_parts = content_format == "given" and isinstance(content, list) and role != "tool"
-    if content_format == "openai" or has_parts:
-        parsed["content"] = _parts(texts)
-    else:
-        parsed["content"] = "\n".join(texts)
+    parsed["content"] = content
     if "tool_calls" in parsed:
         parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{label}['tool_calls']", broken)
         if not parsed["tool_calls"]:  # templates take an empty list for calls
@@ -211,6 +228,16 @@ def _parse_message(message: Any, label: str, content_format: str, broken: list[s
     if reasoning is not None:
         parsed |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return parsed
+
+
+def _without_header(content: str | list[str | MediaPart]) -> Content:
+    """Return the system's content without Claude Code's billing header."""
+    if isinstance(content, str):
+        return "".join(without_billing([content]))
+    kept: list[str | MediaPart] = []
+    for piece in content:
+        kept += without_billing([piece]) if isinstance(piece, str) else [piece]
+    return kept
 
 
 def without_billing(texts: Iterable[str]) -> list[str]:
@@ -231,41 +258,52 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
     first = {**said[0], "role": "system"}
     first.pop("tools", None)
     if len(said) > 1:
-        texts = ["\n".join(_texts(message["content"], "content")) for message in said]
-        text = "\n\n".join(filter(None, texts))
-        first["content"] = text if isinstance(first["content"], str) else _parts([text])
+        contents = [message["content"] for message in said]
+        text = with_media("\n\n".join(filter(None, map(text_of, contents))), *contents)
+        first["content"] = [text] if isinstance(text, str) and isinstance(contents[0], list) else text
     return [first, *(message for message in messages if message["role"] not in SYSTEM_ROLES)]
 
 
-def _parts(texts: list[str]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text} for text in texts]
-
-
-def _texts(content: Any, label: str) -> list[str]:
+def _parse_content(content: Any, label: str, media: MediaSettings | None) -> Content:
     if content is None:
-        return []
+        return None
     if isinstance(content, str):
-        return [content]
+        return _checked(content, label, media)
     if not isinstance(content, Sequence):
         message = f"{label}: must be a str or a list of parts, got {shown(content)}."
         raise VLLMValidationError(message, parameter="messages", value=content)
-    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(content)]
+    return [_parse_part(part, f"{label}[{i}]", media) for i, part in enumerate(content)]
 
 
-def _part_text(part: Any, label: str) -> str:
+def _parse_part(part: Any, label: str, media: MediaSettings | None) -> str | MediaPart:
+    """Return the text of a part, or the record of its image or video. APIs with other messages bring these as records,
+    which name the position in their own request.
+    """
     if isinstance(part, str):
+        return _checked(part, label, media)
+    if isinstance(part, MediaPart):
+        if media is None:
+            raise refusal(part.label, f"{part.modality}s are not supported: {TEXT_ONLY}", part.modality)
         return part
-    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    kind = kind_of(part) if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         message = f"{label}: a part is a dict with 'type' and 'text', got {shown(part)}."
         raise VLLMValidationError(message, parameter="messages", value=part)
     if kind not in _TEXT_PARTS:
-        message = f"{label}: parts of type {kind!r} are not supported: this engine reads text only."
-        raise VLLMValidationError(message, parameter="messages", value=kind)
+        if media is None:
+            raise refusal(label, f"parts of type {kind!r} are not supported: {TEXT_ONLY}", kind)
+        return read_media_part(part, label)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         message = f"{label}: needs {_TEXT_PARTS[kind]!r} as a str, got {shown(text)}."
         raise VLLMValidationError(message, parameter="messages", value=text)
+    return _checked(text, label, media)
+
+
+def _checked(text: str, label: str, media: MediaSettings | None) -> str:
+    """Return a text that does not stand for media."""
+    if media is not None:
+        media.check_text(text, label)
     return text
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import INT32_MAX, check_str, has_length, shown
+from jaxllm.media.items import MediaPart, MediaSettings
+from jaxllm.media.prompt_data import read_prompt_data
+from jaxllm.params.checks import INT32_MAX, check_options, check_str, has_length, shown
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids")
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+TEXT_ONLY = "the model takes text only"
+"""The reason why media are refused for a model that takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,12 @@ class ParsedPrompt:
     """The second text of a pair; `text` is the first."""
     type_ids: Sequence[Any] | None = None
     """For each token id, 0 in the first text of a pair and 1 in the second."""
+    media: tuple[MediaPart, ...] = ()
+    """The prompt's images and videos in order of appearance, which are not fetched."""
+    processor_options: Mapping[str, Any] | None = None
+    """The prompt's mm_processor_kwargs."""
+    sampling: Mapping[str, Any] | None = None
+    """Which frames of videos are taken, as `Sampling.merged` reads it; None: as the engine's arguments say."""
 
 
 def is_single_prompt(prompts: Any) -> bool:
@@ -37,15 +49,16 @@ def is_single_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and not isinstance(prompts[0], ParsedPrompt) and not hasattr(prompts[0], "__len__")
 
 
-def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
-    """Parse a prompt in any form."""
+def parse_prompt(prompt: Any, label: str, media: MediaSettings | None = None) -> ParsedPrompt:
+    """Parse a prompt in any form, with the media that `media` allows; none if it is None."""
     if isinstance(prompt, ParsedPrompt):
         _check_salt(prompt.salt, label)
+        check_media_options({"mm_processor_kwargs": prompt.processor_options}, media, f"{label}: ")
         return prompt
     if isinstance(prompt, str):
         return ParsedPrompt(prompt)
     if isinstance(prompt, Mapping):
-        return _parse_mapping(prompt, label)
+        return _parse_mapping(prompt, label, media)
     if _is_id_list(prompt):
         return ParsedPrompt(None, prompt)
     message = f"{label}: a prompt is a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
@@ -63,11 +76,35 @@ def begin_with(before: str, prompt: Any) -> Any:
     return prompt
 
 
-def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
+def with_processor_options(options: Mapping[str, Any] | None, prompt: Any) -> Any:
+    """Return a prompt with mm_processor_kwargs of a call; the prompt's own go before them."""
+    if not options:
+        return prompt
+    if isinstance(prompt, ParsedPrompt):
+        return dataclasses.replace(prompt, processor_options={**options, **(prompt.processor_options or {})})
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    elif not isinstance(prompt, Mapping):
+        prompt = {"prompt_token_ids": prompt}
+    of_prompt = check_options("mm_processor_kwargs", prompt.get("mm_processor_kwargs"))
+    return {**prompt, "mm_processor_kwargs": {**options, **of_prompt}}
+
+
+def check_media_options(options: Mapping[str, Any], media: MediaSettings | None, label: str = "") -> None:
+    """Raise VLLMValidationError for options of media, by their names, that have a value where the model takes none."""
+    for name, value in options.items():
+        if media is None and value:
+            message = f"{label}{name!r} is not supported: {TEXT_ONLY}."
+            raise VLLMValidationError(message, parameter=name, value=shown(value))
+
+
+def _parse_mapping(prompt: Mapping[str, Any], label: str, media: MediaSettings | None) -> ParsedPrompt:
     fields = {name: value for name, value in prompt.items() if value is not None}
+    known = _KEYS if media is None else _KEYS + _MEDIA_KEYS
+    check_media_options({name: fields.get(name) for name in _MEDIA_KEYS}, media, f"{label}: ")
     for name, value in fields.items():
-        if name not in _KEYS:
-            message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(_KEYS)}."
+        if name not in known and name not in _MEDIA_KEYS:
+            message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(known)}."
             raise VLLMValidationError(message, parameter=str(name), value=value)
     text, token_ids, salt, pair, type_ids = (fields.get(name) for name in _KEYS)
     if text is None and token_ids is None:
@@ -81,7 +118,23 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
         raise VLLMValidationError(message, parameter="prompt_token_ids", value=token_ids)
     _check_pair(text, token_ids, pair, type_ids, label)
     _check_salt(salt, label)
-    return ParsedPrompt(text, token_ids, salt, pair=pair, type_ids=type_ids)
+    parsed = ParsedPrompt(text, token_ids, salt, pair=pair, type_ids=type_ids)
+    return parsed if media is None else _with_media(parsed, fields, media, label)
+
+
+def _with_media(prompt: ParsedPrompt, fields: Mapping[str, Any], media: MediaSettings, label: str) -> ParsedPrompt:
+    """Return a prompt with the media among its fields."""
+    data, uuids, options = map(fields.get, _MEDIA_KEYS)
+    parts = read_prompt_data(data, uuids, label)
+    if parts and prompt.pair is not None:
+        message = f"{label}: 'text_pair' and 'multi_modal_data' exclude each other."
+        raise VLLMValidationError(message, parameter="multi_modal_data")
+    media.check_counts(parts, "multi_modal_data")
+    options = check_options("mm_processor_kwargs", options) or None
+    if options and not parts:
+        message = f"{label}: 'mm_processor_kwargs' needs 'multi_modal_data': without images and videos, leave it out."
+        raise VLLMValidationError(message, parameter="mm_processor_kwargs", value=shown(options))
+    return dataclasses.replace(prompt, media=parts, processor_options=options)
 
 
 def _check_pair(text: Any, token_ids: Any, pair: Any, type_ids: Any, label: str) -> None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxllm.text.message_content import text_of, with_media
+
 PARSER = "hermes"
 """The tool parser for the calls that these messages ask for."""
 _PROMPT = """\
@@ -33,19 +35,21 @@ def has_calls(messages: Any) -> bool:
 
 def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the tools described in the system message (added if missing), calls as their text, and
-    results as user messages. Changed contents are strings.
+    results as user messages. Contents are as in `Content`; those that change become a text, after their media if any.
     """
     told: list[dict[str, Any]] = []
     for are_results, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
         if are_results:
-            results = (f"<tool_response>\n{each.get('content') or ''}\n</tool_response>" for each in group)
-            told.append({"role": "user", "content": "\n".join(results)})
+            contents = [each.get("content") for each in group]
+            results = "\n".join(f"<tool_response>\n{text_of(each)}\n</tool_response>" for each in contents)
+            told.append({"role": "user", "content": with_media(results, *contents)})
         else:
             told += map(_told, group)
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if told and told[0].get("role") in ("system", "developer"):
-            told[0] = {**told[0], "content": f"{_text(told[0])}\n\n{prompt}"}
+            content = told[0].get("content")
+            told[0] = {**told[0], "content": with_media(f"{text_of(content)}\n\n{prompt}", content)}
         else:
             told.insert(0, {"role": "system", "content": prompt})
     return told
@@ -56,13 +60,9 @@ def _told(message: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
     if message.get("tool_calls"):
         calls = [_call(call["function"]) for call in message["tool_calls"]]
-        plain["content"] = "\n".join([text for text in (_text(message),) if text] + calls)
+        content = message.get("content")
+        plain["content"] = with_media("\n".join([*filter(None, (text_of(content),)), *calls]), content)
     return plain
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _call(function: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ class Model:
     """Answers a conversation with how many messages it has, in two pieces; some messages end it otherwise."""
 
     def __init__(self) -> None:
-        self.asked: list[list[tuple[str, str]]] = []
+        self.asked: list[list[tuple[str, Any]]] = []
 
-    def reply(self, messages: list[dict[str, str]], write: Write) -> int:
+    def reply(self, messages: list[dict[str, Any]], write: Write) -> int:
         self.asked.append([(each["role"], each["content"]) for each in messages])
         write("answer ")
         if messages[-1]["content"] == "stop":
@@ -50,7 +51,8 @@ def hold(
     """Talk with a model, with some content on standard input."""
     monkeypatch.setattr(sys, "stdin", Terminal(content, is_terminal=is_terminal))
     model = Model()
-    return model, talk(_Conversation(model, options.pop("system_prompt", None)), options.pop("quick", None), **options)
+    conversation = _Conversation(model, options.pop("system_prompt", None), options.pop("pictures", ()))
+    return model, talk(conversation, options.pop("quick", None), obey=conversation.obey, **options)
 
 
 def test_each_line_of_a_pipe_is_a_message_in_the_light_of_those_before(
@@ -100,6 +102,30 @@ def test_a_terminal_goes_on_after_errors_and_what_was_said_is_remembered(
     assert shown.err.count(MARK) == 6
     assert "jaxllm: error: no more\n" in shown.err
     assert "jaxllm: error: too long\n" in shown.err
+
+
+def test_pictures_go_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A file that is missing, or that is no picture, goes with none, and the talk goes on."""
+    (tmp_path / "a.png").write_bytes(b"a picture")
+    (tmp_path / "a.txt").write_bytes(b"a text")
+    url = "data:image/png;base64,YSBwaWN0dXJl"
+    lines = [f"/image {tmp_path}/{name}" for name in ("none.png", "a.txt", "a.png")]
+    model, status = hold(monkeypatch, "\n".join(["x", *lines, "y", "z"]).encode(), is_terminal=True, pictures=["first"])
+    assert status == 0
+
+    def shown(url: str, text: str) -> list[dict[str, Any]]:
+        return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+
+    said = [content for role, content in model.asked[-1] if role == "user"]
+    assert said == [shown("first", "x"), shown(url, "y"), "z"]
+    told = capsys.readouterr().err
+    assert "none.png cannot be read: No such file or directory." in told
+    assert "a.txt is no picture by its name." in told
+    assert "a.png goes with the next message." in told
+    model, _ = hold(monkeypatch, b"/image a.png\n")
+    assert model.asked == [[("user", "/image a.png")]], "a pipe has messages alone"
 
 
 def test_without_standard_output_there_is_no_talk(monkeypatch: pytest.MonkeyPatch):

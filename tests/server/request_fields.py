@@ -16,12 +16,12 @@ from jaxllm.server.ollama.protocol import (
 )
 from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
 from jaxllm.server.openai.completion_protocol import COMPLETION_REFUSED, CompletionRequest
-from jaxllm.server.openai.tokenization_protocol import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
+from jaxllm.server.openai.tokenization_protocol import DetokenizeRequest, TokenizeRequest
 from jaxllm.server.pooling.classification_protocol import ClassificationRequest
 from jaxllm.server.pooling.cohere_protocol import COHERE_REFUSED, CohereEmbedRequest
 from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
 from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest
-from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, RerankRequest, ScoreRequest
+from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, SCORE_REFUSED, RerankRequest, ScoreRequest
 from jaxllm.server.responses.request import RESPONSES_REFUSED, ResponsesRequest
 from tests.server.tool_support import TOOL, WEATHER
 
@@ -69,6 +69,11 @@ STAYS = "the model stays"
 USER, OTHER = {"role": "user", "content": "think and call?"}, {"role": "user", "content": "21 degrees"}
 BEGUN = {"messages": [USER, {"role": "assistant", "content": "So"}], "add_generation_prompt": False}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+MEDIA: dict[str, Entry] = {
+    "mm_processor_kwargs": Refusal({"max_pixels": 9}),
+    "media_io_kwargs": Refusal({"video": {"num_frames": 2}}),
+}
+"""What a model that takes text alone refuses; `test_media.py` has one that sees."""
 FLAT_TOOL = {"type": "function", **WEATHER}
 PROMPT: dict[str, Entry] = {
     "model": Refusal("nothing"),
@@ -121,34 +126,40 @@ SAMPLING: dict[str, Entry] = TOKENS | {
     "return_token_ids": Effect(True),
     "return_tokens_as_token_ids": Effect(True, {"logprobs": 1}),
 }
-CHAT: dict[str, Entry] = SAMPLING | {
-    "messages": Effect([OTHER]),
-    "max_completion_tokens": Effect(3),
-    "logprobs": Effect(True),
-    "top_logprobs": Effect(2, {"logprobs": True}),
-    "skip_special_tokens": Nothing(False, "where marks of calls are special tokens, they are shown to what reads them"),
-    "add_special_tokens": Effect(True),
-    "echo": Effect(True, BEGUN),
-    "add_generation_prompt": Effect(False),
-    "continue_final_message": Effect(True, BEGUN),
-    "chat_template": Effect("another{{ messages[0].content }}"),
-    "chat_template_kwargs": Effect({"flavour": "sweet"}),
-    "documents": Effect([{"text": "a"}]),
-    "reasoning_effort": Effect("low"),
-    "tools": Effect([TOOL]),
-    "tool_choice": Effect("none", {"tools": [TOOL]}),
-    "parallel_tool_calls": Effect(False, {"tools": [TOOL]}),
-    "include_reasoning": Effect(False),
-    "modalities": Refusal(["text", "audio"]),
-    "return_prompt_text": Effect(True),
-    "use_beam_search": Effect(True),
-    "length_penalty": Effect(2.0, {"use_beam_search": True}),
-    "metadata": Nothing({"a": "b"}, LABEL),
-    "store": Nothing(True, "completions are not kept"),
-    "service_tier": Nothing("auto", "there is one tier"),
-    "safety_identifier": Nothing("a", CLIENT),
-    "prompt_cache_key": Nothing("a", "prompts are found by what they are"),
-}
+CHAT: dict[str, Entry] = (
+    SAMPLING
+    | MEDIA
+    | {
+        "messages": Effect([OTHER]),
+        "max_completion_tokens": Effect(3),
+        "logprobs": Effect(True),
+        "top_logprobs": Effect(2, {"logprobs": True}),
+        "skip_special_tokens": Nothing(
+            False, "where marks of calls are special tokens, they are shown to what reads them"
+        ),
+        "add_special_tokens": Effect(True),
+        "echo": Effect(True, BEGUN),
+        "add_generation_prompt": Effect(False),
+        "continue_final_message": Effect(True, BEGUN),
+        "chat_template": Effect("another{{ messages[0].content }}"),
+        "chat_template_kwargs": Effect({"flavour": "sweet"}),
+        "documents": Effect([{"text": "a"}]),
+        "reasoning_effort": Effect("low"),
+        "tools": Effect([TOOL]),
+        "tool_choice": Effect("none", {"tools": [TOOL]}),
+        "parallel_tool_calls": Effect(False, {"tools": [TOOL]}),
+        "include_reasoning": Effect(False),
+        "modalities": Refusal(["text", "audio"]),
+        "return_prompt_text": Effect(True),
+        "use_beam_search": Effect(True),
+        "length_penalty": Effect(2.0, {"use_beam_search": True}),
+        "metadata": Nothing({"a": "b"}, LABEL),
+        "store": Nothing(True, "completions are not kept"),
+        "service_tier": Nothing("auto", "there is one tier"),
+        "safety_identifier": Nothing("a", CLIENT),
+        "prompt_cache_key": Nothing("a", "prompts are found by what they are"),
+    }
+)
 COMPLETION: dict[str, Entry] = SAMPLING | {
     "prompt": Effect("other"),
     "logprobs": Effect(2),
@@ -159,50 +170,54 @@ COMPLETION: dict[str, Entry] = SAMPLING | {
     "length_penalty": Refusal(2.0),
 }
 REPEATED = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "user", "service_tier")
-RESPONSES: dict[str, Entry] = TOKENS | {
-    "input": Effect("21 degrees"),
-    "request_id": Nothing("mine", "a response has an id of its own, by which it is kept"),
-    "skip_special_tokens": CHAT["skip_special_tokens"],
-    "add_special_tokens": Effect(True),
-    "instructions": Effect("be brief"),
-    "previous_response_id": Refusal("resp_nothing"),
-    "store": Effect(False),
-    "background": Effect(True),
-    "stream": Effect(True),
-    "stream_options": Refusal({"include_obfuscation": True}),
-    "stream_options.include_obfuscation": Nothing(True, "events are as long as they are", {"stream": True}),
-    "tools": Effect([FLAT_TOOL]),
-    "tool_choice": Effect("none", {"tools": [FLAT_TOOL]}),
-    "parallel_tool_calls": Effect(False, {"tools": [FLAT_TOOL]}),
-    "max_tool_calls": Effect(3),
-    "text": Effect({"verbosity": "low"}),
-    "text.verbosity": Effect("low"),
-    "text.format": Effect({"type": "json_schema", "name": "a", "schema": {"type": "object"}}),
-    "text.format.type": Refusal("poem"),
-    "text.format.name": Effect({"type": "text", "name": "b"}, {"text": {"format": {"type": "text", "name": "a"}}}),
-    "text.format.description": Effect({"type": "text", "description": "b"}, {"text": {"format": {"type": "text"}}}),
-    "text.format.strict": Effect({"type": "text", "strict": True}, {"text": {"format": {"type": "text"}}}),
-    "text.format.schema": Effect(
-        {"type": "json_schema", "schema": {"type": "object", "title": "a"}},
-        {"text": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
-    ),
-    "reasoning": Effect({"effort": "low"}),
-    "reasoning.effort": Effect("low"),
-    "reasoning.summary": Effect("auto"),
-    "include_reasoning": Effect(False),
-    "max_output_tokens": Effect(3),
-    "top_logprobs": Refusal(2),
-    "include": Refusal(["message.output_text.logprobs"]),
-    "truncation": Effect("auto"),
-    "metadata": Effect({"a": "b"}),
-    **{name: Effect("flex") for name in REPEATED},
-    "prompt_cache_options": Effect({"mode": "explicit"}),
-    "prompt_cache_options.mode": Effect("explicit"),
-    "prompt_cache_options.ttl": Refusal("1h"),
-    "prompt_cache_options.comparison_response_id": Effect("resp_a"),
-    "chat_template": Effect("another{{ messages[0].content }}"),
-    "chat_template_kwargs": Effect({"flavour": "sweet"}),
-}
+RESPONSES: dict[str, Entry] = (
+    TOKENS
+    | MEDIA
+    | {
+        "input": Effect("21 degrees"),
+        "request_id": Nothing("mine", "a response has an id of its own, by which it is kept"),
+        "skip_special_tokens": CHAT["skip_special_tokens"],
+        "add_special_tokens": Effect(True),
+        "instructions": Effect("be brief"),
+        "previous_response_id": Refusal("resp_nothing"),
+        "store": Effect(False),
+        "background": Effect(True),
+        "stream": Effect(True),
+        "stream_options": Refusal({"include_obfuscation": True}),
+        "stream_options.include_obfuscation": Nothing(True, "events are as long as they are", {"stream": True}),
+        "tools": Effect([FLAT_TOOL]),
+        "tool_choice": Effect("none", {"tools": [FLAT_TOOL]}),
+        "parallel_tool_calls": Effect(False, {"tools": [FLAT_TOOL]}),
+        "max_tool_calls": Effect(3),
+        "text": Effect({"verbosity": "low"}),
+        "text.verbosity": Effect("low"),
+        "text.format": Effect({"type": "json_schema", "name": "a", "schema": {"type": "object"}}),
+        "text.format.type": Refusal("poem"),
+        "text.format.name": Effect({"type": "text", "name": "b"}, {"text": {"format": {"type": "text", "name": "a"}}}),
+        "text.format.description": Effect({"type": "text", "description": "b"}, {"text": {"format": {"type": "text"}}}),
+        "text.format.strict": Effect({"type": "text", "strict": True}, {"text": {"format": {"type": "text"}}}),
+        "text.format.schema": Effect(
+            {"type": "json_schema", "schema": {"type": "object", "title": "a"}},
+            {"text": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        ),
+        "reasoning": Effect({"effort": "low"}),
+        "reasoning.effort": Effect("low"),
+        "reasoning.summary": Effect("auto"),
+        "include_reasoning": Effect(False),
+        "max_output_tokens": Effect(3),
+        "top_logprobs": Refusal(2),
+        "include": Refusal(["message.output_text.logprobs"]),
+        "truncation": Effect("auto"),
+        "metadata": Effect({"a": "b"}),
+        **{name: Effect("flex") for name in REPEATED},
+        "prompt_cache_options": Effect({"mode": "explicit"}),
+        "prompt_cache_options.mode": Effect("explicit"),
+        "prompt_cache_options.ttl": Refusal("1h"),
+        "prompt_cache_options.comparison_response_id": Effect("resp_a"),
+        "chat_template": Effect("another{{ messages[0].content }}"),
+        "chat_template_kwargs": Effect({"flavour": "sweet"}),
+    }
+)
 MESSAGES: dict[str, Entry] = {
     **{name: SAMPLING[name] for name in ("model", "temperature", "top_p", "top_k", "stream", "cache_salt")},
     **{name: SAMPLING[name] for name in ("max_tokens", "vllm_xargs")},
@@ -242,6 +257,7 @@ POOLED: dict[str, Entry] = PROMPT | {
 }
 OF_MESSAGES = {"input": None, "messages": [OTHER]}
 INPUTS: dict[str, Entry] = POOLED | {
+    **{name: Refusal(entry.value, OF_MESSAGES) for name, entry in MEDIA.items()},
     "input": Effect("other"),
     "messages": Effect([OTHER], {"input": None, "messages": [USER]}),
     "add_generation_prompt": Effect(True, OF_MESSAGES),
@@ -270,6 +286,7 @@ SIDES: dict[str, Entry] = {
 }
 RENDERED = {"prompt": None, "messages": [OTHER]}
 TOKENIZE: dict[str, Entry] = {
+    **{name: Refusal(entry.value, RENDERED) for name, entry in MEDIA.items()},
     "model": Refusal("nothing"),
     "prompt": Effect("other"),
     "messages": Effect([USER], RENDERED),
@@ -379,7 +396,7 @@ ROUTES: dict[str, Requests] = {
         {"model": "tiny"},
         {"model": Refusal("nothing"), "name": Refusal("nothing", {"model": None, "name": "tiny"})},
     ),
-    "/tokenize": Requests(TokenizeRequest, {"prompt": "ab"}, TOKENIZE, TOKENIZE_REFUSED, VLLM_TOKENIZE),
+    "/tokenize": Requests(TokenizeRequest, {"prompt": "ab"}, TOKENIZE, {}, VLLM_TOKENIZE),
     "/detokenize": Requests(
         DetokenizeRequest,
         {"tokens": [40, 41]},
@@ -403,7 +420,7 @@ ROUTES: dict[str, Requests] = {
     ),
     "/classify": Requests(ClassificationRequest, {"input": "ab"}, INPUTS, POOLED_REFUSED, VLLM_INPUTS),
     "/score": Requests(
-        ScoreRequest, {"text_1": "ab", "text_2": "cd"}, SCORES | SIDES, POOLED_REFUSED, VLLM_SCORES + " ".join(SIDES)
+        ScoreRequest, {"text_1": "ab", "text_2": "cd"}, SCORES | SIDES, SCORE_REFUSED, VLLM_SCORES + " ".join(SIDES)
     ),
     "/rerank": Requests(
         RerankRequest,

@@ -285,7 +285,7 @@ class Answers:
         from jaxllm.server.openai.model_tasks import supported
         from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
         from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED
-        from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, RerankRequest, ScoreRequest
+        from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, SCORE_REFUSED, RerankRequest, ScoreRequest
 
         body = bytes(line.body)
         if line.url == EMBEDDING_URL:
@@ -297,7 +297,7 @@ class Answers:
             return lambda: embedding.answer(inputs, caller)
         if line.url.endswith("/score"):
             scores = supported(self._pooled.scores, "Score")
-            pairs = decode(body, ScoreRequest, POOLED_REFUSED)
+            pairs = decode(body, ScoreRequest, SCORE_REFUSED)
             return lambda: scores.answer(pairs, caller)
         if line.url.endswith("/rerank"):
             reranker = supported(self._pooled.scores, "Rerank (Score)")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxllm.cli.batch.offline_run import Engine, load_chat_engine
 from jaxllm.cli.client.openai_client import Choice, RequestError
+from jaxllm.cli.client.pictures import picture_url
 from jaxllm.cli.client.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.client.talk import Write, talk
 from jaxllm.cli.flags.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
@@ -18,7 +19,10 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.interrupts import deferred_interrupts
 from jaxllm.utils.streams import say
 
-type _Messages = list[dict[str, str]]
+type _Messages = list[dict[str, Any]]
+
+_IMAGE = "/image "
+"""What a line begins with that names a picture's file for the next message."""
 
 
 class _ChatModel(Protocol):
@@ -48,6 +52,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     add_remote_flags(server)
     parser.add_argument("-q", "--quick", metavar="TEXT", help="send this, show the answer, then exit")
     parser.add_argument("--system-prompt", metavar="TEXT", help="system message before the first message")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        help="picture that goes with the first message; may be given again. In a talk at a terminal, /image FILE adds "
+        "one to the next message",
+    )
     parser.add_argument("--stats", action="store_true", help="show the times of each answer on standard error")
     add_talk_sampling(parser)
     parser.set_defaults(run=run, disable_log_stats=True)
@@ -57,22 +68,30 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
     """Talk, and return the exit status. All arguments are checked before a model loads."""
     fields = talk_sampling(args)
+    pictures = [picture_url(path) for path in args.image or ()]
     try:
         if args.model_tag is None and args.model is None:
             _refuse_engine_flags(args)
             model = RemoteModel.find(args)
-            return _talk(_RemoteChat(model, {**talk_defaults(model.defaults, fields), **fields}, args.stats), args)
-        return _talk_here(args, fields, make_engine or load_chat_engine)
+            chat = _RemoteChat(model, {**talk_defaults(model.defaults, fields), **fields}, args.stats)
+            return _talk(chat, args, pictures)
+        return _talk_here(args, fields, pictures, make_engine or load_chat_engine)
     except RequestError as error:
         say(f"jaxllm: error: {error}")
         return 1
 
 
-def _talk(model: _ChatModel, args: argparse.Namespace) -> int:
-    return talk(_Conversation(model, args.system_prompt), args.quick, shows_stats=args.stats)
+def _talk(model: _ChatModel, args: argparse.Namespace, pictures: list[str]) -> int:
+    conversation = _Conversation(model, args.system_prompt, pictures)
+    return talk(conversation, args.quick, shows_stats=args.stats, obey=conversation.obey)
 
 
-def _talk_here(args: argparse.Namespace, fields: dict[str, Any], make_engine: Callable[[EngineArgs], Engine]) -> int:
+def _talk_here(
+    args: argparse.Namespace,
+    fields: dict[str, Any],
+    pictures: list[str],
+    make_engine: Callable[[EngineArgs], Engine],
+) -> int:
     for name in ("url", "model_name", "api_key"):
         if getattr(args, name) is not None:
             message = f"{name} is of a server; leave it out, or MODEL, which runs in this program."
@@ -80,7 +99,7 @@ def _talk_here(args: argparse.Namespace, fields: dict[str, Any], make_engine: Ca
     SamplingParams(**fields)
     engine = make_engine(read_engine_args(args))
     try:
-        return _talk(_EngineChat(engine, fields), args)
+        return _talk(_EngineChat(engine, fields), args, pictures)
     except EngineDeadError as error:
         say(f"jaxllm: error: {error}")
         return 3
@@ -99,13 +118,26 @@ def _refuse_engine_flags(args: argparse.Namespace) -> None:
 class _Conversation:
     """A conversation: answers each message with all earlier ones as context."""
 
-    def __init__(self, model: _ChatModel, system_prompt: str | None) -> None:
-        self._model = model
+    def __init__(self, model: _ChatModel, system_prompt: str | None, pictures: Sequence[str] = ()) -> None:
+        """Send `pictures`, which are URLs, with the first message."""
+        self._model, self._pictures = model, list(pictures)
         self._messages: _Messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+
+    def obey(self, line: str) -> str | None:
+        """Take the picture that a line names, and return a sentence about it; None for a line that is a message."""
+        if not line.startswith(_IMAGE):
+            return None
+        path = line.removeprefix(_IMAGE).strip()
+        self._pictures.append(picture_url(path))
+        return f"{path} goes with the next message."
 
     def answer(self, message: str, write: Write) -> int:
         """Write the answer. The part written before a stop or failure stays in the conversation."""
-        asked = [*self._messages, {"role": "user", "content": message}]
+        content: Any = message
+        if self._pictures:
+            parts = [{"type": "image_url", "image_url": {"url": url}} for url in self._pictures]
+            content, self._pictures = [*parts, {"type": "text", "text": message}], []
+        asked = [*self._messages, {"role": "user", "content": content}]
         pieces: list[str] = []
 
         def take(piece: str) -> None:

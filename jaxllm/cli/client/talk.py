@@ -30,15 +30,22 @@ class _Talker(Protocol):
         ...
 
 
-def talk(talker: _Talker, quick: str | None, *, shows_stats: bool = False) -> int:
+def _is_message(_line: str) -> None:
+    """Return None: there are no orders."""
+
+
+def talk(
+    talker: _Talker, quick: str | None, *, shows_stats: bool = False, obey: Callable[[str], str | None] = _is_message
+) -> int:
     """Let a talker answer the message `quick`, or each line of standard input; return the exit status.
 
-    At a terminal, errors and Ctrl-C end an answer; elsewhere they end the talk.
+    At a terminal, errors and Ctrl-C end an answer; elsewhere they end the talk. At a terminal, `obey` does what a line
+    orders, and returns a sentence about it, or None for a line that is a message.
     """
     if sys.stdout is None:
         raise VLLMValidationError("standard output is closed: there is nowhere to answer.", parameter="stdout")
     if quick is None and sys.stdin is not None and sys.stdin.isatty():
-        _converse(talker, shows_stats)
+        _converse(talker, shows_stats, obey)
         return 0
     try:
         for message in _lines() if quick is None else (quick,):
@@ -49,7 +56,7 @@ def talk(talker: _Talker, quick: str | None, *, shows_stats: bool = False) -> in
     return 0
 
 
-def _converse(talker: _Talker, shows_stats: bool) -> None:
+def _converse(talker: _Talker, shows_stats: bool, obey: Callable[[str], str | None]) -> None:
     """Answer the lines that a person types, until Ctrl-D."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # lets input() edit lines and keep their history
@@ -64,7 +71,9 @@ def _converse(talker: _Talker, shows_stats: bool) -> None:
             continue
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                if message.strip():
+                if (done := obey(message)) is not None:
+                    say(done)
+                elif message.strip():
                     _answer(talker, message, shows_stats)
             except (RequestError, VLLMValidationError) as error:
                 say(f"jaxllm: error: {error}")

@@ -20,6 +20,7 @@ GROUPS: Mapping[str, str] = {
     "Frontend: limits": "times and sizes of requests",
     "AsyncEngineArgs": "the queue, its bounds, its log, and the end",
     "ModelConfig": "the model, its tokenizer, its precision, default sampling",
+    "MultiModalConfig": "images and videos in prompts",
     "LoadConfig": "where the weights come from",
     "ParallelConfig": "parallelism over devices",
     "CacheConfig": "the KV cache and device memory",

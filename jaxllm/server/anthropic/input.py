@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.content_parts import read_media_part
+from jaxllm.media.items import MediaPart
 from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.server.anthropic.protocol import MessagesRequest
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
@@ -180,23 +182,54 @@ def _assistant(blocks: Sequence[_Block]) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[_Block]) -> list[dict[str, Any]]:
-    """Return the tools' results, then the user's other content."""
-    results, texts = [], []
+    """Return the tools' results, then the user's other content after the results' images, as in vLLM: templates show
+    no images in results.
+    """
+    results: list[dict[str, Any]] = []
+    seen: list[str | MediaPart] = []
+    said: list[str | MediaPart] = []
     for label, block in blocks:
-        if block.get("type") == "tool_result":
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, label)})
-        else:
-            texts += _texts([(label, block)])
-    said = [{"role": "user", "content": "\n\n".join(texts)}] if texts or not results else []
-    return [*results, *said]
+        match block.get("type"):
+            case "tool_result":
+                text, images = _result(block, label)
+                results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+                seen += images
+            case "image":
+                said.append(_image(block, label))
+            case _:
+                said += _texts([(label, block)])
+    pieces = seen + said
+    if results and not pieces:
+        return results
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    return [*results, {"role": "user", "content": "\n\n".join(texts) if len(texts) == len(pieces) else pieces}]
 
 
-def _result(block: Mapping[str, Any], label: str) -> str:
-    """Return a tool's result, marked as failed unless its text tells so."""
+def _result(block: Mapping[str, Any], label: str) -> tuple[str, list[MediaPart]]:
+    """Return the text of a tool's result, marked as failed unless it tells so, and the result's images."""
     content = block.get("content")
-    blocks = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
-    text = "\n".join(_texts(_blocks(blocks, f"{label}.content")))
-    return f"Error: {text}" if block.get("is_error") is True and "error" not in text.lower() else text
+    listed = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
+    blocks = _blocks(listed, f"{label}.content")
+    text = "\n".join(_texts([each for each in blocks if each[1].get("type") != "image"]))
+    if block.get("is_error") is True and "error" not in text.lower():
+        text = f"Error: {text}"
+    return text, [_image(block, label) for label, block in blocks if block.get("type") == "image"]
+
+
+def _image(block: Mapping[str, Any], label: str) -> MediaPart:
+    """Return the record of an image block."""
+    source, label = block.get("source"), f"{label}.source"
+    match source.get("type") if isinstance(source, Mapping) else None:
+        case "base64":
+            assert isinstance(source, Mapping)
+            url = f"data:{_text(source, 'media_type', label)};base64,{_text(source, 'data', label)}"
+        case "url":
+            assert isinstance(source, Mapping)
+            url = _text(source, "url", label)
+        case kind:
+            message = f"{label}: must be of type 'base64' or 'url', got {shown(kind)}."
+            raise VLLMValidationError(message, parameter=label.partition("[")[0], value=shown(kind))
+    return read_media_part({"type": "image_url", "image_url": url}, label.removesuffix(".source"))
 
 
 def _texts(blocks: Sequence[_Block]) -> list[str]:
@@ -238,7 +271,7 @@ def _headed(block: Mapping[str, Any], keys: Sequence[str], text: str, label: str
 def _no_text(message: str, label: str, kind: Any) -> VLLMValidationError:
     parameter = label.partition("[")[0]
     return VLLMValidationError(
-        f"{message} not supported: this engine reads text only.", parameter=parameter, value=shown(kind)
+        f"{message} not supported: only text is read here.", parameter=parameter, value=shown(kind)
     )
 
 

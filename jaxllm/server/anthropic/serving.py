@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.anthropic.events import MessageBuilder, frames
 from jaxllm.server.anthropic.input import as_chat
@@ -22,7 +23,6 @@ from jaxllm.server.http.sse import EventStream, named_event
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
-from jaxllm.utils.async_utils import threaded_if_long
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -72,8 +72,7 @@ class AnthropicServingMessages:
             self._chat.check(chat)
             chat.tool_use()
             prompt = await self._chat.render(chat)
-            inputs = self._chat.engine_client.front.inputs
-            encoded = await threaded_if_long(len(prompt.text or ""), inputs.encode, prompt)
+            encoded = await encode_prompt(self._chat.engine_client.front.inputs, prompt)
         return TokenCount(len(encoded.token_ids))
 
     def _as_chat(self, request: MessagesRequest) -> ChatCompletionRequest:

@@ -14,6 +14,7 @@ from jaxllm.exceptions import (
     EngineGenerateError,
     GracefulHTTPError,
     VLLMNotFoundError,
+    VLLMUnprocessableEntityError,
     VLLMValidationError,
 )
 
@@ -68,6 +69,8 @@ def error_response(error: BaseException) -> ErrorResponse:
             return make_error(error.http_status, str(error))
         case VLLMNotFoundError():
             return make_error(HTTPStatus.NOT_FOUND, str(error), param=error.parameter)
+        case VLLMUnprocessableEntityError():
+            return make_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), param=error.parameter)
         case VLLMValidationError():
             return make_error(HTTPStatus.BAD_REQUEST, str(error), param=error.parameter)
         case EngineDeadError():

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.content_parts import read_media_part
 from jaxllm.params.checks import shown
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import error_response
@@ -57,7 +58,6 @@ _NAMES = {
     "response_format": "format",
 }
 _REFUSED = {
-    "images": "this engine reads text only",
     "suffix": "text is only ever added at the end",
     "template": "the model's own chat template is used; with raw=true none is",
     "context": "send the conversation to /api/chat",
@@ -96,10 +96,15 @@ class OllamaServing:
                 raise VLLMValidationError(f"{name} is not supported: {reason}.", parameter=name)
         if request.raw and request.system:
             raise VLLMValidationError("system has no place in a prompt that is raw: leave it out.", parameter="system")
+        if request.raw and request.images:
+            raise VLLMValidationError(
+                "images have no place in a prompt that is raw: leave them out.", parameter="images"
+            )
         if not request.prompt:
             return self._loaded(request, is_chat=False)
         system = [{"role": "system", "content": request.system}] if request.system else []
-        chat = self._request(request, messages=[*system, {"role": "user", "content": request.prompt}])
+        content = _with_images(request.prompt, request.images, "images")
+        chat = self._request(request, messages=[*system, {"role": "user", "content": content}])
         prompt = ParsedPrompt(request.prompt) if request.raw else None
         return await self._answer(request, chat, caller, is_chat=False, prompt=prompt)
 
@@ -150,6 +155,8 @@ class OllamaServing:
             capabilities.append("tools")
         if ready.generates and self._chat.parsers.reasoning is not None:
             capabilities.append("thinking")
+        if ready.takes_images:
+            capabilities.append("vision")
         return OllamaShow(
             template=ready.chat_template or "",
             details=self._details,
@@ -260,10 +267,9 @@ def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     conversation: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for i, message in enumerate(messages):
-        if message.get("images"):
-            text = f"messages[{i}]: images are not supported: this engine reads text only."
-            raise VLLMValidationError(text, parameter="messages")
         plain = {name: message[name] for name in ("role", "content", "tool_call_id") if message.get(name) is not None}
+        if message.get("images"):
+            plain["content"] = _with_images(plain.get("content"), message["images"], f"messages[{i}].images")
         if message.get("thinking"):
             plain["reasoning"] = message["thinking"]
         if message.get("tool_calls"):
@@ -279,6 +285,20 @@ def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                 plain["name"] = name
         conversation.append(plain)
     return conversation
+
+
+def _with_images(content: Any, images: Any, label: str) -> Any:
+    """Return content in OpenAI's form, with images in base64 before the text."""
+    if not images:
+        return content
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        text = f"{label}: must be a list of images in base64, got {shown(images)}."
+        raise VLLMValidationError(text, parameter=label.partition("[")[0], value=shown(images))
+    parts = [
+        read_media_part({"type": "image_url", "image_url": f"data:image/*;base64,{each}"}, f"{label}[{j}]")
+        for j, each in enumerate(images)
+    ]
+    return [*parts, content or ""]
 
 
 class _OpenCalls:

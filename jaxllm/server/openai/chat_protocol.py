@@ -27,6 +27,8 @@ CHAT_REFUSED: Mapping[str, str] = {
     "prediction": "leave it out",
 }
 """Fields that are refused: they would change the answer and are not supported."""
+MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+"""Fields of conversations that concern their images and videos."""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -43,6 +45,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the model's image processor, for a model that takes images."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are taken, for a model that takes videos."""
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     """Chat templates get it by this name, and as `enable_thinking`, which is false for "none"."""
@@ -114,7 +120,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
 def conversation(request: Any, messages: list[dict[str, Any]], **more: Any) -> ChatCompletionRequest:
     """Return the chat request for a conversation, with the rendering fields of another request and `more` fields."""
-    names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+    names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", *MEDIA_FIELDS)
     return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names}, **more)
 
 

@@ -21,6 +21,7 @@ COMPLETION_REFUSED: Mapping[str, str] = {
     "suffix": "models here go on from a text, and fill no gaps",
     "max_completion_tokens": "use max_tokens",
     "messages": "use /v1/chat/completions",
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "prompts are texts or token ids; leave it out"),
 }
 """Fields that are refused: they would change the answer and are not supported."""
 

@@ -27,7 +27,6 @@ from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.openai.serving_models import ModelCard, ModelList, OpenAIServingModels
 from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.openai.tokenization_protocol import (
-    TOKENIZE_REFUSED,
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
@@ -95,7 +94,7 @@ def _reply(call: Call, answer: EventStream | ChatCompletionResponse | Completion
 
 async def tokenize(serving: OpenAIServingTokenization, call: Call) -> Reply:
     """Convert a text or a conversation to token ids."""
-    request = await decode_request(call.body, TokenizeRequest, TOKENIZE_REFUSED)
+    request = await decode_request(call.body, TokenizeRequest, {})
     return Reply.json(await serving.tokenize(request))
 
 

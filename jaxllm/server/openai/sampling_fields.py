@@ -18,7 +18,7 @@ from jaxllm.server.openai.prompt_fields import PromptFields, renamed
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """Fields that default to the model's generation_config.json."""
 
-_NO_MEDIA = "no model here has inputs other than text; leave it out"
+_NOT_PASSED_ON = "processed images are not returned or passed on; leave it out"
 _INSTEAD = "use structured_outputs"
 REFUSED: Mapping[str, str] = {
     "guided_json": f"{_INSTEAD}={{'json': ...}}",
@@ -31,9 +31,9 @@ REFUSED: Mapping[str, str] = {
     "early_stopping": "a beam search ends when no beam can do better",
     "logits_processors": "name them when the server is started (--logits-processors)",
     "kv_transfer_params": "the KV cache is not moved between engines",
-    "ec_transfer_params": "no model here has an encoder",
+    "ec_transfer_params": "encoded images are not moved between engines",
     "prompt_embeds": "prompts are text or token ids",
-    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("mm_payload", "return_mm_kwargs"), _NOT_PASSED_ON),
     "watermarking": "outputs have no watermarks; leave it out",
     "return_weight_versions": "weights do not change while a server runs; leave it out",
     "return_token_offsets": "no route renders prompts without answering them; leave it out",
@@ -112,6 +112,7 @@ class SamplingFields(TokenFields, kw_only=True):
             "extra_args": "vllm_xargs",
             "prompt": prompt,
             "prompt_token_ids": prompt,
+            "multi_modal_data": prompt,
         }
         return renamed(names)
 

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.params.checks import check_int
@@ -146,11 +147,10 @@ class OpenAIServingChat:
         if request.tool_use().tools:
             raise VLLMValidationError("tools are not called in a beam search: leave them out.", parameter="tools")
         prompt = await self.render(request)
-        encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
+        encoded = await encode_prompt(inputs, prompt, request.tokenization_kwargs())
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
-        ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
         search = self.engine_client.beam_search(
-            ids,
+            encoded,
             caller.request_id,
             params,
             self.models.adapter(request.model),
@@ -205,6 +205,8 @@ class OpenAIServingChat:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=self._variables(request),
+            mm_processor_kwargs=request.mm_processor_kwargs,
+            media_io_kwargs=request.media_io_kwargs,
             is_brief=is_brief,
         )
 

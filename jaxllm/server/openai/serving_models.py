@@ -55,6 +55,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     default_sampling_params: dict[str, Any]
     """The default sampling parameters from the model or a flag."""
+    capabilities: dict[str, bool]
+    """`vision`: whether messages may have images."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +78,20 @@ class OpenAIServingModels:
     """Knows the names of the model and its adapters."""
 
     def __init__(
-        self, model_config: ModelConfig, names: Sequence[str] | None, sampling: Mapping[str, Any] | None = None
+        self,
+        model_config: ModelConfig,
+        names: Sequence[str] | None,
+        sampling: Mapping[str, Any] | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
-        """Give the model these `names`, the first for answers; without any, the name that it was loaded by."""
+        """Give the model these `names`, the first for answers; without any, the name that it was loaded by.
+
+        `sees` says whether it takes images.
+        """
         self._names = list(names or [model_config.model])
         self._max_model_len, self._sampling = model_config.max_model_len, dict(sampling or {})
+        self._sees = sees
         self._cards = {name: self._card(name, model_config.model) for name in self._names}
         self._adapters: dict[str, LoRARequest] = {}
         self._num_added = 0
@@ -162,6 +173,7 @@ class OpenAIServingModels:
             parent=parent,
             max_model_len=self._max_model_len,
             default_sampling_params=self._sampling,
+            capabilities={"vision": self._sees},
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from jaxllm.config.server_arguments import ServerArgs
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
@@ -43,9 +44,7 @@ class OpenAIServingTokenization:
                 prompt = await self._chat.render(chat)
             else:
                 prompt = ParsedPrompt(request.prompt)
-            ids = await threaded_if_long(
-                len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens
-            )
+            ids = await self._encode(tokenizer, prompt, request.add_special_tokens)
         max_model_len = self._chat.engine_client.model_config.max_model_len
         strings = None
         if request.return_token_strs:
@@ -85,8 +84,8 @@ class OpenAIServingTokenization:
             chat_template=self._front.ready.chat_template or tokenizer.parts.chat_template,
         )
 
-    def _encode(self, tokenizer: Tokenizer, prompt: ParsedPrompt, adds_special_tokens: bool | None) -> list[int]:
+    async def _encode(self, tokenizer: Tokenizer, prompt: ParsedPrompt, adds_special_tokens: bool | None) -> list[int]:
         if not prompt.text:  # the engine refuses a prompt without tokens
             return tokenizer.encode([""], add_special_tokens=adds_special_tokens is not False)[0]
         how = {} if adds_special_tokens is None else {"add_special_tokens": adds_special_tokens}
-        return list(self._front.inputs.encode(prompt, how).token_ids)
+        return (await encode_prompt(self._front.inputs, prompt, how)).token_ids

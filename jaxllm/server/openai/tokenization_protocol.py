@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.openai.chat_protocol import ChatCompletionRequest, conversation
+from jaxllm.server.openai.chat_protocol import MEDIA_FIELDS, ChatCompletionRequest, conversation
 from jaxllm.server.openai.prompt_fields import Messages, Tools
-
-TOKENIZE_REFUSED: Mapping[str, str] = {
-    "mm_processor_kwargs": "models here read text alone",
-    "media_io_kwargs": "models here read text alone",
-}
-"""Fields that are refused: they would change the ids and are not supported."""
 
 _CHAT_FIELDS = ("documents", "reasoning_effort", "tools", "tool_choice")
 """Fields of chat completions that chat templates may show."""
@@ -34,6 +27,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the model's image processor, for a model that takes images."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are taken, for a model that takes videos."""
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     tools: Tools | None = None
@@ -43,7 +40,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         """Raise VLLMValidationError unless there is either a prompt or a conversation, with its fields."""
         if (self.prompt is None) == (self.messages is None):
             raise VLLMValidationError("give either prompt or messages.", parameter="prompt")
-        for name in ("chat_template", "chat_template_kwargs", *_CHAT_FIELDS):
+        for name in ("chat_template", "chat_template_kwargs", *MEDIA_FIELDS, *_CHAT_FIELDS):
             if self.messages is None and getattr(self, name) is not None:
                 raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from jaxllm.outputs import RequestOutput
 
@@ -16,17 +17,25 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """The number taken from the prefix cache."""
     created_cache_tokens: int | None = None
     """The number added to the prefix cache; None for pooled prompts."""
+    multimodal_tokens: int | UnsetType = UNSET
+    """The number that stand for images and videos; left out if there are none."""
 
     @classmethod
     def of(cls, output: RequestOutput) -> PromptTokensDetails:
         """Return the details of an output's prompt."""
-        return cls(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
+        ranges = (output.multi_modal_placeholders or {}).values()
+        of_media = sum(tokens.length for of_modality in ranges for tokens in of_modality) or UNSET
+        return cls(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0, of_media)
 
     @classmethod
     def sum(cls, details: Iterable[PromptTokensDetails]) -> PromptTokensDetails:
         """Return the sum over several prompts."""
         counts = list(details)
-        return cls(sum(one.cached_tokens for one in counts), sum(one.created_cache_tokens or 0 for one in counts))
+        return cls(
+            sum(one.cached_tokens for one in counts),
+            sum(one.created_cache_tokens or 0 for one in counts),
+            sum(one.multimodal_tokens or 0 for one in counts) or UNSET,
+        )
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):

@@ -28,6 +28,18 @@ async def reset_prefix_cache(
     return {"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)}
 
 
+@router.post("/reset_mm_cache", operation_id="reset_mm_cache")
+async def reset_mm_cache(request: Request) -> None:
+    """Forget all processed images and videos."""
+    await request.app.state.engine_client.reset_mm_cache()
+
+
+@router.post("/reset_encoder_cache", operation_id="reset_encoder_cache")
+async def reset_encoder_cache(request: Request) -> None:
+    """Forget all encoded images and videos, except those that running requests need."""
+    await request.app.state.engine_client.reset_encoder_cache()
+
+
 @router.post("/sleep", operation_id="sleep")
 async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> None:
     """Stop the engine's core and release the device, until /wake_up."""

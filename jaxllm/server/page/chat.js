@@ -2,6 +2,7 @@
 
 import { ApiError, ask, frames } from "./api.js";
 import { showNumber, showSeconds } from "./metrics.js";
+import { Pictures, contentOf, thumbnail } from "./pictures.js";
 import { showText } from "./text.js";
 
 const NEAR = 40; // pixels
@@ -17,6 +18,10 @@ export class Chat {
     this.hasTemplate = true;
     this.running = null; // what aborts the answer on its way
     this.input = get("message");
+    this.pictures = new Pictures(
+      () => this.status.sees,
+      (why) => this.notice(why),
+    );
     this.transcript = get("transcript");
     this.isAtEnd = true;
     this.transcript.addEventListener("scroll", () => {
@@ -53,12 +58,17 @@ export class Chat {
   }
 
   async send() {
-    const content = this.input.value.trim();
-    if (!content || this.running || !get("composer").reportValidity()) return;
+    const text = this.input.value.trim();
+    const isEmpty = !text && !this.pictures.list.length;
+    if (isEmpty || this.running || !get("composer").reportValidity()) return;
+    const pictures = this.pictures.take();
+    const content = contentOf(text, pictures);
     this.empty ??= get("empty");
     this.empty.remove();
     const question = this.show("You", "user");
-    showText(question.text, content);
+    showText(question.text, text);
+    question.text.hidden = !text;
+    if (pictures.length) question.text.before(row(pictures));
     const answer = this.show("Assistant", "assistant");
     this.input.value = "";
     this.setRunning(new AbortController(), answer);
@@ -78,7 +88,10 @@ export class Chat {
     this.setRunning(null, answer);
     if (!question.isConnected) return; // the conversation was cleared
     if (result.content) this.messages = [...messages, { role: "assistant", content: result.content }];
-    else this.input.value ||= content; // so that Enter tries again
+    else if (!this.input.value && !this.pictures.list.length) {
+      this.input.value = text; // so that Enter tries again
+      this.pictures.put(pictures);
+    }
     this.follow();
   }
 
@@ -89,10 +102,10 @@ export class Chat {
         await result.read(await ask("v1/chat/completions", { body: this.body({ messages: withSystem(messages) }), signal }));
         return;
       } catch (error) {
-        if (error.status !== 400 || !NO_TEMPLATE.test(error.message)) throw error;
+        const isText = messages.every((each) => typeof each.content === "string");
+        if (!isText || error.status !== 400 || !NO_TEMPLATE.test(error.message)) throw error;
         this.hasTemplate = false;
-        get("notice").textContent = "This model has no chat template: it goes on with the text as it stands.";
-        get("notice").hidden = false;
+        this.notice("This model has no chat template: it goes on with the text as it stands.");
       }
     }
     const prompt = withSystem(messages)
@@ -122,6 +135,11 @@ export class Chat {
     get("temperature").placeholder = "0.7";
     get("sampling").hidden = false;
     return true;
+  }
+
+  notice(text) {
+    get("notice").textContent = text;
+    get("notice").hidden = false;
   }
 
   show(name, role) {
@@ -214,6 +232,13 @@ class Answer {
 function withSystem(messages) {
   const content = get("system").value.trim();
   return content ? [{ role: "system", content }, ...messages] : messages;
+}
+
+function row(pictures) {
+  const made = document.createElement("div");
+  made.className = "pictures";
+  made.append(...pictures.map(thumbnail));
+  return made;
 }
 
 function paragraph(className, text) {

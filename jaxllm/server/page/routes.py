@@ -27,6 +27,7 @@ PAGE_FILES: Mapping[str, str] = {
             "main.js",
             "metrics.js",
             "page.css",
+            "pictures.js",
             "status.js",
             "text.js",
             "theme.js",
@@ -35,10 +36,14 @@ PAGE_FILES: Mapping[str, str] = {
 }
 """The files by their paths."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
 )
-"""The page runs only its own files and connects only to this server, whatever a model or a client wrote."""
+"""The page runs only its own files and connects only to this server, whatever a model or a client wrote.
+
+The pictures of messages are data: URLs.
+"""
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),

@@ -14,6 +14,7 @@ export class Status {
   constructor(onKey) {
     this.onKey = onKey;
     this.model = null; // the name that requests give
+    this.sees = false; // whether messages may have pictures
     this.needsKey = false;
     this.timer = null;
     this.last = null; // the last reading, and when it was taken
@@ -82,6 +83,8 @@ export class Status {
     get("about").textContent = `jaxllm ${version.version} · context of ${max_model_len.toLocaleString("en")} tokens`;
     this.model = id;
     this.sampling = models.data[0].default_sampling_params;
+    this.sees = models.data[0].capabilities.vision;
+    get("add-picture").hidden = !this.sees;
   }
 
   showFigures(figures) {

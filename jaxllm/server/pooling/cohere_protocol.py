@@ -15,8 +15,10 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.pooling.pooling_protocol import MAX_INPUTS, PooledFields
 
-_TEXT_ONLY = "models here read text alone: use texts"
-COHERE_REFUSED: Mapping[str, str] = {"images": _TEXT_ONLY, "inputs": _TEXT_ONLY}
+_TEXT_ONLY = "this route takes texts alone: use /v1/embeddings with messages"
+COHERE_REFUSED: Mapping[str, str] = dict.fromkeys(
+    ("images", "inputs", "mm_processor_kwargs", "media_io_kwargs"), _TEXT_ONLY
+)
 """Fields that are refused: they would change the answer and are not supported."""
 _PROMPT_NAMES: Mapping[str, tuple[str, ...]] = {
     "search_query": ("search_query", "query"),

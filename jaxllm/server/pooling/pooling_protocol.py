@@ -12,24 +12,24 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.openai.chat_protocol import ChatCompletionRequest, conversation
+from jaxllm.server.openai.chat_protocol import MEDIA_FIELDS, ChatCompletionRequest, conversation
 from jaxllm.server.openai.prompt_fields import Messages, PromptFields, renamed, several_prompts
 from jaxllm.server.openai.usage import UsageInfo
 
 MAX_INPUTS = 2048
 """The maximum number of inputs of a request, as in OpenAI's API."""
-_TEXT_ONLY = "models here read text alone"
 POOLED_REFUSED: Mapping[str, str] = {
     "normalize": "use use_activation instead",
     "softmax": "use use_activation instead",
     "activation": "use use_activation instead",
     "padding": "prompts are not padded",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "media_io_kwargs": _TEXT_ONLY,
-    "images": _TEXT_ONLY,
+    "images": "send them in messages",
     "data": "there are no plugins for inputs and outputs",
 }
 """Fields of vLLM, present or past, that are refused: they would change the answer."""
+
+
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 
 
 class PooledFields(PromptFields, kw_only=True):
@@ -54,6 +54,10 @@ class InputFields(PooledFields, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the model's image processor, for a model that takes images."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are taken, for a model that takes videos."""
 
     @property
     def source(self) -> str:
@@ -73,7 +77,7 @@ class InputFields(PooledFields, kw_only=True):
         """Refuse fields for rendering conversations if there is none. Raises VLLMValidationError."""
         if any(isinstance(each, ChatCompletionRequest) for each in inputs):
             return
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
+        for name in (*_TEMPLATE_FIELDS, *MEDIA_FIELDS):
             if getattr(self, name):
                 raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 

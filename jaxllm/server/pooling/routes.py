@@ -18,6 +18,7 @@ from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, Embedding
 from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest, PoolingResponse
 from jaxllm.server.pooling.scoring_protocol import (
     RERANK_REFUSED,
+    SCORE_REFUSED,
     RerankRequest,
     RerankResponse,
     ScoreRequest,
@@ -84,7 +85,7 @@ async def answer_classification(pooled: PooledServing, call: Call) -> Reply:
 async def answer_score(pooled: PooledServing, call: Call) -> Reply:
     """Score pairs of texts."""
     serving = supported(pooled.scores, "Score")
-    request = await decode_request(call.body, ScoreRequest, POOLED_REFUSED)
+    request = await decode_request(call.body, ScoreRequest, SCORE_REFUSED)
     return Reply.json(await serving.answer(request, call.caller))
 
 

@@ -14,8 +14,12 @@ from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.server.openai.usage import UsageInfo
 from jaxllm.server.pooling.pooling_protocol import MAX_INPUTS, POOLED_REFUSED, PooledFields
 
-RERANK_REFUSED: Mapping[str, str] = {
+SCORE_REFUSED: Mapping[str, str] = {
     **POOLED_REFUSED,
+    **dict.fromkeys(("images", "mm_processor_kwargs", "media_io_kwargs"), "only texts are scored; leave it out"),
+}
+RERANK_REFUSED: Mapping[str, str] = {
+    **SCORE_REFUSED,
     "rank_fields": "documents have one field, text",
     "max_chunks_per_doc": "documents are not cut in pieces: use max_tokens_per_doc",
 }

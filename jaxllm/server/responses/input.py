@@ -8,6 +8,8 @@ from http import HTTPStatus
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.content_parts import read_media_part
+from jaxllm.media.items import MediaPart
 from jaxllm.params.checks import shown
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.text.chat import SYSTEM_ROLES
@@ -19,6 +21,8 @@ _TEXTS = {
     "refusal": "refusal",
 }
 """The key of the text in each type of content part."""
+_MEDIA = ("input_image",)
+"""The types of content parts that are media."""
 
 
 def read_input(
@@ -167,29 +171,40 @@ def _as_parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _content(content: Any, label: str) -> str | list[dict[str, Any]]:
-    """Return a message's content in chat's form: a text, or several as parts."""
-    texts = _texts(content, label)
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+def _content(content: Any, label: str) -> str | list[dict[str, Any] | MediaPart]:
+    """Return a message's content in chat's form: a text, or several as parts, with records of images and videos."""
+    pieces = _pieces(content, label)
+    if not pieces:
+        return ""
+    if len(pieces) == 1 and isinstance(pieces[0], str):
+        return pieces[0]
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
 
 
 def _texts(content: Any, label: str) -> list[str]:
+    """Return the texts of content. Raises VLLMValidationError for media."""
+    pieces = _pieces(content, label)
+    media = next((piece for piece in pieces if isinstance(piece, MediaPart)), None)
+    if media is not None:
+        raise _refusal(media.label, f"{media.modality}s are not supported here, texts alone", media.modality)
+    return [piece for piece in pieces if isinstance(piece, str)]
+
+
+def _pieces(content: Any, label: str) -> list[str | MediaPart]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise _refusal(label, f"must be a text or a list of parts, got {shown(content)}", content)
-    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(content)]
+    return [_piece(part, f"{label}[{i}]") for i, part in enumerate(content)]
 
 
-def _part_text(part: Any, label: str) -> str:
+def _piece(part: Any, label: str) -> str | MediaPart:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise _refusal(label, f"must be an object with a type, got {shown(part)}", part)
-    if kind not in _TEXTS:
-        raise _refusal(label, f"parts of type {shown(kind)} are not supported: this engine reads text only", kind)
-    return _text(part, _TEXTS[kind], label)
+    return _text(part, _TEXTS[kind], label) if kind in _TEXTS else read_media_part(part, label, _MEDIA)
 
 
 def _text(item: Mapping[str, Any], name: str, label: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_choice, check_int, shown
-from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
+from jaxllm.server.openai.chat_protocol import MEDIA_FIELDS, ChatCompletionRequest
 from jaxllm.server.openai.prompt_fields import Tools
 from jaxllm.server.openai.sampling_fields import REFUSED, TokenFields
 from jaxllm.server.openai.tools import LEFT_OUT
@@ -131,6 +131,10 @@ class ResponsesRequest(TokenFields, kw_only=True):
     """These last five have no effect."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Options of the model's image processor, for a model that takes images."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Which frames of videos are taken, for a model that takes videos."""
 
     @property
     def is_stored(self) -> bool:
@@ -185,7 +189,13 @@ class ResponsesRequest(TokenFields, kw_only=True):
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
         """Return the chat request of a conversation with this request's settings. Raises VLLMValidationError."""
-        names = (*TokenFields.__struct_fields__, "parallel_tool_calls", "chat_template", "chat_template_kwargs")
+        names = (
+            *TokenFields.__struct_fields__,
+            "parallel_tool_calls",
+            "chat_template",
+            "chat_template_kwargs",
+            *MEDIA_FIELDS,
+        )
         return ChatCompletionRequest(
             **{name: getattr(self, name) for name in names},
             messages=messages,

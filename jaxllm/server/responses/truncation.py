@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
@@ -44,7 +44,7 @@ async def _fits(chat: OpenAIServingChat, request: ChatCompletionRequest, most: i
     """Return whether a conversation fits a number of tokens."""
     prompt = await chat.render(request)
     try:
-        encoded = await asyncio.to_thread(chat.engine_client.front.inputs.encode, prompt, request.tokenization_kwargs())
+        encoded = await encode_prompt(chat.engine_client.front.inputs, prompt, request.tokenization_kwargs())
     except VLLMValidationError as error:
         if error.parameter != "prompt":
             raise

@@ -81,7 +81,10 @@ def check_cache(server: Served) -> None:
     text = "this text is found in no other prompt, and is long enough"
     first = server.post(CHAT, ask(text, max_tokens=3)).json["usage"]
     whole_blocks = first["prompt_tokens"] // BLOCK * BLOCK
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": whole_blocks}
+    assert first["prompt_tokens_details"] == {
+        "cached_tokens": 0,
+        "created_cache_tokens": whole_blocks,
+    }
     [*_, last] = server.post(CHAT, ask(text, stream=True, stream_options={"include_usage": True}, max_tokens=3)).events
     cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0

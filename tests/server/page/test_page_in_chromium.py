@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import math
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,10 @@ from lib.browser import SHIFT, Browser, Page, find_chromium
 from lib.mock_core import TEXT
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.async_engine.support import mock_llm, tiny_args
+from tests.e2e.media_goldens import folder as media_folder
+from tests.e2e.media_goldens import picture
 from tests.server.support import Served, mock_served, served
 
 CHROMIUM = find_chromium()
@@ -43,12 +48,20 @@ def server(tokenizer: str) -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def seeing_server() -> Iterator[Served]:
+    """Return a server whose model takes pictures; its core answers without looking at them."""
+    args = AsyncEngineArgs(model=str(media_folder("qwen2_vl")), max_model_len=512, use_tqdm_on_load=False)
+    with mock_llm(args, tokens_per_second=1000) as llm, served(llm) as server:
+        yield server
+
+
 @contextlib.contextmanager
 def opened(browser: Browser, server: Served, path: str = "/", scheme: str = "light") -> Iterator[Page]:
     """Open the page; in the end it has asked no other server for anything."""
     with browser.page(server.url + path, scheme=scheme) as page:
         yield page
-        assert [url for url in page.requests if not url.startswith(server.url + path)] == []
+        assert [url for url in page.requests if not url.startswith((server.url + path, "data:"))] == []
 
 
 def state(page: Page, wanted: str) -> None:
@@ -264,6 +277,48 @@ def test_code_blocks_are_shown_as_such(browser: Browser, server: Served) -> None
         ["DIV", "and ```no``` more"],
         ["PRE", "open"],
     ]
+
+
+def test_pictures_are_dropped_shown_and_sent(browser: Browser, seeing_server: Served) -> None:
+    """A file that is none is named, one picture is taken back, and the other is read by the server."""
+    written = BytesIO()
+    picture("qwen2_vl", 0).save(written, "PNG")
+    data = base64.b64encode(written.getvalue()).decode()
+    drop = (
+        "const data = new DataTransfer(); const bytes = Uint8Array.from(atob(DATA), (c) => c.charCodeAt(0));"
+        "for (const [name, type] of [['a.png', 'image/png'], ['b.png', 'image/png'], ['c.txt', 'text/plain']])"
+        " data.items.add(new File([bytes], name, { type }));"
+        "const how = { dataTransfer: data, bubbles: true, cancelable: true };"
+        "for (const kind of ['dragover', 'drop']) document.querySelector('#transcript').dispatchEvent("
+        "new DragEvent(kind, how))"
+    ).replace("DATA", json.dumps(data))
+    with opened(browser, seeing_server) as page:
+        page.wait("!document.querySelector('#add-picture').hidden")
+        page.evaluate(f"(() => {{ {drop} }})()")
+        page.wait("document.querySelectorAll('#pictures img').length === 2")
+        page.wait("document.querySelector('#pictures img').naturalWidth === 37")
+        assert page.text("#notice") == "c.txt is no picture of a kind that models take."
+        page.click("#pictures li:last-child button")
+        page.wait("document.querySelectorAll('#pictures img').length === 1")
+        say(page, "what?", max_tokens=8)
+        assert answered(page)
+        assert page.text("article.user .text") == "what?"
+        assert page.evaluate("document.querySelector('article.user .pictures img').alt") == "a.png"
+        assert page.evaluate("document.querySelector('#pictures').hidden")
+        assert page.errors == []
+    assert seeing_server.llm.front.inputs.media_counts == (1, 0)
+
+
+def test_pictures_are_refused_by_a_model_that_reads_text(browser: Browser, server: Served) -> None:
+    with opened(browser, server) as page:
+        page.wait("document.querySelector('#model').textContent === 'tiny'")
+        assert page.evaluate("document.querySelector('#add-picture').hidden")
+        page.evaluate(
+            "(() => { const data = new DataTransfer(); data.items.add(new File(['a'], 'a.png', {type: 'image/png'}));"
+            " document.querySelector('.chat').dispatchEvent(new DragEvent('drop', { dataTransfer: data })) })()"
+        )
+        page.wait("document.querySelector('#notice').textContent === 'This model takes no pictures.'")
+        assert page.evaluate("document.querySelector('#pictures').hidden")
 
 
 def test_what_the_policy_forbids_is_noticed(browser: Browser, server: Served, tmp_path: Path) -> None:

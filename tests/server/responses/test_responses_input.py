@@ -10,6 +10,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.responses.input import messages_of, read_input
 
 MESSAGE = {"type": "message", "role": "user", "content": "a"}
+IMAGE = {"type": "input_image", "image_url": "http://x"}
 CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "r"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
@@ -125,7 +126,15 @@ NO_INPUT: list[tuple[Any, str]] = [
     ([{"role": "tool", "content": "a"}], "input[0]: must have a role"),
     ([{"role": "user", "content": 1}], "input[0].content: must be a text"),
     ([{"role": "user"}], "input[0].content: must be a text"),
-    ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]: parts of type"),
+    ([{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}], "input[0].content[0]: parts of type"),
+    ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "input[0].content[0]: 'file_id' is not"),
+    (
+        [{"role": "user", "content": [{"type": "image", "image": "/a"}]}],
+        "input[0].content[0]: parts of type 'image' are",
+    ),
+    ([{"role": "user", "content": [{"type": "video_url", "video_url": "http://x"}]}], "input[0].content[0]: parts of"),
+    ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0]: needs 'image_url'"),
+    ([{"type": "reasoning", "content": [IMAGE], "summary": []}], "input[0].content[0]: images are not supported here"),
     ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0]: needs 'text'"),
     ([{**CALLED, "name": None}], "input[0]: needs 'name'"),
     ([{**RESULT, "call_id": 3}], "input[0]: needs 'call_id'"),
