@@ -28,6 +28,10 @@ from tests.e2e.adapter_data import CASES as ADAPTED
 from tests.e2e.adapter_data import SETTINGS, generate, golden_of, logprobs_of, prompt_of, request
 from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of
+from tests.e2e.media_goldens import folder as media_folder
+from tests.e2e.media_goldens import logprobs_of as media_logprobs
+from tests.e2e.media_goldens import prompt_of as media_prompt
+from tests.e2e.media_goldens import read_golden
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
 from tests.models.heads import model_folder
@@ -66,6 +70,8 @@ QUANTIZED = (
     "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
 )  # fmt: skip
 """Tiny checkpoints of formats that store different arrays."""
+MEDIA_CASES = ("qwen2_vl", "qwen3_vl", "gemma3")
+"""Tiny checkpoints that see: three positions, further slices of rows, pictures that are attended to from both sides."""
 HEAD_CASES = ("eagle3", "mtp_deepseek_v3")
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
@@ -158,6 +164,26 @@ def with_adapters(case: str, size: int) -> dict[str, Any]:
         output, _ = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
     error = float(np.abs(logprobs_of(output) - golden.logprobs).max())
     return {"expected": golden.tokens, "got": list(output.outputs[0].token_ids), "error": error}
+
+
+def with_pictures(family: str, **engine: Any) -> list[dict[str, Any]]:
+    """Return HF's tokens and ours for a prompt with a picture and one with two, and the largest difference of
+    log-probabilities.
+    """
+    goldens = [read_golden(family, name) for name in ("one", "two")]
+    greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, logprobs=-1)
+    arguments: dict[str, Any] = {"max_num_batched_tokens": 320, "max_num_seqs": 8, "num_gpu_blocks_override": 65}
+    arguments |= {"skip_tokenizer_init": False, "max_model_len": 320, "cudagraph_capture_sizes": [8]}
+    with tiny_llm(media_folder(family), max_logprobs=-1, **arguments, **engine) as (llm, _):
+        outputs = llm.generate([media_prompt(family, golden) for golden in goldens], greedy, use_tqdm=False)
+    return [
+        {
+            "expected": golden.tokens.tolist(),
+            "got": list(output.outputs[0].token_ids),
+            "error": float(np.abs(media_logprobs(output) - golden.logprobs).max()),
+        }
+        for golden, output in zip(goldens, outputs, strict=True)
+    ]
 
 
 def with_head(case: str, size: int) -> list[dict[str, list[int]]]:
@@ -288,6 +314,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     results["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
     results["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
     results["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
+    results["pictures"] = {case: with_pictures(case, tensor_parallel_size=2) for case in MEDIA_CASES}
     results["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     results["int8"] = {size: in_int8(size, model) for size in (1, 4)}
     results["quantized"] = {

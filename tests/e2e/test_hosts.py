@@ -100,6 +100,13 @@ def test_other_steps_give_what_one_process_gives(tmp_path: Path, repository: Pat
     assert run(case, 2, 1, tmp_path / "two.json", repository) == expected
 
 
+def test_prompts_with_pictures_give_hf_tokens(tmp_path: Path, repository: Path) -> None:
+    outputs = run("pictures", 2, 1, tmp_path / "two.json", repository)
+    assert len(outputs) == 2
+    for got, expected in outputs:
+        assert got == expected
+
+
 def test_hosts_that_slurm_has_started_find_each_other(tmp_path: Path, repository: Path) -> None:
     expected = run("adapters", 1, 2, tmp_path / "one.json", repository)
     assert run("adapters", 2, 1, tmp_path / "two.json", repository, has_slurm=True) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -11,12 +13,13 @@ from tests.e2e.inside import core_of
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 from tests.models.tiny import BLOCK_SIZE, read_goldens
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
 
 CASE, NUM_LAYERS, NUM_BLOCKS = "deepseek_v3", 2, 17
 KEY_DIM = 32 + 16
 
 
+@cache
 def run(kv_cache_dtype: str) -> tuple[list[np.ndarray], int]:
     """Return each golden prompt's log-probabilities of what follows it, and the bytes of the pool."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)

@@ -17,7 +17,7 @@ from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import ModelSpecs, get_family
 from tests.e2e.adapter_data import CASES as ADAPTED
-from tests.e2e.tensor_parallel_runs import DEALT, FAMILIES, HEAD_CASES, QUANTIZED
+from tests.e2e.tensor_parallel_runs import DEALT, FAMILIES, HEAD_CASES, MEDIA_CASES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
@@ -130,6 +130,14 @@ def test_draft_heads_guess_as_hf_does(results: dict[str, Any], case: str) -> Non
     assert len(results["heads"][case]) == 3
     for pair in results["heads"][case]:
         assert pair["got"] == pair["expected"]
+
+
+@pytest.mark.parametrize("case", MEDIA_CASES)
+def test_prompts_with_pictures_equal_hf(results: dict[str, Any], case: str) -> None:
+    assert len(results["pictures"][case]) == 2
+    for output in results["pictures"][case]:
+        assert output["got"] == output["expected"]
+        assert output["error"] < TOLERANCE
 
 
 @pytest.mark.parametrize("case", ADAPTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
@@ -74,8 +75,8 @@ class Job:
 
 
 @contextmanager
-def tiny_llm(case: str, **arguments: Any) -> Iterator[tuple[LLM, RecordingScheduler]]:
-    """Start an engine of a tiny case in float32, in blocks of 16; nothing is compiled that no step needs.
+def tiny_llm(case: str | Path, **arguments: Any) -> Iterator[tuple[LLM, RecordingScheduler]]:
+    """Start an engine of a tiny case, or of a folder, in float32, in blocks of 16; nothing is compiled in vain.
 
     The usual case gets a longer context. Engines with the same shapes find each other's programs in the cache.
     """
@@ -97,7 +98,7 @@ def tiny_llm(case: str, **arguments: Any) -> Iterator[tuple[LLM, RecordingSchedu
         "scheduler_cls": Recorded,
         "hf_overrides": {"max_position_embeddings": CONTEXT} if case == CASE else {},
     }
-    with LLM(str(folder(case)), **(defaults | arguments)) as llm:
+    with LLM(str(case if isinstance(case, Path) else folder(case)), **(defaults | arguments)) as llm:
         remember_names(llm, made[0])
         yield llm, made[0]
 
