@@ -2,8 +2,8 @@
 # clients.sh [CLIENT...]: run real clients, unmodified and each in its own environment, against a server of SmolLM2, and
 # clients of embeddings against all-MiniLM-L6-v2. Clients of agents run twice: with fixed answers from a core without a
 # model, so that the results are known, and with SmolLM2, where a grammar forces the calls. Clients in TOLD run with fixed
-# answers only: their prompts are longer than SmolLM2's context, or they check output that it cannot write. Packages after
-# "npm:" are npm's. The exit status is 0 if all named clients (by default all) passed.
+# answers only: their prompts are longer than SmolLM2's context, or they check output that it cannot write. CLIENT-pictures
+# sends a picture to a tiny model that sees; its text means nothing. Packages after "npm:" are npm's. The exit status is 0 if all named clients (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -11,7 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 declare -A PACKAGES=(
   [openai]="openai>=2"
   [openai-lora]="openai>=2"
+  [openai-pictures]="openai>=2"
   [langchain]="langchain-openai>=1"
+  [langchain-pictures]="langchain-openai>=1"
   [litellm]="litellm>=1.100"
   [lm-eval]="lm-eval[api]==0.4.13"
   [lm-eval-vllm]="-c requirements.lock -e . lm-eval[api]==0.4.13"
@@ -21,6 +23,7 @@ declare -A PACKAGES=(
   [tool-calls]="openai>=2 jsonschema>=4"
   [openai-agents]="openai-agents>=0.20"
   [anthropic]="anthropic>=2"
+  [anthropic-pictures]="anthropic>=2"
   [pydantic-ai]="pydantic-ai-slim[openai,anthropic]>=2"
   [instructor]="instructor>=1.17 anthropic>=2"
   [llama-index-llm]="llama-index-llms-openai-like>=0.8 llama-index-core"
@@ -32,6 +35,7 @@ declare -A PACKAGES=(
   [opencode]="npm:opencode-ai"
   [continue]="npm:node@22 @continuedev/cli"
   [vercel-ai]="npm:node@22 ai @ai-sdk/openai-compatible"
+  [vercel-ai-pictures]="npm:node@22 ai @ai-sdk/openai-compatible"
   [openai-npm]="npm:node@22 openai"
   [anthropic-npm]="npm:node@22 @anthropic-ai/sdk"
   [promptfoo]="npm:node@22 promptfoo"
@@ -45,9 +49,10 @@ AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama l
 promptfoo aider codex claude-code opencode continue "
 COMMANDS=" codex claude-code opencode continue " # what agents/commands.sh runs
 TOLD="$COMMANDS promptfoo aider "
+PICTURES=" openai-pictures anthropic-pictures langchain-pictures vercel-ai-pictures "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
 [ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \
-  tool-calls $AGENTS $POOLED
+  tool-calls $PICTURES $AGENTS $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -107,6 +112,18 @@ tokens = {name: golden_of(name, case).tokens for name in names_of(case)}
   wait_ready
 }
 
+serve_pictures() { # start a server of a tiny model that sees; a picture goes into a file
+  stop
+  .venv/bin/python -c '
+import sys
+from tests.e2e.media_goldens import picture
+picture("qwen2_vl", 0).save(sys.argv[1])' "$work/picture.png"
+  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve tests/data/media/qwen2_vl --host 127.0.0.1 --port "$port" \
+    --served-model-name tiny --api-key key --enforce-eager --enable-prompt-tokens-details >"$work/server.txt" 2>&1 &
+  echo $! >"$work/pid"
+  wait_ready
+}
+
 serve_replies() { # start a server whose answers are told
   stop
   model=$(.venv/bin/python scripts/fetch_models.py smollm2)
@@ -156,6 +173,11 @@ run_script() { # CLIENT [ARGUMENTS...]
   HTTPS_PROXY=http://127.0.0.1:9 PROMPTFOO_CONFIG_DIR="$work/promptfoo" PROMPTFOO_DISABLE_TELEMETRY=1 \
     PROMPTFOO_DISABLE_UPDATE=1 PROMPTFOO_DISABLE_REMOTE_GENERATION=1 \
     timeout 300 "$folder/node_modules/.bin/node" "$folder/$(basename "$script")" "$url" key "${@:2}"
+}
+
+run_pictures() {
+  serve_pictures
+  run_script "${1%-pictures}" pictures "$work/picture.png"
 }
 
 run_agent() {
@@ -237,7 +259,7 @@ for client in "$@"; do
   needed=smollm2
   [[ $POOLED != *" $client "* ]] || needed=minilm
   [[ $AGENTS != *" $client "* ]] || needed=agent # each has servers of its own
-  [ "$client" != openai-lora ] || needed=agent
+  [[ $PICTURES != *" $client "* && $client != openai-lora ]] || needed=agent
   [ "$client" != lm-eval-vllm ] || needed=$served # it has no server
   if [ "$served" != "$needed" ]; then
     case $needed in
@@ -250,6 +272,7 @@ for client in "$@"; do
   start=$SECONDS run=run_$client
   declare -F "$run" >/dev/null || run="run_script $client"
   [[ $AGENTS != *" $client "* ]] || run="run_agent $client"
+  [[ $PICTURES != *" $client "* ]] || run="run_pictures $client"
   set +e
   (set -e; $run)
   status=$?

@@ -26,6 +26,7 @@ OPS = {
     "latents": {"tpu": "attention_tpu", "gpu": "latents_gpu"},
     "grouped_matmul": {"tpu": "grouped_matmul", "gpu": "grouped_matmul"},
     "linear": {"tpu": "linear", "gpu": "linear"},
+    "segment_attention": {"tpu": "segment_attention", "gpu": "segment_attention"},
     "states": {"tpu": "states", "gpu": "states"},
     "state_decodes": {"gpu": "state_decodes"},
     "steps": {"tpu": "steps", "gpu": "steps"},

@@ -81,6 +81,18 @@ for model in minilm-l6 bert-base modernbert-base embeddinggemma-300m qwen3-embed
   [ $model = minilm-l6 ] || part "steps-v6e-$model" $JAX scripts/compile.py steps --target v6e:1x1 $model
   part "steps-h100-$model" $JAX scripts/compile.py steps --target h100 $model
 done
+# Models that see: plain steps, and the programs that encode pictures.
+part segment-attention-v6e $JAX scripts/compile.py segment_attention --target v6e:1x1
+part segment-attention-h100 $JAX scripts/compile.py segment_attention --target h100
+seeing() { # NAME TARGET MODEL ARGUMENTS...
+  part "$1" $JAX scripts/compile.py steps --target "${@:2}" --steps "encode picture" "encode largest" decode largest
+}
+seeing steps-v6e-qwen3-vl-8b v6e:1x1 qwen3-vl-8b --layers 24 # as many as fit
+seeing steps-v6e-gemma-3-4b v6e:1x1 gemma-3-4b --layers 12
+seeing steps-v6e-2x2-mistral-small-3.1 v6e:2x2 mistral-small-3.1 --layers 12 --tensor-parallel-size 2
+for model in qwen3-vl-8b gemma-3-4b mistral-small-3.1; do
+  seeing "steps-h100-$model" h100 $model --layers 8
+done
 # LoRA adapters: eight in use, of rank 16.
 part steps-h100-adapters $JAX scripts/compile.py steps --target h100 llama-3-8b --adapters 8 16
 part steps-v6e-adapters $JAX scripts/compile.py steps --target v6e:1x1 llama-3-8b --layers 28 --adapters 8 16 # as many as fit

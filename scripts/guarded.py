@@ -132,6 +132,7 @@ CHECKS = {
 }
 
 IMPORTED_AS = {
+    "PIL": ("pillow",),
     "google": ("protobuf", "googleapis-common-protos"),
     "grpc": ("grpcio",),
     "grpc_health": ("grpcio-health-checking",),

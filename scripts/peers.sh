@@ -38,7 +38,8 @@ for peer in "$@"; do
   case $peer in
     hf)
       "${pip[@]}" install -q torch==2.13.0
-      "${pip[@]}" install -q transformers==5.23.0 sentence-transformers==6.2.0 safetensors gguf accelerate sentencepiece
+      "${pip[@]}" install -q --no-deps torchvision==0.28.0 # its dependencies would replace torch
+      "${pip[@]}" install -q transformers==5.23.0 sentence-transformers==6.2.0 safetensors gguf accelerate sentencepiece pillow==13.0.0 num2words
       ;;
     vllm)
       "${pip[@]}" install -q torch==2.13.0

@@ -1,9 +1,14 @@
-"""Run LangChain's ChatOpenAI against a server: invoke, stream, batch, structured output."""
+"""Run LangChain's ChatOpenAI against a server: invoke, stream, batch, structured output.
+
+After the server and its key, `pictures FILE` sends a picture to a model that sees, and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import sys
+from pathlib import Path
 
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -18,7 +23,22 @@ CITY = {
 }
 
 
-def main(url: str, key: str) -> None:
+def check_picture(url: str, key: str, file: str) -> None:
+    chat = ChatOpenAI(base_url=url, api_key=key, model="tiny", temperature=0, max_tokens=8, max_retries=0)
+    data = base64.b64encode(Path(file).read_bytes()).decode()
+    picture = {"type": "image", "base64": data, "mime_type": "image/png"}
+    text = {"type": "text", "text": "What is this?"}
+    seen, read = (chat.invoke([HumanMessage(content)]).usage_metadata for content in ([picture, text], [text]))
+    assert seen is not None
+    assert read is not None
+    assert seen["output_tokens"] > 0
+    assert seen["input_tokens"] > read["input_tokens"] + 1, "a picture takes several tokens"
+
+
+def main(url: str, key: str, *pictures: str) -> None:
+    if pictures:
+        check_picture(url, key, pictures[1])
+        return
     chat = ChatOpenAI(base_url=url, api_key=key, model="smollm2", temperature=0, max_tokens=24, max_retries=0)
     answer = chat.invoke([SystemMessage("You answer briefly."), HumanMessage("Name a colour.")])
     assert answer.content
@@ -39,4 +59,4 @@ def main(url: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] + "/v1", sys.argv[2])
+    main(sys.argv[1] + "/v1", *sys.argv[2:])

@@ -1,10 +1,15 @@
-"""Run the openai package against a server as its users do, synchronous and asynchronous."""
+"""Run the openai package against a server as its users do, synchronous and asynchronous.
+
+After the server and its key, `pictures FILE` sends a picture to a model that sees, and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
+from pathlib import Path
 
 import openai
 
@@ -130,8 +135,37 @@ async def check_async(url: str, key: str) -> None:
         await cut.close()
 
 
-def main(url: str, key: str) -> None:
+def check_picture(client: openai.OpenAI, file: str) -> None:
+    url = "data:image/png;base64," + base64.b64encode(Path(file).read_bytes()).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    messages = [{"role": "user", "content": content}]
+    request = {"model": "tiny", "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    answer = client.chat.completions.create(messages=messages, **request)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.prompt_tokens_details is not None
+    of_picture = (answer.usage.prompt_tokens_details.model_extra or {})["multimodal_tokens"]
+    assert 0 < of_picture < answer.usage.prompt_tokens
+    stream = client.chat.completions.create(messages=messages, stream=True, **request)
+    assert "".join(each.choices[0].delta.content or "" for each in stream) == answer.choices[0].message.content
+    said = [{"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}]
+    response = client.responses.create(model="tiny", input=said, max_output_tokens=8)
+    assert response.usage is not None
+    assert response.usage.input_tokens > of_picture
+    refused = [{"role": "user", "content": [{**content[0], "image_url": "a"}]}]
+    parameter: str | None = None
+    try:
+        client.chat.completions.create(messages=refused, **request)
+    except openai.BadRequestError as error:
+        parameter = error.param
+    assert parameter == "messages"
+
+
+def main(url: str, key: str, *pictures: str) -> None:
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    if pictures:
+        check_picture(client, pictures[1])
+        return
     assert client.models.retrieve(MODEL).id == MODEL
     for check in (check_chat, check_stream, check_parse, check_completions, check_extra_fields):
         check(client)
@@ -140,4 +174,4 @@ def main(url: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] + "/v1", sys.argv[2])
+    main(sys.argv[1] + "/v1", *sys.argv[2:])

@@ -76,6 +76,11 @@ def _computed(hlo: str) -> list[tuple[str, tuple[int, ...], str]]:
     return [(array, tuple(map(int, dims.split(","))), layout) for array, dims, layout in arrays]
 
 
+def find_scatters(hlo: str) -> list[str]:
+    """Return the scatters of a program."""
+    return re.findall(r"= (\S+) scatter\(", hlo)
+
+
 def read_thunks(folder: Path) -> str:
     """Return the thunks that XLA:GPU runs for the step, one per line, indented by nesting."""
     files = sorted(folder.glob("*thunk_sequence*.txt"), key=lambda file: file.stat().st_size)

@@ -5,7 +5,9 @@ pooling model, on one device or spread over several. Checked: the KV pool is upd
 with the pool; the program holds no copy of weights or pool; devices exchange two sums a layer, three where an MLP is
 beside experts, and little else for embedding and sampling; on a GPU no branch or loop waits for the host, and on a
 single one the plain decode step and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no
-layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in place.
+layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in place. Of
+models that see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels and for the
+largest one write the feature cache in place.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled
 from lib.results import save
-from lib.shapes import MODELS, with_layers
+from lib.shapes import IMAGE_PROCESSORS, MODELS, with_layers
 
 from compile.compiled_step import (
     count_nodes,
@@ -34,6 +36,7 @@ from compile.compiled_step import (
     find_copies,
     find_expert_copies,
     find_host_predicates,
+    find_scatters,
     read_thunks,
     shard_shape,
 )
@@ -43,6 +46,7 @@ from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.encoder import EncoderShape
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
@@ -52,6 +56,8 @@ from jaxllm.models import get_family
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES, array_specs
+from jaxllm.models.towers.layout import count_slots
+from jaxllm.models.towers.settings import Grid, TowerSettings
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.hardware import find_topology
 from jaxllm.resolve.kv_cache_size import step_config
@@ -64,8 +70,13 @@ POOLED = "pooled"
 """The only step of a pooling model: its largest."""
 SET_ADAPTER = Upkeep.SET_ADAPTER.value
 """The program that writes an adapter into its slot."""
+ENCODERS = ("encode picture", "encode largest")
+"""The encoder's programs: for a picture of PICTURE x PICTURE pixels, and the largest."""
+PICTURE = 448
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
+MEDIA_CONTEXT = 32_768
+"""That of models that see: the largest picture of some takes 16,384 rows."""
 # A smaller pool would fit into VMEM, and some of them are brought there.
 BLOCKS = (1025, 2049)
 ENCODER_BLOCKS = (2049, 4097)
@@ -86,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
     parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
-    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER), help="check only these")
+    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER, *ENCODERS), help="check only these")
     parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
@@ -133,7 +144,10 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Itera
         if room := compiler.model.adapter_shape:
             described["adapters"] = f"{room.num_slots} of rank {room.rank}"
         program = programs[title]
-        figures = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
+        if isinstance(program, EncoderShape):
+            figures = check_encoder(compiler, program)
+        else:
+            figures = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
         yield described | figures
 
 
@@ -148,7 +162,23 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
         "largest": compiler.step_shape(largest, is_full=False),
         "full": compiler.step_shape(largest, is_full=True),
     }
-    return steps | upkeep
+    return steps | upkeep | encoders(compiler)
+
+
+def encoders(compiler: StepCompiler) -> dict[str, ProgramKey]:
+    """Return the programs of most interest that encode pictures; none of a model that sees none."""
+    if compiler.model.tower is None:
+        return {}
+    num_slots = count_slots(compiler.model.tower.settings, [picture_grid(compiler.model.tower.settings)])
+    picture = next(shape for shape in compiler.encoder_shapes if shape.num_slots >= num_slots)
+    return dict(zip(ENCODERS, (picture, compiler.encoder_shapes[-1]), strict=True))
+
+
+def picture_grid(settings: TowerSettings) -> Grid:
+    """Return the patches of the picture, or of the only size that the tower takes."""
+    if settings.positions == "exact":
+        return Grid(1, settings.side, settings.side)
+    return Grid(1, *(PICTURE // side // settings.merge * settings.merge for side in settings.patch_size))
 
 
 def attention_of(compiler: StepCompiler) -> list[str]:
@@ -175,7 +205,7 @@ def make_compiler(
     if not is_quantized:
         hf = {key: value for key, value in hf.items() if key != "quantization_config"}
     config = get_family(hf["architectures"][0]).read_config(hf)
-    context = min(CONTEXT, config.max_position_embeddings)
+    context = min(CONTEXT if config.vision is None else MEDIA_CONTEXT, config.max_position_embeddings)
     arguments = EngineArgs(
         model=name,
         dtype="bfloat16",
@@ -192,6 +222,8 @@ def make_compiler(
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf))
+        if name in IMAGE_PROCESSORS:
+            Path(folder, "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSORS[name]))
         engine = arguments.create_engine_config(devices=list(mesh.devices.flat), checkpoint=open_config(folder))
     return StepCompiler(step_config(engine), make_model(engine), engine.mesh)
 
@@ -216,6 +248,9 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies:
             missed.append(f"copies of weights or pool: {copies[:3]}")
+        is_plain = isinstance(shape, StepShape) and not shape.is_full
+        if compiler.model.tower is not None and is_plain and (scatters := find_scatters(hlo)):
+            missed.append(f"scatters: {scatters[:3]}")
         if cuts := find_expert_copies(hlo, compiler):
             missed.append(f"copies of a layer's experts: {cuts[:3]}")
         if cuts := find_adapter_copies(hlo, compiler):
@@ -260,6 +295,25 @@ def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
     sizes = {"temp_mib": memory.temp_size_in_bytes, "alias_mib": memory.alias_size_in_bytes, "adapters_mib": held}
     mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
     return seconds | mib | {"nodes": count_nodes(listing), "missed": missed}
+
+
+def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]:
+    """Compile a program that encodes a picture, and check that it writes the feature cache in place."""
+    memory, hlo, listing, seconds = compile_program(compiler, shape, BLOCKS[0])
+    media = device_bytes(compiler.media_spec())
+    missed = []
+    if memory.alias_size_in_bytes < media:
+        missed.append(f"feature cache of {media} bytes, aliased {memory.alias_size_in_bytes}")
+    tower = sum(map(device_bytes, jax.tree.leaves(compiler.vision_spec)))
+    sizes = {
+        "temp_mib": memory.temp_size_in_bytes,
+        "tower_mib": tower,
+        "cache_mib": media,
+        "inputs_mib": memory.argument_size_in_bytes - tower - media,
+    }
+    mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
+    figures = {"slots": shape.num_slots, "asks_host": len(find_host_predicates(listing, hlo)), "missed": missed}
+    return seconds | mib | {"nodes": count_nodes(listing)} | figures
 
 
 def most_nodes(model: Model) -> int:

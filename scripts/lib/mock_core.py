@@ -176,6 +176,10 @@ class MockCore(HoldsAdapters):
         del sequence_id
         return 0
 
+    def reset_encoder_cache(self) -> bool:
+        """Return what a core without encoders returns."""
+        return True
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Return what a core with an empty cache returns."""
         return reset_running_requests or not self._streams
@@ -248,6 +252,7 @@ def start_mock(
     `replies` is the path of a file of answers.
     """
     from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+    from jaxllm.resolve.media_settings import media_settings
     from jaxllm.resolve.resolve_engine import resolve
     from jaxllm.resolve.vllm_config import vllm_config
 
@@ -275,6 +280,7 @@ def start_mock(
         has_validators=False,
         has_logits_processors=False,
         has_thinking_tokens=False,
+        media=media_settings(config),
         num_weight_bytes=config.checkpoint.num_bytes,
         weight_type=config.checkpoint.weight_type,
     )

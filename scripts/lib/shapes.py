@@ -188,6 +188,54 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28, "num_attention_heads": 16, "max_position_embeddings": 32_768, "max_window_layers": 28,
         "tie_word_embeddings": True,
     },
+    "qwen3-vl-8b": {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "tie_word_embeddings": False,
+        "image_token_id": 151_655, "video_token_id": 151_656, "vision_start_token_id": 151_652,
+        "vision_end_token_id": 151_653, "text_config": {
+            "model_type": "qwen3_vl_text", "dtype": "bfloat16", "vocab_size": 151_936, "hidden_size": 4096,
+            "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6,
+            "rope_theta": 5_000_000, "attention_bias": False, "rope_scaling": {
+                "rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20],
+            },
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
+            "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "patch_size": 16, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "out_hidden_size": 4096, "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+    },
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "mm_tokens_per_image": 256,
+        "boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144, "text_config": {
+            "model_type": "gemma3_text", "dtype": "bfloat16", "vocab_size": 262_208, "hidden_size": 2560,
+            "intermediate_size": 10_240, "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 1024, "sliding_window_pattern": 6,
+            "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "image_size": 896,
+            "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+        },
+    },
+    "mistral-small-3.1": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 10,
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "vision_feature_layer": -1, "text_config": {
+            "model_type": "mistral", "dtype": "bfloat16", "vocab_size": 131_072, "hidden_size": 5120,
+            "intermediate_size": 32_768, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000_000.0, "sliding_window": None, "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+            "num_attention_heads": 16, "head_dim": 64, "hidden_act": "silu", "image_size": 1540, "num_channels": 3,
+            "patch_size": 14, "rope_theta": 10_000.0,
+        },
+    },
 }  # fmt: skip
 SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
     "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64,
@@ -199,6 +247,19 @@ TOY: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128,
 }  # fmt: skip
 """Settings that turn any of these into a toy."""
+IMAGE_PROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen3-vl-8b": {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+        "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+    },
+    "gemma-3-4b": {
+        "image_processor_type": "Gemma3ImageProcessor", "image_seq_length": 256, "size": {"height": 896, "width": 896},
+    },
+    "mistral-small-3.1": {
+        "image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 1540},
+    },
+}  # fmt: skip
+"""The preprocessor_config.json of models that see."""
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
@@ -214,6 +275,9 @@ HUB_IDS = {
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
+    "gemma-3-4b": "google/gemma-3-4b-it",
+    "mistral-small-3.1": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
     "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }

@@ -33,7 +33,7 @@ HOST_ONLY_MODULES = [
     "jaxllm.engine.online.engine_client",
     "jaxllm.engine.client.remote_core",
     "jaxllm.engine.front.start",
-    "jaxllm.media.fetch",
+    "jaxllm.media.fetching.connector",
     "jaxllm.scheduling.scheduler",
     "jaxllm.text.chat",
     "jaxllm.text.detokenizer",
@@ -116,8 +116,8 @@ ROOMS = (
     "jaxllm.config",
     "jaxllm.loading",
     "jaxllm.lora",
-    "jaxllm.text",
     "jaxllm.media",
+    "jaxllm.text",
     "jaxllm.constraints",
     "jaxllm.scheduling",
     "jaxllm.sampling",
@@ -218,7 +218,7 @@ IMPORTED_AS = {
 OPTIONAL = {
     "jaxllm.engine.front.tracing": "otel",
     "jaxllm.engine.client.core_actor": "ray",
-    "jaxllm.media.video": "video",
+    "jaxllm.media.frames": "video",
 }
 """The modules that import what an extra has, each with its extra."""
 FRONTENDS = ("jaxllm.server", "jaxllm.entrypoints", "jaxllm.cli")

@@ -343,6 +343,7 @@ def test_a_mark_in_any_folder_is_found(root: Path):
 UNDERSTOOD = {
     "_MODULES[name]",  # the table of a module with `__getattr__`
     "families.__path__",
+    "f'transformers.models.{family}.image_processing_pil_{family}'",
     'f"{families.__name__}.{name}"',
     *("f'jaxllm.parsers.tools.{module}'", "f'pallas_kernels.{module}'"),
     # Modules of users or of other packages.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import sys
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -62,9 +64,35 @@ def check_errors(client: anthropic.Anthropic) -> None:
         assert form == "error", (fields, form)
 
 
+def check_picture(client: anthropic.Anthropic, file: str) -> None:
+    """Show a picture to a model that sees, in a message and in a tool's result."""
+    data = base64.b64encode(Path(file).read_bytes()).decode()
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    text = {"type": "text", "text": "What is this?"}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Bern"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1"}
+    conversations: list[list[Any]] = [[{"role": "user", "content": content}] for content in ([picture, text], [text])]
+    conversations += [
+        [{"role": "assistant", "content": [call]}, {"role": "user", "content": [{**result, "content": content}]}]
+        for content in ([picture, text], [text])
+    ]
+    counts = []
+    for messages in conversations:
+        answer = client.messages.create(model="tiny", max_tokens=8, messages=messages)
+        assert answer.usage.output_tokens > 0
+        counts.append(client.messages.count_tokens(model="tiny", messages=messages).input_tokens)
+        cached = (answer.usage.cache_read_input_tokens or 0) + (answer.usage.cache_creation_input_tokens or 0)
+        assert answer.usage.input_tokens + cached == counts[-1]
+    assert counts[0] - counts[1] > 1, "a picture takes several tokens"
+    assert counts[2] - counts[3] > 1
+
+
 def main() -> None:
-    url, key, mode = sys.argv[1:]
+    url, key, mode, *files = sys.argv[1:]
     client = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=300)
+    if mode == "pictures":
+        check_picture(client, *files)
+        return
     for streamed in (False, True):
         check_loop(client, mode, streamed=streamed)
     check_errors(client)

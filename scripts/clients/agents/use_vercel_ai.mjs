@@ -1,10 +1,11 @@
 // Vercel's AI SDK against a server, by its provider of what speaks OpenAI's API: text, streams, tools, objects, errors.
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { APICallError, generateText, jsonSchema, Output, stepCountIs, streamText, tool } from 'ai'
 import { ANSWER, DESCRIPTION, PLACE, QUESTION, SCHEMA, checkCalled, checkPlace, getWeather } from './weather.mjs'
 
-const [url, key, mode] = process.argv.slice(2)
+const [url, key, mode, file] = process.argv.slice(2)
 const given = { name: 'jaxllm', baseURL: `${url}/v1`, supportsStructuredOutputs: true, includeUsage: true }
 const provider = createOpenAICompatible({ ...given, apiKey: key })
 const settings = { model: provider('model'), maxRetries: 0 }
@@ -69,7 +70,23 @@ async function checkErrors() {
   await fails(createOpenAICompatible({ ...given, apiKey: 'wrong' })('model'), {}, 401)
 }
 
-await checkText()
-await checkTools()
-await checkObjects()
-await checkErrors()
+async function checkPicture() {
+  const asked = async (...more) => {
+    const content = [...more, { type: 'text', text: 'What is this?' }]
+    const messages = [{ role: 'user', content }]
+    const { usage } = await generateText({ model: provider('tiny'), messages, maxOutputTokens: 8, maxRetries: 0 })
+    assert.ok(usage.outputTokens > 0)
+    return usage.inputTokens
+  }
+  const seen = await asked({ type: 'image', image: readFileSync(file), mediaType: 'image/png' })
+  assert.ok(seen > (await asked()) + 1, 'a picture takes several tokens')
+}
+
+if (mode === 'pictures') {
+  await checkPicture()
+} else {
+  await checkText()
+  await checkTools()
+  await checkObjects()
+  await checkErrors()
+}
