@@ -226,7 +226,7 @@ def block_media(media: PromptMedia, start: int, end: int) -> bytes:
         for first, after, row in _pieces(item, start, end):
             numbers = array("q", (first - start, after - first, row, len(item.key)))
             parts += [b"\xfe", numbers.tobytes(), item.key]  # no text in UTF-8 has that byte
-    if media.rope_positions and end > media.items[0].spans[0].offset:
+    if media.rope_positions and media.items and end > media.items[0].spans[0].offset:
         num_prompt_tokens = len(media.rope_positions) // 12
         of_outputs = range(max(start, num_prompt_tokens) + media.rope_offset, end + media.rope_offset)
         repeated = array("i", [position for position in of_outputs for _ in range(3)])

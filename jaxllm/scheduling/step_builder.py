@@ -124,11 +124,8 @@ class StepBuilder:
             num_tokens = num_shared - start
         if media is None:
             return num_tokens
-        num_allowed = self._limit_media(request, media, start, num_tokens)
-        if num_allowed == num_tokens or (num_allowed and self._cuts_prompts):
+        if num_allowed := self._limit_media(request, media, start, num_tokens):
             return num_allowed
-        if not self._cuts_prompts:
-            return 0
         # An image that must be whole takes what is kept back for requests behind, and is not cut for a state.
         num_whole = item_end(media, start) - start
         is_possible = num_tokens < num_whole <= self._limit_tokens(request, start, num_missing, num_behind=0)

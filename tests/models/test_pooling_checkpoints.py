@@ -174,7 +174,7 @@ def test_reward_models_score_tokens() -> None:
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ("BertModel", {"is_decoder": True}, "is_decoder is True"),
         ("XLMRobertaModel", {"add_cross_attention": True}, "add_cross_attention is True"),
-        ("BertModel", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'"),
+        ("BertModel", {"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ("BertModel", {"type_vocab_size": 0}, "type_vocab_size is 0"),
         ("BertModel", {"hidden_size": 33}, "33 is not a multiple of 2 heads"),
         ("RobertaModel", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
