@@ -67,7 +67,7 @@ def to_core() -> list[list[bytes]]:
         cache_salt="salt",
     )
     messages = [Add(request), Abort(["7", "8#1"]), Release(["7"]), Call(1, "check", [{}, 0.5]), Shutdown()]
-    return [encode_to_core(each) for each in messages]
+    return [[bytes(frame) for frame in encode_to_core(each)] for each in messages]
 
 
 def from_core() -> list[list[bytes]]:

@@ -18,10 +18,11 @@ from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt
 from jaxllm.engine.offline.llm_engine import LLMEngine
+from jaxllm.engine.online import async_beam_search
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.engine.online.running_requests import RunningRequests
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
@@ -400,13 +401,12 @@ def test_a_search_waits_at_the_gate(cores: Cores, monkeypatch: pytest.MonkeyPatc
         assert len((await soon(searching)).outputs[0].token_ids) == 5
         assert not cores.cores[0].seen
 
-    async def encode(self: RunningRequests, prompt: Any, options: Any = None) -> EncodedPrompt:
+    async def encode(inputs: Any, prompt: Any, options: Any = None, *, pools: bool = False) -> EncodedPrompt:
         encoding.set()
         await encoded.wait()
-        return await whole(self, prompt, options)
+        return await encode_prompt(inputs, prompt, options, pools=pools)
 
-    whole = RunningRequests.encode
-    monkeypatch.setattr(RunningRequests, "encode", encode)
+    monkeypatch.setattr(async_beam_search, "encode_prompt", encode)
     encoding, encoded = asyncio.Event(), asyncio.Event()
     asyncio.run(run())
 
