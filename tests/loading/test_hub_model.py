@@ -73,11 +73,11 @@ def test_a_hub_id_generates_what_hf_does(tmp_path: Path):
 
 
 def test_of_an_unknown_architecture_not_even_headers_are_fetched(tmp_path: Path):
-    config = json.dumps({"architectures": ["LlamaNextForCausalLM"]}).encode()
+    config = json.dumps({"architectures": ["LlamasForCausalLM"]}).encode()
     with serving({"org/unknown": repository(read_tensors(CASE)) | {"config.json": config}}) as server:
         error = run_llm(server, tmp_path, "org/unknown")
         assert not [path for _, path, _ in server.requests if path.endswith(".safetensors")]
-    assert "'LlamaNextForCausalLM' is not supported; nearest to it is LlamaForCausalLM" in error
+    assert "'LlamasForCausalLM' is not supported; nearest to it is LlamaForCausalLM" in error
 
 
 def test_weights_that_do_not_fit_are_not_fetched(tmp_path: Path):

@@ -48,6 +48,8 @@ CHAT_ALL = '[{"role":"user","content":"a"}]'
 FORMAT = '{"type":"json_schema","json_schema":{"schema":%s}}'
 MANY_BIASES = "{" + ",".join(f'"{number}":1' for number in range(1025)) + "}"
 
+OF_MEDIA = dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), Bound("{}", ('{"a":1}', "1")))
+"""Options of images and videos, which models that read text alone do not have."""
 SAMPLING: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
     "n": Bound("16", ("0", "16385", "1.5")),
@@ -97,6 +99,7 @@ SAMPLING: dict[str, Bound] = {
     "user": NAME,
 }
 CHAT: dict[str, Bound] = SAMPLING | {
+    **OF_MEDIA,
     "messages": Bound(CHAT_ALL, ("[1]", "[{}]", '[{"role":"user","content":1}]', CHAT_ALL.replace('"a"', LONG), "[]")),
     "max_completion_tokens": Bound("2147483647", ("0",), (), {"stop_token_ids": integers(1)}),
     "logprobs": FLAG,
@@ -151,6 +154,7 @@ ANTHROPIC: dict[str, Bound] = {
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
 }
 TOKENIZE: dict[str, Bound] = {
+    **OF_MEDIA,
     "model": Bound('"tiny"', ("1",)),
     "prompt": Bound('"%s"' % ("a" * 4096), ('"%s"' % ("a" * 4097), "1"), ('""',)),
     "messages": CHAT["messages"],
@@ -172,6 +176,7 @@ POOLED: dict[str, Bound] = {
     for name in ("model", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "cache_salt", "priority")
 } | {"request_id": NAME, "user": NAME, "use_activation": FLAG}
 INPUTS: dict[str, Bound] = POOLED | {
+    **OF_MEDIA,
     "input": Bound(texts(2048), (texts(2049), "[]", "[[]]", "[1,[2]]", "[256]", "[[1.5]]", "[[1,{}]]", "{}", "[{}]")),
     "messages": CHAT["messages"],
     "add_generation_prompt": FLAG,
@@ -232,6 +237,7 @@ RESPONSES: dict[str, Bound] = {
         *("stream_interval", "return_token_ids", "return_tokens_as_token_ids"),
     )
 } | {
+    **OF_MEDIA,
     "input": Bound(
         f"[{ITEM % '[]'}]", ("[1]", "[{}]", f"[{ITEM % 1}]", f"[{ITEM % LONG}]", '[{"type":"x"}]', "{}"), ('""',)
     ),

@@ -75,7 +75,19 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("get", path, None) for path in ("/health", "/livez", "/ping", "/metrics", "/is_sleeping", "/is_paused")),
     *(("get", path, None) for path in ("/server_info", "/api/version", "/api/tags", "/api/ps")),
     ("post", "/scale_elastic_ep", {"new_data_parallel_size": 1}),
-    *(("post", path, {}) for path in ("/ping", "/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
+    *(
+        ("post", path, {})
+        for path in (
+            "/ping",
+            "/reset_prefix_cache",
+            "/reset_mm_cache",
+            "/reset_encoder_cache",
+            "/pause",
+            "/resume",
+            "/sleep",
+            "/wake_up",
+        )
+    ),
 ]
 POOLED: list[tuple[str, Any]] = [
     ("/v1/embeddings", {"input": "a"}),

@@ -49,7 +49,7 @@ KNOWN_BY_CORE = ("structured_outputs", "response_format", "text", "logprob_token
 """The core says what it takes of these, once it gets the request; one without a model takes none."""
 OF_MESSAGES = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
-    *("documents", "reasoning_effort", "tools", "tool_choice"),
+    *("documents", "reasoning_effort", "tools", "tool_choice", "mm_processor_kwargs", "media_io_kwargs"),
 )
 CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bounds]
 
