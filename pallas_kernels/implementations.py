@@ -130,7 +130,18 @@ LATENT_ATTENTION: Implementations = {
     ),
 }
 
-SEGMENT_ATTENTION: Implementations = {"xla": Implementation(None, "segment_attention.xla:xla_segment_attention")}
+SEGMENT_ATTENTION: Implementations = {
+    "xla": Implementation(None, "segment_attention.xla:xla_segment_attention"),
+    "xla_counted": Implementation(None, "segment_attention.xla:xla_counted_segment_attention"),
+    "cpu": Implementation(
+        "cpu",
+        "segment_attention.cpu:cpu_segment_attention",
+        refuses="segment_attention.cpu:cpu_refusal",
+        prepare="segment_attention.cpu:cpu_prepare",
+    ),
+    "tpu": Implementation("tpu", "segment_attention.tpu:tpu_segment_attention", "segment_attention.tpu:refusal"),
+    "gpu": Implementation("gpu", "segment_attention.gpu:gpu_segment_attention", "segment_attention.gpu:refusal"),
+}
 
 # "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere.
 LINEAR: Implementations = {

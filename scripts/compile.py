@@ -47,8 +47,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         # Compilers read the environment when they are loaded.
         os.environ |= compiler_environment(hardware, dict(os.environ))
+        os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1"}
+        if known.op in ("steps", "segment_attention"):
+            # XLA:GPU logs what ptxas says of its kernels.
+            os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "subprocess_compilation=3"}
         if known.op != "steps":
-            os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
+            os.environ["MOSAIC_GPU_DUMP_PTX"] = "1"
             os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         module = importlib.import_module(f"compile.{OPS[known.op][hardware.platform]}")
         parser.description = module.__doc__

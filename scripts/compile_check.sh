@@ -87,7 +87,7 @@ part segment-attention-h100 $JAX scripts/compile.py segment_attention --target h
 seeing() { # NAME TARGET MODEL ARGUMENTS...
   part "$1" $JAX scripts/compile.py steps --target "${@:2}" --steps "encode picture" "encode largest" decode largest
 }
-seeing steps-v6e-qwen3-vl-8b v6e:1x1 qwen3-vl-8b --layers 24 # as many as fit
+seeing steps-v6e-qwen3-vl-8b v6e:1x1 qwen3-vl-8b
 seeing steps-v6e-gemma-3-4b v6e:1x1 gemma-3-4b --layers 12
 seeing steps-v6e-2x2-mistral-small-3.1 v6e:2x2 mistral-small-3.1 --layers 12 --tensor-parallel-size 2
 for model in qwen3-vl-8b gemma-3-4b mistral-small-3.1; do

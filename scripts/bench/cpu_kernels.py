@@ -7,7 +7,9 @@ each layer's weights, as a step does. Grouped matmuls are compared with the matm
 over its own rows, by the CPU's own kernel and by plain XLA. Matmuls by packed weights are compared with the CPU's own
 by the same weights in bfloat16 or float32; at one row memory is the bound of both, and the rows show GB/s read.
 Ops of recurrent state are compared with plain XLA; their GB/s count states read and written. With --hf-python the
-delta rule and attention over latents are compared with HF's in torch as well.
+delta rule, attention over latents and attention within segments are compared with HF's in torch as well. Segments are
+those of vision towers; their GFLOP/s stand beside those of the CPU's own matmul of 1,024 rows by 4096 x 1024 weights,
+which ran in the same turns.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaSha
 from pallas_kernels.recurrent_state.gated_delta.cases import CASES as CASES_OF_DELTA
 from pallas_kernels.recurrent_state.state_space import StateSpace
 from pallas_kernels.recurrent_state.state_space.cases import CASES as CASES_OF_SCAN
+from pallas_kernels.segment_attention import SegmentAttention
 from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
 
@@ -102,7 +105,16 @@ STATE_OPS: Mapping[str, Any] = {
     "convolution of Qwen3-Next": CausalConv(CASES_OF_CONV["qwen3-next-80b-a3b"].shape()),
     "scan of Nemotron-H 8B": StateSpace(CASES_OF_SCAN["nemotron-h-8b"].shape()),
 }
-PARTS = ("attention", "latents", "matmuls", "grouped", "quantized", "states")
+SEGMENT_CASES = {
+    "Qwen3-VL 2B, 1,024 patches": (16, 64, 1, 1024),
+    "Qwen3-VL 2B, 4,096 patches": (16, 64, 1, 4096),
+    "Qwen3-VL 8B, 1,024 patches": (16, 72, 1, 1024),
+    "SmolVLM-256M, 3 tiles": (12, 64, 3, 1024),
+    "Qwen2.5-VL, 64 windows": (16, 80, 64, 64),
+}
+"""Heads and their size, and the segments of a picture and their length, in the layers of towers."""
+TOWER_MATRIX = (4096, 1024)
+PARTS = ("attention", "latents", "segments", "matmuls", "grouped", "quantized", "states")
 
 
 def main() -> int:
@@ -119,6 +131,8 @@ def main() -> int:
         rows += [attention_row(args.case, name, chunks, rounds) for name, chunks in STEPS.items()]
     for dtype in (jnp.bfloat16, jnp.float32) if "latents" in parts else ():
         rows += [latents_row(name, chunks, dtype, rounds, args.hf_python) for name, chunks in LATENT_STEPS.items()]
+    for dtype in (jnp.bfloat16, jnp.float32) if "segments" in parts else ():
+        rows += [segments_row(name, dtype, rounds, args.hf_python) for name in SEGMENT_CASES]
     for dtype in (jnp.bfloat16, jnp.float32):
         rows += [matmul_row(count, dtype, rounds) for count in ROWS if "matmuls" in parts]
     for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
@@ -162,6 +176,35 @@ def latents_row(
     speeds = {"GB/s": read / times["cpu ms"] / 1e6, "GFLOP/s": flops / times["cpu ms"] / 1e6}
     speeds = {each: float(f"{speed:.3g}") for each, speed in speeds.items()}
     return {"what": f"attention over latents, {name}, {shape.dtype.name}", **times, **speeds}
+
+
+def segments_row(name: str, dtype: Any, rounds: int, hf_python: str | None) -> dict[str, Any]:
+    """Return the milliseconds of one layer's attention within segments, and the GFLOP/s beside those of a matmul."""
+    (n, h, count, length), rng, kind = SEGMENT_CASES[name], np.random.default_rng(0), jnp.dtype(dtype)
+    starts = np.arange(count * length, dtype=np.int32) // length * length
+    bounds = jnp.asarray(starts), jnp.asarray(starts + length)
+    q, k, v = (jnp.asarray(rng.standard_normal((count * length, n, h)), dtype) for _ in range(3))
+    options = compiler_options("cpu", dtype, True)
+    programs: dict[str, Callable[[], Any]] = {}
+    for implementation in WAYS:
+        attend = jax.jit(partial(SegmentAttention(implementation), scale=h**-0.5), compiler_options=options)
+        programs[implementation] = partial(attend, q, k, v, *bounds)
+    weight = jnp.asarray(rng.standard_normal(TOWER_MATRIX), dtype)
+    x = jnp.asarray(rng.standard_normal((1024, TOWER_MATRIX[1])), dtype)
+    programs["matmul"] = partial(jax.jit(lambda x, w: Linear("cpu")(x, w[None], 0)), x, weight)
+    of_hf = {"layers": 1, "segments": count, "tokens": length, "heads": n, "dims": h, "dtype": kind.name}
+    with hf_layers(hf_python, "segments", **of_hf) as others:
+
+        def run(which: str) -> None:
+            if which in others:
+                others[which]()
+            else:
+                jax.block_until_ready(programs[which]())
+
+        times = in_turns(run, (*programs, *others), rounds)
+    flops = {"cpu": 4 * count * length**2 * n * h, "matmul": 2 * len(x) * weight.size}
+    speeds = {f"{each} GFLOP/s": round(work / times[f"{each} ms"] / 1e6) for each, work in flops.items()}
+    return {"what": f"segments, {name}, {kind.name}", **times, **speeds}
 
 
 def attention_times(

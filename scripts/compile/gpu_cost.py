@@ -15,7 +15,7 @@ MMA_FLOPS, SPECIAL_FUNCTIONS = 4096, 16
 CLOCK = H100.flops_per_second / NUM_SMS / MMA_FLOPS
 """The frequency, in Hz, at which NVIDIA's peak is reached."""
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
-SHARED_TILES = ("paged_prefill", "latent_prefill")
+SHARED_TILES = ("paged_prefill", "latent_prefill", "segment_attention")
 """In these kernels several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
 and neighbouring query tiles."""
 WITHOUT_TILES = ("latent_write", "gated_delta_decode", "state_space_decode", "causal_conv_decode")

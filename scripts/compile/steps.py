@@ -7,7 +7,8 @@ beside experts, and little else for embedding and sampling; on a GPU no branch o
 single one the plain decode step and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no
 layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in place. Of
 models that see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels and for the
-largest one write the feature cache in place.
+largest one write the feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own account of
+XLA's and of Mosaic GPU's, and the host is asked nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from compile.compiled_step import (
     read_thunks,
     shard_shape,
 )
+from compile.gpu_compiler import captured_output, read_ptxas
 from compile.program import GRAPHS_JAX
 from compile.target import Target
 from jaxllm.check.compilers import describe_devices
@@ -79,6 +81,8 @@ MEDIA_CONTEXT = 32_768
 """That of models that see: the largest picture of some takes 16,384 rows."""
 # A smaller pool would fit into VMEM, and some of them are brought there.
 BLOCKS = (1025, 2049)
+FEWER_BLOCKS = (513, 1025)
+"""The numbers of blocks for models beside whose weights a device does not hold the larger pool."""
 ENCODER_BLOCKS = (2049, 4097)
 """The same for an encoder, whose pool is of one layer."""
 SPARE_SLOTS = 1.25
@@ -106,7 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, target: Target) -> int:
     mesh = find_mesh(target, args.tensor_parallel_size)
-    check = compile_all if args.start else partial(check_model, steps=args.steps)
+    check = (
+        compile_all if args.start else partial(check_model, steps=args.steps, usable_bytes=target.hardware.usable_bytes)
+    )
     make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
     make = partial(make, deals_experts=args.enable_expert_parallel)
     if args.adapters is not None:
@@ -134,7 +140,7 @@ def compile_all(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
         yield {"program": describe(key), **seconds, "missed": []}
 
 
-def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_bytes: int) -> Iterator[dict[str, Any]]:
     """Yield a row per program: its figures, and its failed checks."""
     programs = find_programs(compiler)
     for title in steps or programs:
@@ -147,7 +153,8 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Itera
         if isinstance(program, EncoderShape):
             figures = check_encoder(compiler, program)
         else:
-            figures = check_set_adapter(compiler) if isinstance(program, Upkeep) else check_program(compiler, program)
+            is_upkeep = isinstance(program, Upkeep)
+            figures = check_set_adapter(compiler) if is_upkeep else check_program(compiler, program, usable_bytes)
         yield described | figures
 
 
@@ -228,20 +235,20 @@ def make_compiler(
     return StepCompiler(step_config(engine), make_model(engine), engine.mesh)
 
 
-def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:
+def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_bytes: int) -> dict[str, Any]:
     """Compile with few blocks and with many, and for an encoder with as many as it has."""
     temps, missed, row = [], [], {}
     # The loops of plain XLA stay outside of command buffers.
     has_kernels = {*attention_of(compiler), *states_of(compiler)} == {"gpu"}
     # So do loops over chunks of recurrent states, which a step of decodes alone does not have.
     loops = bool(compiler.config.states) and not (isinstance(shape, StepShape) and shape.decodes_only)
-    layout, blocks = compiler.config.kv_layout, BLOCKS
+    layout, blocks = compiler.config.kv_layout, BLOCKS if fits(compiler, BLOCKS[-1], usable_bytes) else FEWER_BLOCKS
     if not any(group.causal for group in layout.groups):
         blocks = (layout.most_wanted, *ENCODER_BLOCKS)
     for num_blocks in blocks:
         # Recurrent states have more slots at last, too, where there are any.
         with patch.object(kv_pool, "SPARE_PART", SPARE_SLOTS if layout.states and temps else kv_pool.SPARE_PART):
-            memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
+            memory, hlo, listing, seconds, _ = compile_program(compiler, shape, num_blocks)
             pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
             copies = find_copies(hlo, compiler, num_blocks)
         if memory.alias_size_in_bytes < pool_bytes:
@@ -281,9 +288,16 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
     return row | {"missed": missed}
 
 
+def fits(compiler: StepCompiler, num_blocks: int, usable_bytes: int) -> bool:
+    """Return whether a device holds the weights, the pool and the feature cache, beside a sixteenth for all else."""
+    tower = {} if compiler.model.tower is None else compiler.vision_spec
+    specs = [compiler.params_spec, tower, compiler.caches.specs(num_blocks)]
+    return sum(map(device_bytes, jax.tree.leaves(specs))) < usable_bytes * 15 // 16
+
+
 def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
     """Compile the program that writes an adapter into its slot, and check that it uses no scratch."""
-    memory, hlo, listing, seconds = compile_program(compiler, Upkeep.SET_ADAPTER, BLOCKS[0])
+    memory, hlo, listing, seconds, _ = compile_program(compiler, Upkeep.SET_ADAPTER, BLOCKS[0])
     held = sum(map(device_bytes, jax.tree.leaves(compiler.adapters_spec())))
     missed = []
     if memory.alias_size_in_bytes < held:
@@ -299,7 +313,7 @@ def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
 
 def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]:
     """Compile a program that encodes a picture, and check that it writes the feature cache in place."""
-    memory, hlo, listing, seconds = compile_program(compiler, shape, BLOCKS[0])
+    memory, hlo, listing, seconds, messages = compile_program(compiler, shape, BLOCKS[0])
     media = device_bytes(compiler.media_spec())
     missed = []
     if memory.alias_size_in_bytes < media:
@@ -312,8 +326,16 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]
         "inputs_mib": memory.argument_size_in_bytes - tower - media,
     }
     mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
-    figures = {"slots": shape.num_slots, "asks_host": len(find_host_predicates(listing, hlo)), "missed": missed}
-    return seconds | mib | {"nodes": count_nodes(listing)} | figures
+    figures: dict[str, Any] = {"slots": shape.num_slots}
+    if listing:
+        kernels = read_ptxas(messages)
+        missed += [f"{name} spills {spilled} bytes" for name, (_, spilled) in kernels.items() if spilled]
+        if not kernels:
+            missed.append("ptxas said nothing of any kernel")
+        if asked := find_host_predicates(listing, hlo):
+            missed.append(f"the host is asked: {asked}")
+        figures["kernels"] = len(kernels)
+    return seconds | mib | {"nodes": count_nodes(listing)} | figures | {"missed": missed}
 
 
 def most_nodes(model: Model) -> int:
@@ -357,16 +379,20 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
 
 def compile_program(
     compiler: StepCompiler, shape: ProgramKey, num_blocks: int
-) -> tuple[Any, str, str, dict[str, float]]:
-    """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
+) -> tuple[Any, str, str, dict[str, float], str]:
+    """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, the seconds of either stage, and what
+    the compilers printed: ptxas' messages about a GPU's kernels, but for those of Mosaic GPU that were compiled before.
+    """
     platform = compiler.config.platform
     options = compiler.options
     with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled, seconds = timed_compile(compiler, shape, num_blocks, options)
-        listing = read_thunks(Path(folder)) if platform == "gpu" else ""
-        return compiled.memory_analysis(), compiled.as_text() or "", listing, seconds
+        with captured_output() as output:
+            compiled, seconds = timed_compile(compiler, shape, num_blocks, options)
+        is_gpu = platform == "gpu"
+        listing = read_thunks(Path(folder)) if is_gpu else ""
+        return compiled.memory_analysis(), compiled.as_text() or "", listing, seconds, output[0]
 
 
 def timed_compile(
