@@ -41,7 +41,7 @@ class RopeConfig:
     """The checkpoint rotates dimensions 2i and 2i + 1 together, instead of i and i + rotary_dim / 2."""
     is_split: bool = False
     """In a vision tower: the checkpoint rotates the first half of a head by the column and the second by the row, each
-    like a head of its own."""
+    like a head of its own, whose pairs may be interleaved."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings that give no frequencies."""
@@ -78,8 +78,11 @@ class RopeConfig:
         """
         rotary_dim = self.rotary_dim(head_dim)
         if self.is_split:
-            quarters = [range(start, start + head_dim // 4) for start in range(0, head_dim, head_dim // 4)]
-            return tuple(number for quarter in (2, 0, 3, 1) for number in quarters[quarter])
+            columns, rows = range(head_dim // 2), range(head_dim // 2, head_dim)
+            pairs = slice(0, None, 2), slice(1, None, 2)
+            if not self.interleaved:
+                pairs = slice(head_dim // 4), slice(head_dim // 4, None)
+            return tuple(number for part in pairs for half in (rows, columns) for number in half[part])
         if rotary_dim == head_dim and not self.interleaved:
             return None
         rotated, rest = range(rotary_dim), range(rotary_dim, head_dim)

@@ -18,16 +18,17 @@ EMBEDDING, HEAD, FINAL_NORM = "embed.table", "lm_head.table", "final_norm.scale"
 
 # Checkpoints may hold these tensors, which no model needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
-OTHER_MODALITIES = (
+TOWERS = (
     "*vision_tower.*",
     "*vision_model.*",
     "*multi_modal_projector.*",
     "*connector.*",
-    "*audio_tower.*",
     "*embed_vision.*",
-    "*embed_audio.*",
     "*visual.*",
+    "*vision_embedder.*",
 )
+"""Tensors of images, which a model without its vision tower does not need."""
+OTHER_MODALITIES = (*TOWERS, "*audio_tower.*", "*embed_audio.*")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels.grouped_matmul import MatmulShape
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.linear import LinearShape
+from pallas_kernels.segment_attention import SegmentShape
 
 from .layers.latent_attention import head_matmuls
 from .layers.moe import matmul_shapes
@@ -38,6 +39,12 @@ def linear_shapes(specs: ModelSpecs) -> list[LinearShape]:
         shapes[shape] = None
         shapes[shape._replace(out_dtype=jnp.dtype(jnp.float32))] = None
     return list(shapes)
+
+
+def segment_shapes(specs: ModelSpecs) -> list[SegmentShape]:
+    """Return the heads of a vision tower's layers."""
+    heads = dict.fromkeys((kind.num_heads, kind.head_dim) for kind in specs.plan.kinds)
+    return [SegmentShape(*each, jnp.dtype(specs.dtype)) for each in heads]
 
 
 def _activations(specs: ModelSpecs) -> tuple[tuple[str, bool], ...]:

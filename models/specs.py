@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 
 from .config import LayerSpec, ModelConfig
-from .family import OTHER_MODALITIES, Family
+from .family import TOWERS, Family
 from .layers.head import PoolingHead, head_names, taken_rows
 from .loop import LayerLoop
 from .names import Prefixes, TensorName
@@ -302,7 +302,7 @@ class ModelSpecs:
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
         if self.vision is not None:
-            ignored = tuple(pattern for pattern in ignored if pattern not in OTHER_MODALITIES)
+            ignored = tuple(pattern for pattern in ignored if pattern not in TOWERS)
             ignored += self.vision.ignored_tensors
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 

@@ -45,7 +45,7 @@ from .gemma2 import GEMMA_NAMES
 
 _GATE_UP = Fused(("gate", "up"))
 
-_GEMMA4_NAMES = MappingProxyType(
+GEMMA4_NAMES = MappingProxyType(
     {
         **GEMMA_NAMES,
         "layers.scalar": TensorName("{body}layers.{l}.layer_scalar", "o -> o"),
@@ -92,7 +92,7 @@ _ROPES = {
 
 def _gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Gemma 4 text-only config.json."""
-    return _read("Gemma4ForCausalLM", hf)
+    return read_gemma4("Gemma4ForCausalLM", hf)
 
 
 def _gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -100,10 +100,11 @@ def _gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     text = read_text_config(hf, "gemma4_text")
     tied = is_tied_wrapper(DEFAULTS | dict(hf), text)
     pad = read_int(text, "pad_token_id", 0, minimum=0)
-    return _read("Gemma4ForConditionalGeneration", text, tie_word_embeddings=tied, media_token_id=pad)
+    return read_gemma4("Gemma4ForConditionalGeneration", text, tie_word_embeddings=tied, media_token_id=pad)
 
 
-def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
+def read_gemma4(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
+    """Read the settings of a text model; `overrides` are fields of the config."""
     hf = DEFAULTS | dict(hf)
     # Then attention among the tokens of one image is not causal in layers with a window, but that among text is.
     sees_both_sides = hf.get("use_bidirectional_attention") == "vision"
@@ -226,7 +227,7 @@ class _Gemma4Router(Router):
         return choices._replace(weights_tj=choices.weights_tj * self.expert_scale[...][choices.experts_tj])
 
 
-class _Gemma4Layer(nnx.Module):
+class Gemma4Layer(nnx.Module):
     """Attention; then the MLP, with or without experts beside it; then the per-layer input, if there is one."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -261,7 +262,7 @@ class _Gemma4Layer(nnx.Module):
         return x_td * self.scalar[...][None]
 
 
-class _Gemma4Frame(Frame):
+class Gemma4Frame(Frame):
     """A frame that computes per-layer inputs from the tokens and their embeddings."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -474,13 +475,13 @@ GEMMA4_TOWER = Family(
 )
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
-        config_from_hf=_gemma4_config, names=_GEMMA4_NAMES, layer=_Gemma4Layer, frame=_Gemma4Frame, is_text_part=True
+        config_from_hf=_gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame, is_text_part=True
     ),
     "Gemma4ForConditionalGeneration": Family(
         config_from_hf=_gemma4_multimodal_config,
-        names=_GEMMA4_NAMES,
-        layer=_Gemma4Layer,
-        frame=_Gemma4Frame,
+        names=GEMMA4_NAMES,
+        layer=Gemma4Layer,
+        frame=Gemma4Frame,
         is_wrapper=True,
         vision=GEMMA4_TOWER,
     ),

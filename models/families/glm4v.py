@@ -24,6 +24,7 @@ from ..towers.reading import read_axial_theta, read_side, read_square, read_towe
 from ..towers.settings import DenseSettings, NormSettings, Projector, TowerSettings
 from .glm4_moe import GLM4_MOE
 from .llama import LLAMA_NAMES
+from .qwen_moe import FUSED_EXPERTS
 from .qwen_vl import GATED_MLP_NAMES, QWEN_VIT_NAMES, with_plain_rope, with_three_positions
 
 _GATE_UP = Fused(("gate", "up"))
@@ -35,6 +36,11 @@ _GLM4_NAMES = MappingProxyType(
         "layers.mlp.gate": TensorName("{body}layers.{l}.mlp.gate_up_proj.weight", "f d -> f d", _GATE_UP),
         "layers.mlp.up": TensorName("{body}layers.{l}.mlp.gate_up_proj.weight", "f d -> f d", _GATE_UP),
     }
+)
+# In GLM-4.6V with experts, which the correction tells, layers without them have GLM-4.5's names. HF stores all experts
+# of a layer together there.
+_GLM45_NAMES = MappingProxyType(
+    {f"layers.mlp.{name}": GLM4_MOE.names[f"layers.mlp.{name}"] for name in ("gate", "up", "router.correction")}
 )
 
 # HF's values for keys that a config.json leaves out.
@@ -58,16 +64,15 @@ def _glm4v_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _glm46v_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the text part of a GLM-4.6V config.json without experts."""
-    return _read_glm4("Glm46VForConditionalGeneration", hf)
+    """Read the text part of a GLM-4.6V config.json, which is that of GLM-4.1V or, with experts, of GLM-4.5V."""
+    kind = read_choice(read_mapping(hf, "text_config"), "model_type", ("glm4v_text", "glm4v_moe_text"), "glm4v_text")
+    read = _read_glm4_moe if kind == "glm4v_moe_text" else _read_glm4
+    return read("Glm46VForConditionalGeneration", hf)
 
 
 def _glm4v_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a GLM-4.5V config.json."""
-    source, tied = _MOE_DEFAULTS | _read_text(hf, "glm4v_moe_text"), _is_tied(hf)
-    config = GLM4_MOE.config_from_hf(with_plain_rope(source))
-    config = replace(config, architecture="Glm4vMoeForConditionalGeneration", tie_word_embeddings=tied)
-    return with_three_positions(config, source)
+    return _read_glm4_moe("Glm4vMoeForConditionalGeneration", hf)
 
 
 def _read_glm4(architecture: str, hf: Mapping[str, Any]) -> ModelConfig:
@@ -77,6 +82,13 @@ def _read_glm4(architecture: str, hf: Mapping[str, Any]) -> ModelConfig:
     config = read_decoder(
         text, architecture=architecture, ropes=(rope,), qkv_bias=True, post_norms=True, tie_word_embeddings=tied
     )
+    return with_three_positions(config, source)
+
+
+def _read_glm4_moe(architecture: str, hf: Mapping[str, Any]) -> ModelConfig:
+    source, tied = _MOE_DEFAULTS | _read_text(hf, "glm4v_moe_text"), _is_tied(hf)
+    config = GLM4_MOE.config_from_hf(with_plain_rope(source))
+    config = replace(config, architecture=architecture, tie_word_embeddings=tied)
     return with_three_positions(config, source)
 
 
@@ -193,14 +205,21 @@ GLM_TOWER = Family(
     marks=("patch",),
 )
 _WRAPPER: dict[str, Any] = {"is_wrapper": True, "vision": GLM_TOWER}
+# The multi-token-prediction layer, which comes last.
+_LEFT_OUT = ("*layers.{after}.*",)
 FAMILIES = {
     "Glm4vForConditionalGeneration": Family(config_from_hf=_glm4v_config, names=_GLM4_NAMES, **_WRAPPER),
-    "Glm46VForConditionalGeneration": Family(config_from_hf=_glm46v_config, names=_GLM4_NAMES, **_WRAPPER),
+    "Glm46VForConditionalGeneration": Family(
+        config_from_hf=_glm46v_config,
+        names=MappingProxyType({**GLM4_MOE.names, **_GLM4_NAMES}),
+        other_names=(MappingProxyType({**_GLM45_NAMES, **FUSED_EXPERTS}), _GLM45_NAMES),
+        leaves_out=_LEFT_OUT,
+        **_WRAPPER,
+    ),
     "Glm4vMoeForConditionalGeneration": Family(
         config_from_hf=_glm4v_moe_config,
         names=GLM4_MOE.names,
-        # The multi-token-prediction layer, which comes last.
-        leaves_out=("*layers.{after}.*",),
+        leaves_out=_LEFT_OUT,
         **_WRAPPER,
     ),
 }

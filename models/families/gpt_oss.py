@@ -88,5 +88,5 @@ def _gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-_GPT_OSS = Family(config_from_hf=_gpt_oss_config, names=_GPT_OSS_NAMES)
-FAMILIES = {"GptOssForCausalLM": _GPT_OSS}
+GPT_OSS = Family(config_from_hf=_gpt_oss_config, names=_GPT_OSS_NAMES)
+FAMILIES = {"GptOssForCausalLM": GPT_OSS}

@@ -1,4 +1,7 @@
-"""InternVL 3 and 3.5 in HF's form: Qwen2, Qwen3 or Llama in a wrapper, with InternViT as the vision tower."""
+"""InternVL 3 and 3.5 in HF's form: Qwen2, Qwen3 with or without experts, gpt-oss or Llama in a wrapper, and InternViT.
+
+The largest of them have InternViT-6B, which has RMSNorms, also of queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, read_mapping, require
-from ..layers import GPTLayer, declare
+from ..layers import Attention, GPTLayer, declare
 from ..names import Prefixes, TensorName
 from ..reading import is_tied_wrapper, read_text_config
 from ..towers.clip import TWO_MATMULS
-from ..towers.frame import TowerFrame
+from ..towers.frame import TowerFrame, make_norm
 from ..towers.reading import read_act, read_side, read_square, read_text_size, read_tower, read_vision
 from ..towers.settings import DenseSettings, NormSettings, Projector, TowerSettings
-from . import llama, qwen2, qwen3
+from . import gpt_oss, llama, qwen2, qwen3, qwen_moe
 
 _TEXTS = {
     "qwen2": qwen2.FAMILIES["Qwen2ForCausalLM"],
     "qwen3": qwen3.FAMILIES["Qwen3ForCausalLM"],
+    "gpt_oss": gpt_oss.GPT_OSS,
+    "qwen3_moe": qwen_moe.FAMILIES["Qwen3MoeForCausalLM"],
     "llama": llama.LLAMA,
 }
 # HF's values for keys that a vision_config leaves out.
@@ -38,7 +43,7 @@ _DEFAULTS: dict[str, Any] = {
     "image_size": 448,
     "patch_size": 14,
 }
-_PROJECTOR_EPS = 1e-5
+_PROJECTOR_EPS, _QK_EPS = 1e-5, 1e-6
 
 
 def _internvl_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -54,9 +59,8 @@ def _internvl_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the tower of an InternVL config.json."""
     require(hf, vision_feature_layer=-1, vision_feature_select_strategy="default")
     vision = read_vision(hf, _DEFAULTS, "internvl_vision")
-    require(
-        vision, norm_type="layer_norm", use_qk_norm=False, use_mask_token=False, use_absolute_position_embeddings=True
-    )
+    require(vision, use_mask_token=False, use_absolute_position_embeddings=True)
+    norms = read_choice(vision, "norm_type", ("layer_norm", "rms_norm"), "layer_norm")
     patch, out, eps = read_square(vision, "patch_size"), read_text_size(hf), read_float(vision, "layer_norm_eps")
     projector = Projector(
         norm=None if read_bool(vision, "use_mean_pooling", True) else NormSettings("layer", eps),
@@ -68,19 +72,26 @@ def _internvl_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
         patch_bias=True,
         projector=projector,
         merge=int(1 / read_float(hf, "downsample_ratio", 0.5)),
-        has_class_token=True,
+        class_position=0,
         positions="exact",
         side=read_side(vision),
+        layer_norm=norms.removesuffix("_norm"),
     )
-    biases: Any = {"qkv_bias": read_bool(vision, "attention_bias"), "o_bias": True, "mlp_bias": True}
-    return read_tower(vision, "InternVLVision", tower, norm_eps=eps, **biases)
+    layer: Any = {"qkv_bias": read_bool(vision, "attention_bias"), "o_bias": True, "mlp_bias": True}
+    if read_bool(vision, "use_qk_norm"):
+        layer |= {"qk_norm": True, "qk_norm_all_heads": True}
+    return read_tower(vision, "InternVLVision", tower, norm_eps=eps, **layer)
 
 
 class _InternViTLayer(GPTLayer):
-    """The layer of GPT-2, with a scale for each channel of the outputs of attention and MLP."""
+    """The layer of GPT-2, with a scale for each channel of the outputs of attention and MLP; it may have RMSNorms."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         super().__init__(spec, cfg, dtype)
+        assert cfg.tower is not None
+        norm = NormSettings(cfg.tower.layer_norm, cfg.norm_eps)
+        self.attn_norm, self.mlp_norm = (make_norm(norm, cfg.hidden_size, cfg, dtype) for _ in range(2))
+        self.attn = Attention(spec, replace(cfg, norm_eps=_QK_EPS), dtype)
         self.attn_scale, self.mlp_scale = (declare((cfg.hidden_size,), ("embed",), dtype) for _ in range(2))
 
     def finish(self, x_td: Array, attended_tnh: Array) -> Array:
@@ -115,6 +126,8 @@ _NAMES = {
     "layers.attn.k_bias": TensorName(f"{_LAYER}attention.k_proj.bias", "(k h) -> k h"),
     "layers.attn.v_bias": TensorName(f"{_LAYER}attention.v_proj.bias", "(k h) -> k h"),
     "layers.attn.o_bias": TensorName(f"{_LAYER}attention.projection_layer.bias", "d -> d"),
+    "layers.attn.q_norm.scale": TensorName(f"{_LAYER}attention.q_norm.weight", "(n h) -> n h"),
+    "layers.attn.k_norm.scale": TensorName(f"{_LAYER}attention.k_norm.weight", "(k h) -> k h"),
     "layers.attn_scale": TensorName(f"{_LAYER}lambda_1", "d -> d"),
     "layers.mlp_norm.scale": TensorName(f"{_LAYER}layernorm_after.weight", "d -> d"),
     "layers.mlp_norm.bias": TensorName(f"{_LAYER}layernorm_after.bias", "d -> d"),
@@ -137,8 +150,15 @@ INTERNVL_TOWER = Family(
     prefixes=tuple(Prefixes(f"{model}vision_tower.", f"{model}multi_modal_projector.") for model in ("", "model.")),
     marks=("patch",),
 )
+_OF_GPT_OSS = MappingProxyType(
+    {path: name for path, name in gpt_oss.GPT_OSS.names.items() if path not in llama.LLAMA_NAMES}
+)
 FAMILIES = {
     "InternVLForConditionalGeneration": Family(
-        config_from_hf=_internvl_config, names=llama.LLAMA_NAMES, is_wrapper=True, vision=INTERNVL_TOWER
+        config_from_hf=_internvl_config,
+        names=qwen_moe.MOE_NAMES,
+        other_names=(_OF_GPT_OSS,),
+        is_wrapper=True,
+        vision=INTERNVL_TOWER,
     ),
 }

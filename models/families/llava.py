@@ -45,7 +45,7 @@ def _llava_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
         vision,
         "LlavaVision",
         skips=read_skips(hf, read_int(vision, "num_hidden_layers"), -2),
-        has_class_token=True,
+        class_position=0,
         start_norm=NormSettings("layer", read_float(vision, "layer_norm_eps")),
         projector=projector,
     )
@@ -103,7 +103,9 @@ def _llava_onevision_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
         "LlavaOnevisionVision",
         skips=read_skips(hf, read_int(vision, "num_hidden_layers"), -1),
         patch_bias=True,
-        tiling=Tiling(tile=tile, resolutions=_read_sizes(hf, tile, _ONEVISION_TILES), most=int(most)),
+        tiling=Tiling(
+            tile=tile, resolutions=_read_sizes(hf, tile, _ONEVISION_TILES), most=int(most), splits_alone=True
+        ),
         projector=Projector(dense=(DenseSettings(size, bias, act), DenseSettings(size, bias))),
     )
 

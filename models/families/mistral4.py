@@ -9,7 +9,6 @@ from typing import Any
 from ..config import ModelConfig, QueryScaling
 from ..family import Family
 from ..fields import read_int, read_optional_float
-from ..names import Fused, TensorName
 from ..reading import read_rope_settings, read_trained_positions
 from .deepseek import (
     DEEPSEEK_NAMES,
@@ -19,18 +18,9 @@ from .deepseek import (
     read_latent_decoder,
     read_normalizer,
 )
+from .qwen_moe import FUSED_EXPERTS
 
-_GATE_UP = Fused(("gate", "up"))
-
-# All experts are one tensor.
-_MISTRAL4_NAMES = MappingProxyType(
-    {
-        **DEEPSEEK_NAMES,
-        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", _GATE_UP),
-        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", _GATE_UP),
-        "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.down_proj", "d f -> d f"),
-    }
-)
+_MISTRAL4_NAMES = MappingProxyType({**DEEPSEEK_NAMES, **FUSED_EXPERTS})
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS: dict[str, Any] = V3_DEFAULTS | {

@@ -12,12 +12,10 @@ from ..names import Fused, TensorName
 from ..reading import is_tied_wrapper, read_text_config
 from .llama import LLAMA_NAMES
 from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta_decoder, read_gated_moe
-from .qwen_moe import QWEN2_MOE_NAMES
+from .qwen_moe import FUSED_EXPERTS, QWEN2_MOE_NAMES
 from .qwen_vl import QWEN3_5_TOWER, with_plain_rope, with_three_positions
 
 _QKV = Fused(("q", "k", "v"))
-_GATE_UP = Fused(("gate", "up"))
-_EXPERTS = "{body}layers.{l}.mlp.experts."
 
 _PROJECTION_NAMES = {
     **{
@@ -30,13 +28,6 @@ _PROJECTION_NAMES = {
 }
 _QWEN3_5_NAMES = MappingProxyType({**LLAMA_NAMES, **DELTA_NAMES, **_PROJECTION_NAMES})
 _QWEN3_5_MOE_NAMES = MappingProxyType({**QWEN2_MOE_NAMES, **DELTA_NAMES, **_PROJECTION_NAMES})
-_FUSED_EXPERTS = MappingProxyType(
-    {
-        "layers.mlp.experts.gate": TensorName(_EXPERTS + "gate_up_proj", "f d -> f d", _GATE_UP),
-        "layers.mlp.experts.up": TensorName(_EXPERTS + "gate_up_proj", "f d -> f d", _GATE_UP),
-        "layers.mlp.experts.down": TensorName(_EXPERTS + "down_proj", "d f -> d f"),
-    }
-)
 _MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {"num_experts": 256, "num_experts_per_tok": 8}
 
 
@@ -81,7 +72,7 @@ _WRAPPER: dict[str, Any] = {"is_wrapper": True, "vision": QWEN3_5_TOWER}
 # The multi-token-prediction layers are left out.
 _OTHERS = ("mtp.*", "model.mtp.*")
 # Qwen's own checkpoints have one tensor for all experts; converted ones have a tensor for each.
-_MOE_NAMES: dict[str, Any] = {"names": _QWEN3_5_MOE_NAMES, "other_names": (_FUSED_EXPERTS,)}
+_MOE_NAMES: dict[str, Any] = {"names": _QWEN3_5_MOE_NAMES, "other_names": (FUSED_EXPERTS,)}
 FAMILIES = {
     "Qwen3_5ForCausalLM": Family(config_from_hf=_qwen3_5_config, names=_QWEN3_5_NAMES, leaves_out=_OTHERS),
     "Qwen3_5MoeForCausalLM": Family(config_from_hf=_qwen3_5_moe_config, leaves_out=_OTHERS, **_MOE_NAMES),

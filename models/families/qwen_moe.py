@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ModelConfig, MoESpec
 from ..family import Family
 from ..fields import read_bool, read_int, read_ints, read_optional_int
-from ..names import TensorName
+from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 
@@ -22,6 +22,16 @@ MOE_NAMES = MappingProxyType(
         "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.{e}.down_proj.weight", "d f -> d f"),
     }
 )
+_GATE_UP, _EXPERTS = Fused(("gate", "up")), "{body}layers.{l}.mlp.experts."
+FUSED_EXPERTS = MappingProxyType(
+    {
+        "layers.mlp.experts.gate": TensorName(f"{_EXPERTS}gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.up": TensorName(f"{_EXPERTS}gate_up_proj", "f d -> f d", _GATE_UP),
+        "layers.mlp.experts.down": TensorName(f"{_EXPERTS}down_proj", "d f -> d f"),
+    }
+)
+"""The names of experts where all of a layer are one tensor, as HF holds them."""
+
 QWEN2_MOE_NAMES = MappingProxyType(
     {
         **MOE_NAMES,

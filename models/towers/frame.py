@@ -16,7 +16,7 @@ from .layout import PatchBatch
 from .settings import DenseSettings, NormSettings, Projector
 
 
-def _make_norm(settings: NormSettings, size: int, cfg: ModelConfig, dtype: DTypeLike) -> LayerNorm | RMSNorm:
+def make_norm(settings: NormSettings, size: int, cfg: ModelConfig, dtype: DTypeLike) -> LayerNorm | RMSNorm:
     """Return a norm over the last axis."""
     kind = LayerNorm if settings.kind == "layer" else RMSNorm
     return kind(size, "embed", replace(cfg, norm_eps=settings.eps, norm_offset=settings.offset), dtype)
@@ -50,8 +50,8 @@ class RowProjector(nnx.Module):
     def __init__(self, settings: Projector, group: int, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, self.join = cfg.hidden_size, settings.join
         size = d if settings.join == "mean" else group * d
-        self.norm = _make_norm(settings.norm, d, cfg, dtype) if settings.norm else None
-        self.joined_norm = _make_norm(settings.joined_norm, size, cfg, dtype) if settings.joined_norm else None
+        self.norm = make_norm(settings.norm, d, cfg, dtype) if settings.norm else None
+        self.joined_norm = make_norm(settings.joined_norm, size, cfg, dtype) if settings.joined_norm else None
         self.names = [f"dense{number}" for number in range(len(settings.dense))]
         sizes = [size, *(dense.size for dense in settings.dense)]
         for name, dense, num_inputs in zip(self.names, settings.dense, sizes, strict=False):
@@ -90,8 +90,8 @@ class TowerFrame(nnx.Module):
         if self.settings.positions is not None:
             self.positions = declare((self.settings.num_positions, d), ("positions", "embed"), dtype)
         patch_norm, start_norm = self.settings.patch_norm, self.settings.start_norm
-        self.patch_norm = _make_norm(patch_norm, d, cfg, dtype) if patch_norm else None
-        self.start_norm = _make_norm(start_norm, d, cfg, dtype) if start_norm else None
+        self.patch_norm = make_norm(patch_norm, d, cfg, dtype) if patch_norm else None
+        self.start_norm = make_norm(start_norm, d, cfg, dtype) if start_norm else None
         self.projector = RowProjector(self.settings.projector, self.settings.group, cfg, dtype)
         if self.settings.tiling is not None:
             self.newline = declare((self.settings.output_size,), ("embed",), dtype)
@@ -121,7 +121,8 @@ class TowerFrame(nnx.Module):
             x_pd = self.patch_norm(x_pd)
         places_pk = jnp.asarray(inputs.places_pk)
         if self.class_token is not None:
-            x_pd = jnp.where(places_pk[:, :1] == 0, self.class_token[...].reshape(1, -1), x_pd)
+            is_class_p1 = places_pk[:, :1] == self.settings.class_position
+            x_pd = jnp.where(is_class_p1, self.class_token[...].reshape(1, -1), x_pd)
         if self.settings.positions is not None:
             table_nd = self.positions[...].astype(jnp.float32).reshape(-1, x_pd.shape[1])
             weights_pk = jnp.asarray(inputs.weights_pk)

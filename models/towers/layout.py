@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .settings import Grid, TowerSettings
-from .tiling import NEWLINE, Arrangement, arrange
+from .settings import Grid, Tiling, TowerSettings
+from .tiling import NEWLINE, Arrangement, arrange, arrange_frames, arrange_whole
 
 if TYPE_CHECKING:
     from jax import Array
@@ -26,10 +26,10 @@ class PatchBatch(NamedTuple):
     patches_pc: np.ndarray | Array
     """Flattened patches, of any float dtype."""
     coordinates_p2: np.ndarray | Array
-    """Each patch's row and column in its grid, int32."""
+    """Each patch's row and column in its grid, int32. Those of class tokens are -1."""
     places_pk: np.ndarray | Array
     """The learned positions of each slot, int32; k is 0, 1, 2 if rows and columns have some, or 4 or
-    16 if they are interpolated. Those of class tokens are 0."""
+    16 if they are interpolated."""
     weights_pk: np.ndarray | Array
     """The factors on these positions, float32."""
     starts_ap: np.ndarray | Array
@@ -54,6 +54,16 @@ def count_rows(settings: TowerSettings, grids: Sequence[Grid]) -> int:
     return sum(t * h * w for t, h, w in grids) // settings.group
 
 
+def count_final_rows(
+    settings: TowerSettings, grids: Sequence[Grid], size: tuple[int, int], *, is_video: bool = False
+) -> int:
+    """Return the number of rows that tokens take of an item; the arguments and errors are those of `make_batch`."""
+    num_rows = count_rows(settings, grids)
+    if settings.tiling is None:
+        return num_rows
+    return len(_arrangement(settings, settings.tiling, grids, size, is_video=is_video).places_qk)
+
+
 def count_outputs(settings: TowerSettings, num_slots: int) -> int:
     """Return the number of final rows, with those of padding, that a batch of `num_slots` gives."""
     # Each line of an image in tiles has one more row, and takes `side` patches at least before its padding goes.
@@ -64,20 +74,6 @@ def count_outputs(settings: TowerSettings, num_slots: int) -> int:
 def count_slots(settings: TowerSettings, grids: Sequence[Grid]) -> int:
     """Return the number of slots that an item's grids take: those of patches and of class tokens."""
     return sum(t * (h * w + settings.has_class_token) for t, h, w in grids)
-
-
-def flatten_patches(settings: TowerSettings, pixels_nchw: np.ndarray) -> np.ndarray:
-    """Return the flattened patches [n * h * w, c] of images of equal size, row by row.
-
-    Other towers get their patches from the image processor: those with patches of several frames, and those whose
-    weight is a matrix. ValueError for them, and for sizes that are no multiple of a patch's.
-    """
-    n, channels, *sizes = pixels_nchw.shape
-    height, width = settings.patch_size if len(settings.patch_shape) == 3 else (0, 0)
-    if not height or sizes[0] % height or sizes[1] % width:
-        raise ValueError(f"pixels {pixels_nchw.shape} are not images of patches {settings.patch_shape}")
-    split = pixels_nchw.reshape(n, channels, sizes[0] // height, height, sizes[1] // width, width)
-    return split.transpose(0, 2, 4, 1, 3, 5).reshape(-1, settings.patch_dim)
 
 
 def empty_batch(settings: TowerSettings, num_slots: int, dtype: DTypeLike = np.float32) -> PatchBatch:
@@ -107,11 +103,13 @@ def make_batch(
     num_slots: int | None = None,
     *,
     size: tuple[int, int] = (0, 0),
+    is_video: bool = False,
 ) -> PatchBatch:
     """Return the inputs for an item's grids in `num_slots` slots, by default as few as they need.
 
     `patches_nc` are the flattened patches of all grids, in the image processor's order. A row depends on the patches
-    of its own grid alone. In a tower with tiling, the grids are those of one image, of a `size` in pixels.
+    of its own grid alone. In a tower with tiling, the grids are those of one image, of a `size` in pixels, or of one
+    video.
     ValueError for grids that do not fit the patches, the slots or the tower.
     """
     num_rows, needed = count_rows(settings, grids), count_slots(settings, grids)
@@ -127,11 +125,20 @@ def make_batch(
             frame.write(batch, slot, row, patches_nc[patch : patch + frame.num_patches])
             slot, patch, row = slot + frame.num_slots, patch + frame.num_patches, row + frame.num_rows
     if settings.tiling is not None:
-        lines, columns = settings.tiling.layout(size)
-        if len(grids) != 1 + lines * columns:
-            raise ValueError(f"an image of {size} pixels has {1 + lines * columns} tiles, not {len(grids)}")
-        _write_arrangement(batch, arrange(settings.tiling, settings.side, size))
+        _write_arrangement(batch, _arrangement(settings, settings.tiling, grids, size, is_video=is_video))
     return batch._replace(num_slots=np.int32(needed), num_rows=np.int32(num_rows))
+
+
+def _arrangement(
+    settings: TowerSettings, tiling: Tiling, grids: Sequence[Grid], size: tuple[int, int], *, is_video: bool
+) -> Arrangement:
+    """Return the final rows of an item in a tower with tiling; ValueError for grids that it does not have."""
+    if tiling.splits_alone and len(grids) == 1:
+        return arrange_frames(settings.side, grids[0].t) if is_video else arrange_whole(settings.side)
+    lines, columns = tiling.layout(size)
+    if is_video or len(grids) != 1 + lines * columns:
+        raise ValueError(f"an image of {size} pixels has {1 + lines * columns} tiles, not {len(grids)}")
+    return arrange(tiling, settings.side, size)
 
 
 def _write_arrangement(batch: PatchBatch, arrangement: Arrangement) -> None:
@@ -146,7 +153,7 @@ class _Frame:
 
     def __init__(self, settings: TowerSettings, grid: Grid) -> None:
         _, h, w = grid
-        m = settings.merge
+        m, self.class_position = settings.merge, settings.class_position
         self.num_patches, self.num_rows = h * w, h * w // settings.group
         self.num_slots = self.num_patches + settings.has_class_token
         raster_hw = np.arange(h * w).reshape(h, w)
@@ -181,7 +188,10 @@ class _Frame:
         ):
             array[patches] = values
         assert isinstance(batch.starts_ap, np.ndarray)
-        batch.weights_pk[slot + self.num_patches : slot + self.num_slots] = 1
+        if self.class_position is not None:
+            class_slot = slot + self.num_patches
+            batch.coordinates_p2[class_slot] = -1
+            batch.places_pk[class_slot], batch.weights_pk[class_slot] = self.class_position, 1
         batch.starts_ap[:, slots] = slot + self.starts_as
         batch.ends_ap[:, slots] = slot + self.ends_as
         batch.rows_rg[row : row + self.num_rows] = slot + self.rows_rg
@@ -214,7 +224,7 @@ def _places(settings: TowerSettings, h: int, w: int, coordinates_n2: np.ndarray)
         return places_n2, np.ones(places_n2.shape, np.float32)
     if settings.positions == "nearest":
         rows_n, columns_n = _nearest(h, side)[rows_n], _nearest(w, side)[columns_n]
-    places_n1 = (rows_n * side + columns_n)[:, None] + settings.has_class_token
+    places_n1 = (rows_n * side + columns_n)[:, None] + (settings.class_position == 0)
     return places_n1, np.ones(places_n1.shape, np.float32)
 
 

@@ -66,6 +66,9 @@ class Tiling:
     most: int | None = None
     """The number of tiles whose rows are the most that lines keep: they are shrunk to these where they have more by a
     fifth. None if they never are."""
+    splits_alone: bool = False
+    """Only an image that is the one of its prompt is split. Of several each is one tile, and so is a frame of a video;
+    a learned row follows each such image and each video."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for resolutions that are not made of tiles."""
@@ -106,8 +109,9 @@ class TowerSettings:
     """The side of the squares of patches that become one row."""
     is_blocked: bool = False
     """The image processor gives the patches of a square one after the other, instead of row by row."""
-    has_class_token: bool = False
-    """One more token, with the first learned position, comes after the patches of each frame; it gives no row."""
+    class_position: int | None = None
+    """The learned position, the first or the last, of one more token that comes after the patches of each frame and
+    gives no row; None if there is none."""
     patch_norm: NormSettings | None = None
     """The norm of embedded patches, before positions are added."""
     start_norm: NormSettings | None = None
@@ -120,6 +124,8 @@ class TowerSettings:
     """The number of learned positions on a side of their square, or those of columns and of rows."""
     rope_alternates: bool = False
     """The frequencies of RoPE alternate between the two axes of the grid, instead of being the same for both."""
+    layer_norm: str = "layer"
+    """The kind of the norms in layers, as in `NormSettings`, in families that have both."""
     window: int | None = None
     """The side of a window of the layers with an `attention_chunk`, in patches; None if all layers are global."""
     clips: bool = False
@@ -137,6 +143,8 @@ class TowerSettings:
             raise ValueError(f"positions is {self.positions!r}, which is not supported, only {', '.join(POSITIONS)}")
         if self.window is not None and self.window % self.merge:
             raise ValueError(f"a window of {self.window} patches does not hold whole squares of {self.merge}")
+        if self.class_position not in (None, 0, self.side**2):
+            raise ValueError(f"class_position is {self.class_position}, neither the first nor the last")
 
     @property
     def patch_dim(self) -> int:
@@ -147,6 +155,11 @@ class TowerSettings:
     def patch_size(self) -> tuple[int, int]:
         """Return the rows and columns of pixels of a patch."""
         return self.patch_shape[-2], self.patch_shape[-1]
+
+    @property
+    def has_class_token(self) -> bool:
+        """Return whether each frame has one more token than patches."""
+        return self.class_position is not None
 
     @property
     def num_positions(self) -> int:

@@ -1,4 +1,8 @@
-"""The rows of an image that is shown whole and in tiles: lines across all tiles, without the tiles' padding."""
+"""The final rows of images in tiles, of images beside others and of videos.
+
+An image in tiles has lines across all tiles, without the tiles' padding. An image beside others is not split, and a
+video's frames have half as many lines and columns.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,12 @@ class Arrangement(NamedTuple):
     """The factors on these rows, float32."""
 
 
+_FIRST = np.array([1, 0, 0, 0], np.float32)
+"""The factors of a row that is one place alone."""
+_LAST = Arrangement(np.full((1, 4), NEWLINE), _FIRST[None])
+"""The learned row."""
+
+
 def arrange(tiling: Tiling, side: int, size: tuple[int, int]) -> Arrangement:
     """Return the rows of an image of a (height, width) in pixels, whose tiles are `side` rows high and wide.
 
@@ -36,21 +46,43 @@ def arrange(tiling: Tiling, side: int, size: tuple[int, int]) -> Arrangement:
     ratio = math.sqrt(height * width / (tiling.most * side**2)) if tiling.most else 1.0
     if ratio > 1.1:
         height, width = int(height // ratio), int(width // ratio)
-    (rows_h2, row_weights), (columns_w2, column_weights) = (
-        _taps(len(grid_hw), height),
-        _taps(grid_hw.shape[1], width),
-    )
+    places, weights = _shrink(grid_hw, height, width)
+    places = np.concatenate((places, np.full((height, 1, 4), NEWLINE)), axis=1).reshape(-1, 4)
+    weights = np.concatenate((weights, np.broadcast_to(_FIRST, (height, 1, 4))), axis=1).reshape(-1, 4)
+    return _joined(_unchanged(side**2), Arrangement(places, weights))
+
+
+def arrange_whole(side: int) -> Arrangement:
+    """Return the rows of an image beside others, `side` rows high and wide, and the learned row behind them."""
+    return _joined(_unchanged(side**2), _LAST)
+
+
+def arrange_frames(side: int, num_frames: int) -> Arrangement:
+    """Return the rows of a video whose frames are `side` rows high and wide, and the learned row behind them."""
+    half = math.ceil(side / 2)
+    places, weights = _shrink(np.arange(side**2).reshape(side, side), half, half)
+    starts = side**2 * np.arange(num_frames)[:, None, None]
+    all_places = (starts + places.reshape(1, -1, 4)).reshape(-1, 4)
+    return _joined(Arrangement(all_places, np.tile(weights.reshape(-1, 4), (num_frames, 1))), _LAST)
+
+
+def _unchanged(num_rows: int) -> Arrangement:
+    """Return the first rows as they are."""
+    return Arrangement(np.arange(num_rows)[:, None].repeat(4, axis=1), np.broadcast_to(_FIRST, (num_rows, 4)))
+
+
+def _joined(first: Arrangement, second: Arrangement) -> Arrangement:
+    places, weights = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    return Arrangement(places.astype(np.int32), weights.astype(np.float32))
+
+
+def _shrink(grid_hw: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a grid of rows at a smaller height and width: places and factors, [height, width, 4] each."""
+    rows_h2, row_weights = _taps(len(grid_hw), height)
+    columns_w2, column_weights = _taps(grid_hw.shape[1], width)
     places = grid_hw[rows_h2[:, None, :, None], columns_w2[None, :, None, :]].reshape(height, width, 4)
     weights = (row_weights[:, None, :, None] * column_weights[None, :, None, :]).reshape(height, width, 4)
-    one = np.array([1, 0, 0, 0], np.float32)
-    newlines = np.full((height, 1, 4), NEWLINE)
-    places = np.concatenate((places, newlines), axis=1).reshape(-1, 4)
-    weights = np.concatenate((weights, np.broadcast_to(one, (height, 1, 4))), axis=1).reshape(-1, 4)
-    whole = np.arange(side**2)[:, None].repeat(4, axis=1)
-    return Arrangement(
-        np.concatenate((whole, places)).astype(np.int32),
-        np.concatenate((np.broadcast_to(one, whole.shape), weights)).astype(np.float32),
-    )
+    return places, weights
 
 
 def _padding(size: tuple[int, int], grid: tuple[int, ...]) -> tuple[int, int]:

@@ -14,12 +14,14 @@ from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention.rope import Rope, rotate
 from pallas_kernels.segment_attention import SegmentAttention
 
+from ..config import LayerSpec
 from ..loop import Cached, LayerBody, LayerLoop, run_layers
 from ..rope import grid_rope_table
 from ..specs import ModelSpecs
 from ..weights import Ops, bind
 from .frame import RowProjector, TowerFrame
-from .layout import PatchBatch
+from .layout import PatchBatch, count_slots
+from .settings import Grid
 
 _Params = Mapping[str, Any]
 
@@ -49,7 +51,7 @@ class Tower:
         frame = self._frame_of(params, num_slots)
         bodies = [self._body(kind, inputs) for kind in range(len(self.plan.kinds))]
         stream, tapped = (frame.start(inputs), Cached((), {})), [layer + 1 for layer in self.settings.deepstack]
-        (x_pd, _), taps_kpd = run_layers(self.specs.loop, self.plan, params["layers"], bodies, stream, tapped)
+        (x_pd, _), taps_kpd = run_layers(self.specs.loop, self.plan, params.get("layers", ()), bodies, stream, tapped)
         states = [x_pd, *(() if taps_kpd is None else taps_kpd)]
         rows_rg = jnp.asarray(inputs.rows_rg)
         joined = [
@@ -83,7 +85,10 @@ class Tower:
             q_pnh, k_pnh = heads.q_tnh, heads.k_tkh
             if rope is not None:
                 q_pnh, k_pnh = rotate(q_pnh, rope), rotate(k_pnh, rope)
-            return self.attention(q_pnh, k_pnh, heads.v_tkh, starts_p, ends_p, scale=spec.scale), cached
+            longest = self._longest_segment(spec)
+            return self.attention(
+                q_pnh, k_pnh, heads.v_tkh, starts_p, ends_p, scale=spec.scale, longest=longest
+            ), cached
 
         @jax.named_scope("finish")
         def finish(weights: _Params, x_pd: Array, attended_pnh: Array, index: Array | int) -> Array:
@@ -96,6 +101,14 @@ class Tower:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
+
+    def _longest_segment(self, spec: LayerSpec) -> int | None:
+        """Return the most slots that a slot of a kind's layers attends to; None if images have no largest size."""
+        if spec.attention_chunk is not None:
+            return spec.attention_chunk
+        if self.settings.positions == "exact":
+            return count_slots(self.settings, [Grid(1, self.settings.side, self.settings.side)])
+        return None
 
     @staticmethod
     def _projector(frame: TowerFrame, name: str) -> RowProjector:

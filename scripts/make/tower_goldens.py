@@ -35,6 +35,7 @@ PARTS = (
     "multi_modal_projector",
     "connector",
     "embed_vision",
+    "vision_embedder",
     "image_newline",
 )
 """The parts of tensors' names that tell a tower and its projector from the text model."""
@@ -106,6 +107,13 @@ def tile_rows(model: Any, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Te
     return torch.cat(list(model.get_image_features(pixel_values=pixels[None]).pooler_output))
 
 
+def llama4_rows(model: Any, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    """Return the rows of tiles. Llama 4's tower and its last matmul are called one after the other."""
+    del grids
+    rows = model.multi_modal_projector(model.get_image_features(pixel_values=pixels).last_hidden_state)
+    return rows.flatten(0, 1)
+
+
 def pixtral_rows(model: Any, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
     """Return the rows of images of one size, with Mistral 3's way of asking for them."""
     del grids
@@ -167,9 +175,31 @@ def gemma4(**vision: Any) -> Case:
     return Case("Gemma4ForConditionalGeneration", config, grids, gemma4_rows, (6 * 9 + 9 * 3, 3 * 4 * 4))
 
 
+def gemma4_unified() -> Case:
+    """Return a case of a Gemma 4 12B: two images of 2 x 3 and 3 x 1 patches."""
+
+    def config() -> Any:
+        return transformers.Gemma4UnifiedConfig(
+            text_config={**TEXT, "model_type": "gemma4_unified_text"},
+            vision_config={
+                "model_type": "gemma4_unified_vision",
+                "patch_size": 4,
+                "pooling_kernel_size": 3,
+                "mm_embed_dim": 48,
+                "mm_posemb_size": 5,
+                "output_proj_dims": 48,
+            },
+            audio_config=None,
+            image_token_id=63,
+        )
+
+    return Case("Gemma4UnifiedForConditionalGeneration", config, [[1, 2, 3], [1, 3, 1]], gemma4_rows, (9, 3 * 12 * 12))
+
+
 CASES: dict[str, Case] = {
     "gemma4": gemma4(standardize=True),
     "gemma4_clipped": gemma4(use_clipped_linears=True),
+    "gemma4_unified": gemma4_unified(),
     "qwen2_vl": qwen(
         "Qwen2VLForConditionalGeneration", "Qwen2VLConfig", {"embed_dim": 48, "hidden_size": 32, "mlp_ratio": 2}
     ),
@@ -258,6 +288,28 @@ CASES: dict[str, Case] = {
             image_token_id=63,
         ),
         num_images=1,
+    ),
+    "internvl_6b": images(
+        "InternVLForConditionalGeneration",
+        lambda: transformers.InternVLConfig(
+            text_config={**TEXT, "model_type": "qwen2"},
+            vision_config={**VIT, "image_size": 24, "use_qk_norm": True, "norm_type": "rms_norm"},
+            image_token_id=63,
+        ),
+    ),
+    "llama4": images(
+        "Llama4ForConditionalGeneration",
+        lambda: transformers.Llama4Config(
+            text_config={**TEXT, "head_dim": 16, "intermediate_size_mlp": 48, "num_local_experts": 1},
+            vision_config={
+                **VIT,
+                "intermediate_size": 4 * VIT["hidden_size"],
+                "image_size": 24,
+                **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 40),
+            },
+            image_token_index=63,
+        ),
+        rows=llama4_rows,
     ),
     "idefics3": images(
         "Idefics3ForConditionalGeneration",

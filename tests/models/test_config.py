@@ -322,6 +322,16 @@ def test_gemma4_relies_on_defaults() -> None:
     assert config.final_soft_cap is None
 
 
+@pytest.mark.parametrize("stated", [{}, {"use_bidirectional_attention": None}])
+def test_gemma4_12b_has_defaults_of_its_own(stated: dict[str, Any]) -> None:
+    hf = {"text_config": {"model_type": "gemma4_unified_text", "num_hidden_layers": 7, **stated}}
+    config = get_family("Gemma4UnifiedForConditionalGeneration").read_config(hf)
+    assert windows(config) == (1024,) * 5 + (None,) * 2
+    assert [layer.sees_both_sides for layer in config.layers] == [not stated] * 5 + [False] * 2
+    assert {(layer.input_size, layer.moe) for layer in config.layers} == {(None, None)}
+    assert config.max_position_embeddings == 262_144
+
+
 def test_gemma4_rope_type_may_have_its_old_name() -> None:
     settings = {"partial_rotary_factor": 0.25, "rope_theta": 1e6}
     old, new = (

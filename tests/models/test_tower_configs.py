@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm.media.processors import cut_patches
 from jaxllm.models import ModelSpecs, get_family
-from jaxllm.models.towers.layout import count_rows, count_slots, flatten_patches, make_batch
+from jaxllm.models.towers.layout import count_final_rows, count_rows, count_slots, make_batch
 from jaxllm.models.towers.settings import Grid, Projector, Tiling, TowerSettings
-from jaxllm.models.towers.tiling import NEWLINE, arrange
+from jaxllm.models.towers.tiling import NEWLINE, arrange, arrange_frames, arrange_whole
 from jaxllm.models.towers.tower import Tower
+from jaxllm.resolve.media_settings import most_frame_rows
 from tests.models.test_towers import read_case
 from tests.models.tiny import read_hf_config
 
@@ -146,6 +148,29 @@ PUBLISHED = {
         Grid(1, 32, 32),
         (1024, 24, 4096, 256),
     ),
+    "InternVL3 38B": (
+        published(
+            "InternVLForConditionalGeneration",
+            {"hidden_size": 3200, "image_size": [448, 448], "patch_size": [14, 14], "model_type": "internvl_vision"}
+            | {"intermediate_size": 12_800, "num_attention_heads": 25, "num_hidden_layers": 45}
+            | {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False},
+            {"hidden_size": 5120, "model_type": "qwen2"},
+            downsample_ratio=0.5,
+        ),
+        Grid(1, 32, 32),
+        (3200, 45, 12_800, 256),
+    ),
+    "Llama 4 Scout": (
+        published(
+            "Llama4ForConditionalGeneration",
+            {"hidden_size": 1408, "image_size": 336, "intermediate_size": 5632, "model_type": "llama4_vision_model"}
+            | {"num_attention_heads": 16, "num_hidden_layers": 34, "patch_size": 14, "rope_theta": 10000}
+            | dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 4096),
+            {"hidden_size": 5120, "model_type": "llama4_text", "head_dim": 128},
+        ),
+        Grid(1, 24, 24),
+        (1408, 34, 5632, 144),
+    ),
     "SmolVLM 256M": (
         published(
             "Idefics3ForConditionalGeneration",
@@ -172,6 +197,21 @@ def test_published_configs_are_read(name: str) -> None:
     assert hash(vision) == hash(family.read_config(hf).vision)
 
 
+def test_gemma4_12b_has_no_layers_in_its_tower() -> None:
+    hf = published(
+        "Gemma4UnifiedForConditionalGeneration",
+        {"model_type": "gemma4_unified_vision"},
+        {"model_type": "gemma4_unified_text", "hidden_size": 3840},
+    )
+    family = get_family("Gemma4UnifiedForConditionalGeneration")
+    vision = family.read_config(hf).vision
+    assert vision is not None
+    assert (vision.hidden_size, vision.num_layers) == (3840, 0)
+    settings = Tower(ModelSpecs(vision, "bfloat16", family=family.vision)).settings
+    assert (settings.patch_dim, settings.side, settings.output_size) == (3 * 48 * 48, 1120, 3840)
+    assert count_rows(settings, [Grid(1, 16, 17)]) == 272
+
+
 REFUSED = [
     ("qwen2_vl", "vision_config", {"num_heads": 5}, "num_heads is 5, which does not divide embed_dim, 48"),
     ("qwen2_vl", "vision_config", {"num_heads": 24}, "heads of 2; RoPE in two directions needs a multiple of 4"),
@@ -186,6 +226,9 @@ REFUSED = [
     ("gemma4", "vision_config", {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
     ("gemma4", "vision_config", {"head_dim": 18}, "head_dim is 18; RoPE in two directions needs a multiple of 4"),
     ("gemma4", "vision_config", {"attention_bias": True}, "attention_bias is True"),
+    ("gemma4_unified", "vision_config", {"output_proj_dims": 40}, "output_proj_dims is 40"),
+    ("gemma4_unified", "vision_config", {"model_type": "gemma4_vision"}, "only gemma4_unified_vision is supported"),
+    ("gemma4_unified", "text_config", {"model_type": "gemma4_text"}, "only gemma4_unified_text is supported"),
     ("glm4v", "vision_config", {"out_hidden_size": 40}, "rows of 40, but hidden_size of the text model is 32"),
     ("glm4v_moe", "text_config", {"model_type": "glm4v_text"}, "only glm4v_moe_text is supported"),
     ("llava", "", {"vision_feature_layer": [1, 2]}, "vision_feature_layer is \\[1, 2\\]"),
@@ -197,8 +240,14 @@ REFUSED = [
     ("llava_onevision", "", {"vision_aspect_ratio": "square"}, "vision_aspect_ratio is 'square'"),
     ("llava_onevision", "", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy"),
     ("mistral3", "", {"vision_feature_layer": -2}, "vision_feature_layer is -2"),
-    ("internvl", "vision_config", {"norm_type": "rms_norm"}, "norm_type is 'rms_norm'"),
-    ("internvl", "vision_config", {"use_qk_norm": True}, "use_qk_norm is True"),
+    ("internvl", "vision_config", {"norm_type": "batch_norm"}, "norm_type is 'batch_norm'"),
+    ("internvl", "vision_config", {"use_mask_token": True}, "use_mask_token is True"),
+    ("internvl", "text_config", {"model_type": "gpt2"}, "model_type is 'gpt2'"),
+    ("llama4", "vision_config", {"pixel_shuffle_ratio": 0.3}, "pixel_shuffle_ratio is 0.3"),
+    ("llama4", "vision_config", {"intermediate_size": 96}, "intermediate_size is 96; 2 x 2 patches have 192"),
+    ("llama4", "vision_config", {"vision_output_dim": 64}, "vision_output_dim is 64; only 40"),
+    ("llama4", "vision_config", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
+    ("llama4", "vision_config", {"model_type": "pixtral"}, "only llama4_vision_model is supported"),
 ]
 
 
@@ -237,15 +286,13 @@ def test_grids_that_do_not_fit_are_refused() -> None:
         make_batch(PLAIN, [Grid(1, 4, 4)], patches[:12])
     with pytest.raises(ValueError, match="and 12 slots"):
         make_batch(PLAIN, [Grid(1, 4, 4)], patches, 12)
-    with pytest.raises(ValueError, match="are not images of patches"):
-        flatten_patches(PLAIN, np.zeros((1, 3, 16, 15), np.float32))
     with pytest.raises(ValueError, match="has more than 3 rows or columns"):
         count_rows(replace(PLAIN, positions="axial", side=3), [Grid(1, 2, 4)])
 
 
 def test_rows_hold_the_patches_of_their_square() -> None:
     pixels = np.arange(16 * 16, dtype=np.float32).reshape(1, 1, 16, 16).repeat(3, 1)
-    batch = make_batch(PLAIN, [Grid(1, 4, 4)], flatten_patches(PLAIN, pixels), 20)
+    batch = make_batch(PLAIN, [Grid(1, 4, 4)], cut_patches(pixels, 4), 20)
     assert count_slots(PLAIN, [Grid(1, 4, 4)]) == batch.num_slots == 16
     # The first pixel of each patch, by row.
     firsts = np.asarray(batch.patches_pc)[:, 0][np.asarray(batch.rows_rg)[: int(batch.num_rows)]]
@@ -261,3 +308,43 @@ def test_an_image_in_tiles_has_lines_without_padding() -> None:
     tower = replace(PLAIN, merge=1, tiling=tiling)
     with pytest.raises(ValueError, match="has 3 tiles, not 2"):
         make_batch(tower, [Grid(1, 4, 4)] * 2, np.zeros((32, 48), np.float32), size=(20, 51))
+
+
+def test_one_of_several_images_and_frames_are_not_split() -> None:
+    tiling = Tiling(tile=12, resolutions=((12, 24),), splits_alone=True)
+    tower = replace(PLAIN, merge=1, positions="exact", side=3, tiling=tiling)
+    assert count_final_rows(tower, [Grid(1, 3, 3)], (9, 9)) == 10
+    assert count_final_rows(tower, [Grid(1, 3, 3)] * 3, (9, 9)) == 9 + 3 * (4 + 1)  # lines of four, with padding
+    assert arrange_whole(3).places_qk[:, 0].tolist() == [*range(9), NEWLINE]
+    assert count_final_rows(tower, [Grid(5, 3, 3)], (9, 9), is_video=True) == 5 * 4 + 1
+    places, weights = arrange_frames(3, 2)
+    # Middles of halves of three places: between 0 and 1, and between 1 and 2, each nearer to the outer place.
+    assert places[4].tolist() == [9, 10, 12, 13]
+    np.testing.assert_allclose(weights[4], [0.5625, 0.1875, 0.1875, 0.0625])
+    assert places[-1].tolist() == [NEWLINE] * 4
+    with pytest.raises(ValueError, match="has 3 tiles, not 2"):
+        count_final_rows(tower, [Grid(1, 3, 3)] * 2, (9, 9))
+    with pytest.raises(ValueError, match="has 3 tiles, not 1"):
+        count_final_rows(replace(tower, tiling=replace(tiling, splits_alone=False)), [Grid(1, 3, 3)], (9, 9))
+
+
+@pytest.mark.parametrize(
+    ("tower", "settings", "options", "num_rows"),
+    [
+        (replace(PLAIN, patch_shape=(48,)), {}, {}, 70),
+        (replace(PLAIN, patch_shape=(48,)), {"max_soft_tokens": 140}, {}, 140),
+        (replace(PLAIN, patch_shape=(48,)), {"max_soft_tokens": 140}, {"max_soft_tokens": 280}, 280),
+        (replace(PLAIN, positions="nearest", side=8), {}, {}, 16),
+        (replace(PLAIN, positions="bilinear", side=8), {}, {}, 0),
+        (
+            replace(PLAIN, merge=1, positions="exact", side=3, tiling=Tiling(tile=12, resolutions=((12, 24),))),
+            {},
+            {},
+            4,
+        ),
+    ],
+)
+def test_the_rows_of_a_frame_are_bounded(
+    tower: TowerSettings, settings: dict[str, int], options: dict[str, int], num_rows: int
+) -> None:
+    assert most_frame_rows(tower, settings, options) == num_rows

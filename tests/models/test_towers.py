@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.media.processors import cut_patches
 from jaxllm.models import LayerLoop, ModelSpecs, get_family
 from jaxllm.models.params import array_specs, unflatten
 from jaxllm.models.towers.layout import (
@@ -22,7 +23,6 @@ from jaxllm.models.towers.layout import (
     count_rows,
     count_slots,
     empty_batch,
-    flatten_patches,
     make_batch,
 )
 from jaxllm.models.towers.settings import Grid, TowerSettings
@@ -40,6 +40,8 @@ NUM_SLOTS = 256
 """The slots of the programs; no case has as many patches."""
 TILED = ("llava_next", "llava_onevision")
 """Cases whose grids are those of one image."""
+BOUNDED = ("gemma3", "internvl", "qwen2_5_vl")
+"""Cases with patches alone, with class tokens, and with windows, whose segments have a most length."""
 LOOP_CASES = ("qwen2_5_vl", "qwen3_vl")
 """Cases with two kinds of layers, and with tapped layers."""
 
@@ -68,7 +70,7 @@ class Case:
 
     def flatten(self, settings: TowerSettings) -> np.ndarray:
         """Return the flattened patches of all grids."""
-        return self.pixels if self.pixels.ndim == 2 else flatten_patches(settings, self.pixels)
+        return self.pixels if self.pixels.ndim == 2 else cut_patches(self.pixels, settings.patch_size[0])
 
 
 @cache
@@ -166,6 +168,20 @@ def test_slots_are_counted() -> None:
     for name in CASES:
         run = runner(name)
         assert int(run.batch(run.case.grids, run.patches).num_slots) == count_slots(run.settings, run.case.grids)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_segment_is_longer_than_its_tower_allows(name: str) -> None:
+    """Counted loops of attention go no further."""
+    case = read_case(name)
+    tower = case.make_tower()
+    batch = make_batch(tower.settings, case.grids, case.flatten(tower.settings), NUM_SLOTS, size=case.size)
+    lengths_ap, bounds = np.asarray(batch.ends_ap) - np.asarray(batch.starts_ap), []
+    for spec in tower.plan.kinds:
+        if (longest := tower._longest_segment(spec)) is not None:
+            bounds.append(longest)
+            assert lengths_ap[0 if spec.attention_chunk is None else 1].max() <= longest
+    assert len(bounds) == 1
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
