@@ -42,6 +42,8 @@ class Checkpoint(ABC):
     image_processor: Mapping[str, Any] = MappingProxyType({})
     video_processor: Mapping[str, Any] = MappingProxyType({})
     """The settings of HF's processors of images and of videos; empty if the checkpoint has none."""
+    text_only: str = ""
+    """Why a model reads text alone that could see, with the way out; "" for other models."""
     sentence_files: SentenceFiles | None = None
     """The settings of sentence-transformers in the model's folder; None if there are none."""
     tensors: Mapping[str, TensorInfo]

@@ -99,6 +99,7 @@ class DummyCheckpoint(Checkpoint):
         self.config = inner.config
         self.generation_config = inner.generation_config
         self.image_processor, self.video_processor = inner.image_processor, inner.video_processor
+        self.text_only = inner.text_only
         self.sentence_files = inner.sentence_files
         self.tensors = {}
         self.is_gguf = inner.is_gguf

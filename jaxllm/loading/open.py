@@ -15,7 +15,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
-from jaxllm.loading.gguf.split_files import first_parts, part_names
+from jaxllm.loading.gguf.split_files import first_parts, is_vision_file, part_names, vision_files
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
@@ -37,11 +37,13 @@ def open_checkpoint(
     token: str | bool | None = None,
     download_dir: str | None = None,
     check_config: _CheckConfig | None = None,
+    sees: bool = True,
 ) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
 
-    `check_config` is called before any weight file is opened; a .gguf file holds its own config. Raises
-    VLLMValidationError if the model cannot be found or read, or if the load format is not supported.
+    `check_config` is called before any weight file is opened; a .gguf file holds its own config. Without `sees` a GGUF
+    model is opened without the file of its vision tower. Raises VLLMValidationError if the model cannot be found or
+    read, or if the load format is not supported.
     """
     if load_format not in _LOAD_FORMATS:
         raise VLLMValidationError(
@@ -53,11 +55,11 @@ def open_checkpoint(
     path = _local_path(model)
     if path is None:
         repository = Repository(model.partition(":")[0], revision, token, download_dir)
-        checkpoint = _open_hub(model, repository, load_format=load_format, check_config=check_config)
+        checkpoint = _open_hub(model, repository, load_format=load_format, check_config=check_config, sees=sees)
     elif path.is_dir():
-        checkpoint = _open_folder(path, load_format=load_format, check_config=check_config)
+        checkpoint = _open_folder(path, load_format=load_format, check_config=check_config, sees=sees)
     else:
-        checkpoint = _open_file(path, load_format)
+        checkpoint = _open_file(path, load_format, sees=sees)
     return with_quantized(checkpoint)
 
 
@@ -67,6 +69,7 @@ def open_config(
     revision: str | None = None,
     token: str | bool | None = None,
     download_dir: str | None = None,
+    sees: bool = True,
 ) -> Checkpoint:
     """Open a model's config and tokenizer, without weights. `model` is as above, or the path of a config.json.
 
@@ -77,7 +80,7 @@ def open_config(
         return with_quantized(_open_hub_config(model, revision=revision, token=token, download_dir=download_dir))
     if path.suffix == ".json" and path.is_file():
         return with_quantized(local.ConfigCheckpoint(path.parent, source=model, name=path.name))
-    return open_checkpoint(model, load_format="dummy")
+    return open_checkpoint(model, load_format="dummy", sees=sees)
 
 
 def _local_path(model: str) -> Path | None:
@@ -97,7 +100,7 @@ def _local_path(model: str) -> Path | None:
     return None
 
 
-def _open_file(path: Path, load_format: str) -> Checkpoint:
+def _open_file(path: Path, load_format: str, *, sees: bool) -> Checkpoint:
     """Open a single file, which must be GGUF: no other format holds its own config and tokenizer."""
     with path.open("rb") as file:
         is_gguf = path.suffix == ".gguf" or file.read(4) == b"GGUF"
@@ -108,8 +111,13 @@ def _open_file(path: Path, load_format: str) -> Checkpoint:
             parameter="model",
             value=str(path),
         )
-    checkpoint = GGUFCheckpoint(path)
+    checkpoint = _open_local_gguf(path, sees=sees)
     return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
+
+
+def _open_local_gguf(path: Path, *, source: str = "", sees: bool) -> GGUFCheckpoint:
+    """Open a GGUF file, with the vision tower that lies beside it if the model is to see."""
+    return GGUFCheckpoint(path, source=source, find_vision=(lambda: vision_files(path.parent)) if sees else None)
 
 
 def looks_like_path(model: str) -> bool:
@@ -124,7 +132,7 @@ def looks_like_path(model: str) -> bool:
     )
 
 
-def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig | None) -> Checkpoint:
+def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig | None, sees: bool) -> Checkpoint:
     """Open a local folder in this format. "auto" prefers safetensors, and otherwise takes the only GGUF file."""
     source = str(folder)
     ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
@@ -134,7 +142,7 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
             listed = ", ".join(path.name for path in ggufs) or "none"
             message = f"expected one .gguf file in the folder, found {listed}; give the path of the file"
             raise VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)
-        return GGUFCheckpoint(ggufs[0], source=source)
+        return _open_local_gguf(ggufs[0], source=source, sees=sees)
     if check_config is not None:
         check_config(local.read_config(folder, source))
     if load_format == "dummy":
@@ -142,13 +150,15 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
     return local.FolderCheckpoint(folder, source=source)
 
 
-def _open_hub(model: str, repository: Repository, *, load_format: str, check_config: _CheckConfig | None) -> Checkpoint:
+def _open_hub(
+    model: str, repository: Repository, *, load_format: str, check_config: _CheckConfig | None, sees: bool
+) -> Checkpoint:
     """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no weights are downloaded yet."""
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
     _bring_modules(repository, small, model)
     if quant or load_format == "gguf" or not (small / "config.json").is_file():
-        return _open_gguf(repository, model, quant, load_format, small.name)
+        return _open_hub_gguf(repository, model, quant, load_format, small.name, sees=sees)
     if check_config is not None:
         check_config(local.read_config(small, model))
     if load_format == "dummy":
@@ -202,9 +212,12 @@ def _check_has_safetensors(repository: Repository, source: str, commit: str, mod
     )
 
 
-def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
-    """Download and open the GGUF file of this quantization, with all its parts."""
-    names = first_parts(repository.files(commit))
+def _open_hub_gguf(
+    repository: Repository, source: str, quant: str, load_format: str, commit: str, *, sees: bool
+) -> Checkpoint:
+    """Download and open the GGUF file of this quantization, with all its parts, and a vision tower if there is one."""
+    files = repository.files(commit)
+    names = first_parts(files)
     chosen = [name for name in names if quant.lower() in name.lower()]
     if len(chosen) != 1 or load_format == "safetensors":
         listed = ", ".join(sorted(names)) or "none"
@@ -212,8 +225,22 @@ def _open_gguf(repository: Repository, source: str, quant: str, load_format: str
         raise VLLMValidationError(
             f"{source}: expected one GGUF file, the repository has: {listed}; {hint}.", parameter="model", value=source
         )
-    logger.info("Fetching %s of %s", chosen[0], repository.name)
-    parts = [glob.escape(name) for name in part_names(chosen[0])]
-    path = repository.download(parts, commit=commit) / chosen[0]
-    checkpoint = GGUFCheckpoint(path, source=source)
+
+    def fetch(name: str) -> Path:
+        logger.info("Fetching %s of %s", name, repository.name)
+        parts = [glob.escape(part) for part in part_names(name)]
+        return repository.download(parts, commit=commit) / name
+
+    def find_vision() -> list[Path]:
+        towers = sorted(filter(is_vision_file, files), key=_tower_order)
+        return [fetch(towers[0])] if towers else []
+
+    checkpoint = GGUFCheckpoint(fetch(chosen[0]), source=source, find_vision=find_vision if sees else None)
     return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
+
+
+def _tower_order(name: str) -> tuple[int, str]:
+    """Return a key that sorts files with one vision tower in several precisions, that of the original model first."""
+    kinds = ("bf16", "f16", "f32")
+    stem = name.lower()
+    return next((number for number, kind in enumerate(kinds) if kind in stem), len(kinds)), name

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
+from tests.loading.gguf_vision_files import text_file, tower_file
 from tests.loading.hub_server import COMMIT, HubServer, serving
 
 pytestmark = pytest.mark.loading
@@ -56,6 +57,11 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
         "Q8_0/m-00001-of-00002.gguf": b"GGUF",
         "Q8_0/m-00002-of-00002.gguf": b"GGUF",
         "mmproj-F16.gguf": b"GGUF",
+    },
+    "org/sees": {
+        "BF16/m.gguf": text_file("qwen3_vl").read_bytes(),
+        "mmproj-F16.gguf": b"GGUF",
+        "mmproj-BF16.gguf": tower_file("qwen3_vl").read_bytes(),
     },
 }
 
@@ -174,6 +180,18 @@ def test_a_gguf_model_of_several_parts(tmp_path: Path):
         assert set(received(server)) == {"F16/m-00001-of-00002.gguf", "F16/m-00002-of-00002.gguf"}
     assert chosen["sums"] == {"model.embed_tokens.weight": 48.0}
     assert "the repository has: F16/m-00001-of-00002.gguf, Q8_0/m-00001-of-00002.gguf;" in several["error"]
+
+
+def test_the_vision_tower_of_a_gguf_model(tmp_path: Path):
+    """The tower comes from the file with the precision of the original; a model that is not to see needs none."""
+    with serving(REPOSITORIES) as server:
+        (blind,) = client(server, tmp_path, [("org/sees:BF16", {"sees": False}, False)])
+        assert set(received(server)) == {"BF16/m.gguf"}
+        (seeing,) = client(server, tmp_path, [("org/sees:BF16", {}, True)])
+        assert set(received(server)) == {"BF16/m.gguf", "mmproj-BF16.gguf"}
+    towers = seeing["tensors"].keys() - blind["tensors"].keys()
+    assert towers
+    assert all(name.startswith("visual.") for name in towers)
 
 
 def test_errors_say_what_to_do(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
@@ -21,6 +23,7 @@ from jaxllm.loading.open import open_checkpoint, open_config
 from jaxllm.loading.quantized import read_scheme
 from jaxllm.loading.quantized import words as unpacking
 from pallas_kernels.weights import WeightFormat, dequantize
+from tests.e2e.media_goldens import folder as media_folder
 from tests.loading.files import write_folder
 from tests.loading.mxfp4_files import oracle
 from tests.loading.quantized_files import MODULE, NAME, SAMPLES, Sample, awq, compressed, fp8, gptq, packed
@@ -124,6 +127,26 @@ def test_stacked_experts(tmp_path: Path):
     np.testing.assert_array_equal(bits(dequantize(parts_of(checkpoint, form, name), form)), bits(expected))
     one = {part: checkpoint.read_part(name, part, 1) for part in form.parts}
     np.testing.assert_array_equal(bits(dequantize(one, form)), bits(expected[1]))
+
+
+def test_a_model_that_sees(tmp_path: Path):
+    """The text model is quantized and the tower is not; processors are found as in a checkpoint that is neither."""
+    shutil.copytree(media_folder("internvl"), tmp_path, dirs_exist_ok=True)
+    plain, tensors, codes = open_checkpoint(str(tmp_path)), load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in tensors if name.startswith("language_model.model.layers") and "_proj.w" in name]:
+        codes[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+        codes[f"{name}_scale_inv"] = np.array(2, ml_dtypes.bfloat16)
+        codes[name.replace(".weight", ".activation_scale")] = np.array(1, ml_dtypes.bfloat16)
+    save_file(tensors | codes, tmp_path / "model.safetensors")
+    quantization = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    config = dict(plain.config, quantization_config=quantization | {"modules_to_not_convert": ["model.vision_tower"]})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.tensors.keys() == plain.tensors.keys()
+    assert checkpoint.image_processor == plain.image_processor != {}
+    assert checkpoint.video_processor == plain.video_processor != {}
+    name = "language_model.model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(checkpoint.read(name), 2 * codes[name].astype(np.float32))
 
 
 def test_what_is_knowingly_left_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):

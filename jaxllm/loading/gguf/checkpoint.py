@@ -1,41 +1,47 @@
-"""A checkpoint in a .gguf file, or in several parts: config, tokenizer and weights, with HF's names and values."""
+"""A checkpoint in a .gguf file, or in several parts: config, tokenizer and weights, with HF's names and values.
+
+A vision tower is in a further file.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.gguf import config as gguf_config
 from jaxllm.loading.gguf import parts as gguf_parts
-from jaxllm.loading.gguf.dequant import dequantize
-from jaxllm.loading.gguf.file import GGUFTensor
+from jaxllm.loading.gguf.dequant import FLOATS, decode
 from jaxllm.loading.gguf.names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
 from jaxllm.loading.gguf.split_files import open_gguf
+from jaxllm.loading.gguf.vision import VISION_ARCHITECTURES, VisionFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from pallas_kernels.weights import WeightFormat
 
-_FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+logger = logging.getLogger(__name__)
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file, or all parts of a split one, opened by the first part.
+    """A GGUF file, or all parts of a split one, opened by the first part, with the file of its vision tower if any.
 
-    Raises VLLMValidationError if it is corrupt or uses an unsupported feature.
+    `find_vision` returns the files that may hold the tower; it is called if the architecture may have one. Raises
+    VLLMValidationError if a file is corrupt or uses an unsupported feature, and if several hold the model's tower.
     """
 
-    def __init__(self, path: Path, *, source: str = "") -> None:
+    def __init__(
+        self, path: Path, *, source: str = "", find_vision: Callable[[], Sequence[Path]] | None = None
+    ) -> None:
         self.source = source or str(path)
         self._path = path
         try:
@@ -54,8 +60,14 @@ class GGUFCheckpoint(Checkpoint):
         self._zeros = find_zeros(self._file.tensors, self._arch, drafts)
         self.tensors |= {name: TensorInfo((length,), "float32") for name, length in self._zeros.items()}
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
+        self._vision = None
+        if find_vision is not None and self._arch in VISION_ARCHITECTURES:
+            self._vision = self._attach_vision(find_vision())
 
     def read(self, name: str, index: int | None = None) -> np.ndarray:
+        if self._vision is not None and name in self._vision.tensors:
+            values = self._vision.read(name)
+            return values if index is None else values[index]
         if name in self._zeros:
             values = np.zeros(self._zeros[name], np.float32)
             return values if index is None else values[index]
@@ -71,7 +83,8 @@ class GGUFCheckpoint(Checkpoint):
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self._file.tensors.values())
+        of_text = sum(tensor.num_bytes for tensor in self._file.tensors.values())
+        return of_text + (0 if self._vision is None else self._vision.num_bytes)
 
     @property
     def weight_type(self) -> str:
@@ -102,8 +115,41 @@ class GGUFCheckpoint(Checkpoint):
         return values if is_whole or index is None else values[index]
 
     def release(self, name: str) -> None:
+        if self._vision is not None and name in self._vision.tensors:
+            self._vision.release(name)
         for theirs in self._sources[name].names if name in self._sources else ():
             self._file.release(theirs)
+
+    def _attach_vision(self, paths: Sequence[Path]) -> VisionFile | None:
+        """Open the file with the model's vision tower and make the config that of the whole model; None without one."""
+        files, errors = _open_towers(paths)
+        fitting = [file for file in files if file.fits(self._arch, self.config["hidden_size"])]
+        if errors and not fitting:
+            raise self._vision_error(f"{errors[0]}. Fetch it again, move it away")
+        for error in errors:
+            logger.warning("%s; the model sees with another file", error)
+        if len(fitting) > 1:
+            names = ", ".join(file.path.name for file in fitting)
+            raise self._vision_error(f"{self._path}: several files hold its vision tower: {names}. Leave one of them")
+        if not fitting:
+            others = ", ".join(path.name for path in paths)
+            self.text_only = "it sees with its mmproj*.gguf beside it, and there is "
+            self.text_only += f"that of another model: {others}" if others else "none"
+            if others or self._arch != "gemma3":  # a Gemma 3 may be one of those that see nothing
+                logger.warning("%s reads text alone: %s", self._path, self.text_only)
+            return None
+        [vision] = fitting
+        try:
+            self.config = vision.attach(self.config, self._file)
+            self.image_processor, self.video_processor = vision.processors(self.config)
+        except ValueError as error:
+            raise self._vision_error(f"{vision.path}: {error}. Fetch it again, or convert the model anew") from error
+        self.tensors = {**self.tensors, **vision.tensors}
+        return vision
+
+    def _vision_error(self, text: str) -> VLLMValidationError:
+        message = f"{text}, or set language_model_only=True: text alone can be read."
+        return VLLMValidationError(message, parameter="model", value=self.source)
 
     def _part(self, theirs: str, expert: int | None, part: str) -> np.ndarray:
         """Return one part (codes, scales, ...) of a tensor of the file, or of one of its experts."""
@@ -122,7 +168,7 @@ class GGUFCheckpoint(Checkpoint):
     def _expert_values(self, theirs: str, expert: int | None) -> np.ndarray:
         tensor = self._file.tensors[theirs]
         shape = tensor.shape if expert is None else tensor.shape[1:]
-        return self._decode(tensor, self._rows(theirs, expert)).reshape(shape)
+        return decode(tensor.type, self._rows(theirs, expert)).reshape(shape)
 
     def _rows(self, theirs: str, expert: int | None = None) -> np.ndarray:
         """Return the stored rows of a tensor, or of one of its experts, in HF's order."""
@@ -137,16 +183,10 @@ class GGUFCheckpoint(Checkpoint):
         return data
 
     def _values(self, theirs: str) -> np.ndarray:
-        values = self._decode(self._file.tensors[theirs], self._rows(theirs)).reshape(self._shape(theirs))
+        values = decode(self._file.tensors[theirs].type, self._rows(theirs)).reshape(self._shape(theirs))
         if self._arch in OFFSET_NORM_ARCHITECTURES and theirs.endswith("norm.weight"):
             return values - values.dtype.type(1)
         return values
-
-    @staticmethod
-    def _decode(tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
-        """Decode stored rows to numbers."""
-        kind = tensor.type
-        return data.view(_FLOATS[kind.name]) if kind.name in _FLOATS else dequantize(kind, data)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         from jaxllm.loading.gguf.tokenizer import build_tokenizer
@@ -175,7 +215,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _info(self, source: Source) -> TensorInfo:
         stored = [self._file.tensors[theirs] for theirs in source.names]
-        dtypes = {_FLOATS.get(tensor.type.name, np.dtype(np.float32)) for tensor in stored}
+        dtypes = {FLOATS.get(tensor.type.name, np.dtype(np.float32)) for tensor in stored}
         shape, num_bytes = list(self._shape(source.names[0])), sum(tensor.num_bytes for tensor in stored)
         if source.expert is not None:
             num_bytes //= shape.pop(0)
@@ -194,6 +234,18 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{num_rows} rows are not {num_heads} heads of an even size")
         rows = data.reshape(num_heads, num_rows // num_heads // 2, 2, -1)
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(shape)
+
+
+def _open_towers(paths: Sequence[Path]) -> tuple[list[VisionFile], list[str]]:
+    """Return the files with vision towers that can be read, and the paths of the others with the reasons."""
+    files: list[VisionFile] = []
+    errors: list[str] = []
+    for path in paths:
+        try:
+            files.append(VisionFile(path))
+        except (OSError, ValueError) as error:
+            errors.append(f"{path}: {error}")
+    return files, errors
 
 
 def _take_turns(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:

@@ -23,6 +23,7 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "qwen3vl": ("qwen3", "Qwen3ForCausalLM"),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "qwen3vlmoe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
     "minimax-m2": ("minimax_m2", "MiniMaxM2ForCausalLM"),
@@ -34,8 +35,8 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
 }
-"""HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral, and a Qwen-VL file holds only
-the text model.
+"""HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral. A vision tower is in another
+file, and makes a Qwen-VL or a Gemma 3 another model.
 """
 
 PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
@@ -45,6 +46,8 @@ PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
 def architecture(file: GGUFFile) -> str:
     """Return the GGUF architecture. Raises ValueError for an unsupported one, naming the supported ones."""
     name = file.value("general.architecture", str, "")
+    if name == "clip":
+        raise ValueError("it holds a vision tower alone: give the file of its text model, beside which it is found")
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise ValueError(f"the GGUF architecture {name!r} is not supported; supported: {known}")

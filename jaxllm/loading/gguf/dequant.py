@@ -5,10 +5,19 @@ Operations follow the order of the format's reference, so that results are bitwi
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from jaxllm.loading.gguf.file import TensorType
 from jaxllm.loading.gguf.parts import CHUNK_NUMBERS, FORMATS, block_part, blocks_of
+
+FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""The types of tensors that are not quantized, and their dtypes."""
+
+
+def decode(kind: TensorType, data: np.ndarray) -> np.ndarray:
+    """Return the numbers of stored bytes `data`, uint8 [rows, row bytes]: in their own dtype, quantized as float32."""
+    return data.view(FLOATS[kind.name]) if kind.name in FLOATS else dequantize(kind, data)
 
 
 def dequantize(kind: TensorType, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

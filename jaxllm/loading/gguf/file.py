@@ -117,9 +117,13 @@ class _StringArray:
 
 
 class GGUFFile:
-    """One mapped GGUF file. Raises ValueError if it is malformed, OSError if it cannot be opened."""
+    """One mapped GGUF file. Raises ValueError if it is malformed, OSError if it cannot be opened.
 
-    def __init__(self, path: Path) -> None:
+    A file that `may_be_cut` may end before its tensors do, so that what it says of itself can be read; `check_whole`
+    comes before their data then.
+    """
+
+    def __init__(self, path: Path, *, may_be_cut: bool = False) -> None:
         self._file = MappedFile(path)
         reader = _Reader(self._file)
         num_tensors, num_values = reader.read_start()
@@ -131,8 +135,16 @@ class GGUFFile:
             self._metadata[key] = reader.read_value()
         self._metadata_bytes = reader.position
         infos = reader.read_tensor_infos(num_tensors)
-        self.tensors = _place_tensors(infos, reader.position, self._alignment(), self._file.size)
+        self.tensors = _place_tensors(infos, reader.position, self._alignment())
         self._holders = dict.fromkeys(self.tensors, self._file)
+        if not may_be_cut:
+            self.check_whole()
+
+    def check_whole(self) -> None:
+        """Raise ValueError if a tensor lies outside of its file."""
+        for name, tensor in self.tensors.items():
+            if tensor.start + tensor.num_bytes > self._holders[name].size:
+                raise ValueError(f"tensor {name!r} reaches past the end of the file: cut short or corrupt")
 
     def extend(self, part: GGUFFile) -> None:
         """Add the tensors of another file. Raises ValueError for tensors that are already in this one."""
@@ -296,9 +308,9 @@ class _Reader:
 
 
 def _place_tensors(
-    infos: list[tuple[str, TensorType, tuple[int, ...], int]], header_end: int, alignment: int, file_size: int
+    infos: list[tuple[str, TensorType, tuple[int, ...], int]], header_end: int, alignment: int
 ) -> dict[str, GGUFTensor]:
-    """Check that the tensors follow each other inside the file, padded to `alignment`."""
+    """Check that the tensors follow each other, padded to `alignment`."""
     data_start = _align(header_end, alignment)
     tensors: dict[str, GGUFTensor] = {}
     expected = 0
@@ -310,8 +322,6 @@ def _place_tensors(
         num_bytes = math.prod(shape) // kind.block_size * kind.num_bytes
         if offset != expected:
             raise ValueError(f"tensor {name!r} starts at offset {offset}, not at {expected} where the one before ends")
-        if num_bytes > file_size - data_start - offset:
-            raise ValueError(f"tensor {name!r} reaches past the end of the file: cut short or corrupt")
         tensors[name] = GGUFTensor(kind, shape, data_start + offset, num_bytes)
         expected = _align(offset + num_bytes, alignment)
     return tensors

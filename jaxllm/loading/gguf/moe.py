@@ -29,7 +29,7 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
                 "qkv_bias": has_biases(file.tensors, ATTENTION),
                 "shared_expert_intermediate_size": numbers.count("expert_shared_feed_forward_length"),
             }
-        case "qwen3moe":
+        case "qwen3moe" | "qwen3vlmoe":
             bias = has_biases(file.tensors, ATTENTION)
             return _qwen_config(file, numbers, config) | {"norm_topk_prob": True, "attention_bias": bias}
         case "glm4moe":

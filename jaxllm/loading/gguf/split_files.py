@@ -10,6 +10,8 @@ from jaxllm.loading.gguf.file import GGUFFile
 
 _PART = re.compile(r"(.*-)(\d{5})(-of-(\d{5})\.gguf)\Z", re.DOTALL)
 _MAX_PARTS = 65535
+_VISION_MARK = "mmproj"
+"""What the name of a file with a vision tower contains."""
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -52,6 +54,16 @@ def part_names(name: str) -> list[str]:
 
 
 def first_parts(names: Iterable[str]) -> list[str]:
-    """Return the names of the models among files: the first part of each, without image encoders."""
-    models = [name for name in names if name.endswith(".gguf") and "mmproj" not in PurePath(name).name]
+    """Return the names of the models among files: the first part of each, without vision towers."""
+    models = [name for name in names if name.endswith(".gguf") and not is_vision_file(name)]
     return list(dict.fromkeys(_PART.sub(r"\g<1>00001\g<3>", name) for name in models))
+
+
+def is_vision_file(name: str) -> bool:
+    """Return whether a file's name says that it holds a vision tower, as llama.cpp's converter names it."""
+    return name.endswith(".gguf") and _VISION_MARK in PurePath(name).name
+
+
+def vision_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that hold vision towers by their names, in alphabetical order."""
+    return sorted(path for path in folder.iterdir() if is_vision_file(path.name) and path.is_file())
