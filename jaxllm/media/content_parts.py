@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxllm.media.items import MediaPart, MediaSource, Modality, field_of, read_uuid, refusal
-from jaxllm.media.sources import FORMS, read_source
+from jaxllm.media.items import Embeds, MediaPart, MediaSource, Modality, field_of, read_uuid, refusal
+from jaxllm.media.sources import FORMS, read_embeds_source, read_source
 from jaxllm.params.checks import is_unicode
 
 _KINDS: Mapping[str, tuple[Modality, tuple[str, ...]]] = {
@@ -18,13 +18,14 @@ _KINDS: Mapping[str, tuple[Modality, tuple[str, ...]]] = {
     "image": ("image", ("image", "url", "path")),
     "video_url": ("video", ("video_url",)),
     "video": ("video", ("video", "url", "path")),
+    "image_embeds": ("image", ("image_embeds",)),
+    "video_embeds": ("video", ("video_embeds",)),
 }
 """The modality of each type of part, and the keys that its source may be under."""
 _AUDIO = "this engine takes no audio"
-_EMBEDS = "computed embeddings are not taken; send the item itself"
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("audio_url", "input_audio", "audio", "audio_embeds"), _AUDIO),
-    **dict.fromkeys(("image_embeds", "video_embeds", "prompt_embeds"), _EMBEDS),
+    "prompt_embeds": "embeddings of text are not taken; send the text",
     **dict.fromkeys(("input_file", "file"), "files are not read; send their text or pictures of their pages"),
 }
 """The types of parts that are refused by name, with the reason."""
@@ -56,36 +57,39 @@ def read_media_part(part: Mapping[str, Any], label: str, kinds: Collection[str] 
     modality, keys = _KINDS[kind]
     key = next((key for key in keys if part.get(key) is not None), keys[0])
     value, uuid = part.get(key), part.get("uuid")
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not key.endswith("embeds"):
         value = value.get("url")
     if uuid is not None:
         uuid = read_uuid(uuid, f"{label}: 'uuid'", field_of(label))
-    if isinstance(value, str) and len(value) > _MAX_PATH and _is_path(value, key):
-        raise refusal(label, f"{key!r} must have at most {_MAX_PATH} characters as a path, got {len(value)}", value)
-    source = _read(value, key, modality)
+    source = _read(value, key, modality, label)
     is_empty = value is None or (isinstance(value, str) and not value)
     if source is None and (uuid is None or not is_empty):
         raise refusal(label, f"needs {key!r}: {_forms(key, modality)}", value)
     return MediaPart(modality, source, uuid, label)
 
 
-def _read(value: Any, key: str, modality: Modality) -> MediaSource:
+def _read(value: Any, key: str, modality: Modality, label: str) -> MediaSource:
     """Return the source that a part has under a key; None if there is none. A path becomes a URL, so that the rules
-    for local files apply to it.
+    for local files apply to it. Raises VLLMValidationError for a path that is too long.
     """
+    if key.endswith("embeds"):
+        is_base64 = isinstance(value, str) and value
+        return Embeds(value, {}) if is_base64 else read_embeds_source(value, modality)
     if not isinstance(value, str):
         return None if key.endswith("url") else read_source(value, modality)
     if key == "image_pil" or not value or not is_unicode(value):
         return None
-    return Path(value).absolute().as_uri() if _is_path(value, key) else value
-
-
-def _is_path(value: str, key: str) -> bool:
-    return not key.endswith("url") and _SCHEME.match(value) is None
+    if key.endswith("url") or _SCHEME.match(value):
+        return value
+    if len(value) > _MAX_PATH:
+        raise refusal(label, f"{key!r} must have at most {_MAX_PATH} characters as a path, got {len(value)}", value)
+    return Path(value).absolute().as_uri()
 
 
 def _forms(key: str, modality: Modality) -> str:
     """Return in words what a part may have under a key."""
     if key.endswith("url"):
         return "a URL"
+    if key.endswith("embeds"):
+        return f"an array in base64, or a dict with {key!r} and what belongs to it"
     return "a PIL image" if key == "image_pil" else f"a URL, a path, {FORMS[modality]}"

@@ -118,8 +118,9 @@ class Expander:
 
     @cached_property
     def _row_ids(self) -> dict[str, int]:
-        """Return the id of the token that takes a row of a modality."""
-        return {modality: self._token_id(token) for modality, token in self.rule.rows.items()}
+        """Return the id of the token that takes a row of a modality, unless the tokenizer takes it apart."""
+        encoded = self._tokenizer.encode(list(self.rule.rows.values()), add_special_tokens=False)
+        return {modality: ids[0] for modality, ids in zip(self.rule.rows, encoded, strict=True) if len(ids) == 1}
 
     @cached_property
     def _placeholder_ids(self) -> dict[tuple[int, ...], str]:
@@ -135,16 +136,16 @@ class Expander:
         encoded = self._tokenizer.encode(["\n" * number for number in numbers], add_special_tokens=False)
         return {ids[0]: number for number, ids in zip(numbers, encoded, strict=True) if len(ids) == 1}
 
-    def _token_id(self, token: str) -> int:
-        """Return a token's id. Raises VLLMValidationError if the tokenizer takes it apart."""
-        (ids,) = self._tokenizer.encode([token], add_special_tokens=False)
-        if len(ids) != 1:
+    def _row_id(self, modality: str) -> int:
+        """Return the id of the token that takes a row. Raises VLLMValidationError if the tokenizer takes it apart."""
+        if modality not in self._row_ids:
+            token = self.rule.rows[modality]
             raise VLLMValidationError(
-                f"the checkpoint's tokenizer has no token {token!r}, which the model's images need",
+                f"the checkpoint's tokenizer has no token {token!r}, which the model's {modality}s need",
                 parameter="tokenizer",
                 value=token,
             )
-        return ids[0]
+        return self._row_ids[modality]
 
     def _match(self, texts: Sequence[str], modalities: Sequence[Modality]) -> list[int]:
         """Return the item of each placeholder. Raises VLLMValidationError if their numbers differ."""
@@ -168,7 +169,7 @@ class Expander:
 
     def _collapse(self, shape: ItemShape, item: int, runs: list[_Run]) -> str:
         """Return what an item's placeholder becomes, with one token for each run of rows; append these to `runs`."""
-        row, token_id = self.rule.rows[shape.modality], self._row_ids[shape.modality]
+        row, token_id = self.rule.rows[shape.modality], self._row_id(shape.modality)
         texts: list[str] = []
         first_row = 0
         for piece in self.rule.pieces(shape):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +19,14 @@ from jaxllm.media.errors import MediaError
 MAX_FRAMES = 768
 """The most frames that are taken of a video, as in vLLM."""
 _MAX_FPS = 30.0
-_MAX_SOURCE_FPS = 1000.0
+_MIN_SOURCE_FPS, _MAX_SOURCE_FPS = 0.001, 1000.0
 _MAX_SOURCE_FRAMES = 36_000
 """The most frames of a file, because all frames before one that is taken are decoded; vLLM's limit too."""
 _MAX_SOURCE_PIXELS = _MAX_SOURCE_FRAMES * 1920 * 1080
 """The most pixels of all frames of a file."""
+_MAX_DURATION = 1e9
+_MAX_INDEX = 2**31
+"""What the numbers of frames in an array's metadata are below."""
 _MAX_SECONDS = 30.0
 """How long the frames of a file may take to decode."""
 _MAX_TAKEN_PIXELS = 3 * MAX_PIXELS
@@ -100,6 +102,8 @@ class Video:
     """How many frames the video has."""
     fps: float | None
     """The video's frames a second; None if that is not known."""
+    duration: float | None = None
+    """The video's length in seconds; None if that is not known."""
 
 
 def decode_video(value: Any, sampling: Sampling | None = None) -> Video:
@@ -164,7 +168,7 @@ def _stack(frames: Any) -> np.ndarray:
 
 
 def _describe(frames_thwc: np.ndarray, metadata: Mapping[str, Any]) -> Video:
-    """Return frames with what the user says about them; width, height, duration and backend are not used."""
+    """Return frames with what the user says about them; width, height and backend are not used."""
     known = {"fps", "frames_indices", "total_num_frames", "width", "height", "duration", "video_backend"}
     if unknown := set(metadata) - known - {"do_sample_frames"}:
         raise MediaError(
@@ -173,8 +177,8 @@ def _describe(frames_thwc: np.ndarray, metadata: Mapping[str, Any]) -> Video:
     if metadata.get("do_sample_frames"):
         raise MediaError("do_sample_frames is not supported for an array of frames: pass the frames to use.")
     fps = metadata.get("fps")
-    if fps is not None and (not _is_number(fps) or not 0 < fps <= _MAX_SOURCE_FPS):
-        raise MediaError(f"fps in a video's metadata must be above 0 and at most {_MAX_SOURCE_FPS:g}.")
+    if fps is not None and (not _is_number(fps) or not _MIN_SOURCE_FPS <= fps <= _MAX_SOURCE_FPS):
+        raise MediaError(f"fps in a video's metadata must be from {_MIN_SOURCE_FPS:g} to {_MAX_SOURCE_FPS:g}.")
     indices = metadata.get("frames_indices")
     if indices is None:
         indices = range(len(frames_thwc))
@@ -185,11 +189,22 @@ def _describe(frames_thwc: np.ndarray, metadata: Mapping[str, Any]) -> Video:
     in_order = all(before <= after for before, after in pairwise(indices))
     if not isinstance(total, int | np.integer) or not (in_order and indices[0] >= 0 and indices[-1] < total):
         raise MediaError("frames_indices in a video's metadata must ascend from 0 or more to below total_num_frames.")
-    return Video(frames_thwc, [int(index) for index in indices], int(total), None if fps is None else float(fps))
+    if total >= _MAX_INDEX:
+        raise MediaError(f"total_num_frames in a video's metadata must be below {_MAX_INDEX:,}.")
+    duration = metadata.get("duration")
+    if duration is not None and (not _is_number(duration) or not 0 <= duration <= _MAX_DURATION):
+        raise MediaError(f"duration in a video's metadata must be from 0 to {_MAX_DURATION:g} seconds.")
+    return Video(
+        frames_thwc,
+        [int(index) for index in indices],
+        int(total),
+        fps=None if fps is None else float(fps),
+        duration=None if duration is None else float(duration),
+    )
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 @contextmanager
@@ -235,8 +250,9 @@ def _read_header(container: Any, sampling: Sampling) -> _Header:
     width, height = stream.codec_context.width, stream.codec_context.height
     check_size((width, height))
     fps = float(stream.average_rate or 0)
-    if not 0 < fps <= _MAX_SOURCE_FPS:
-        raise MediaError("the video has no usable frame rate.")
+    if not _MIN_SOURCE_FPS <= fps <= _MAX_SOURCE_FPS:
+        message = f"the video has {fps:g} frames a second, and may have {_MIN_SOURCE_FPS:g} to {_MAX_SOURCE_FPS:g}: "
+        raise MediaError(message + "encode it at another rate, or pass an array of frames.")
     num_source_frames = _count_frames(container, stream, width * height)
     indices = sampling.indices(num_source_frames, fps)
     _check_taken(len(indices), width * height)
@@ -266,7 +282,8 @@ def _sample(container: Any, sampling: Sampling) -> Video:
     if taken == 0:
         raise MediaError("the video has no frame that can be decoded.")
     upright_thwc = np.ascontiguousarray(np.rot90(frames_thwc[:taken], turns, axes=(1, 2)))
-    return Video(upright_thwc, indices[:taken], header.num_source_frames, header.fps)
+    duration = header.num_source_frames / header.fps
+    return Video(upright_thwc, indices[:taken], header.num_source_frames, header.fps, duration)
 
 
 def _count_frames(container: Any, stream: Any, pixels: int) -> int:

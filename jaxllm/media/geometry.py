@@ -17,6 +17,8 @@ import numpy as np
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+_MOST_SIDE = 4096
+"""The longest side that SmolVLM resizes to."""
 _BUDGETS = (70, 140, 280, 560, 1120)
 """The numbers of rows that Gemma 4 was trained with."""
 
@@ -56,6 +58,16 @@ def merged_clip(processor: Any, num_frames: int, size: Size, options: Mapping[st
     resize = sys.modules[image_processor_class("glm4v", "Glm4vImageProcessorPil").__module__].smart_resize
     factor = processor.patch_size * processor.merge_size
     return resize(num_frames, *size, temporal_factor=processor.temporal_patch_size, factor=factor, **bounds)
+
+
+def longest_edge(size: Size, options: Mapping[str, Any]) -> tuple[Size, Size]:
+    """Return the two sizes that SmolVLM resizes a frame to: within a longest side, then the square of one tile."""
+    side, tile = min(options["size"]["longest_edge"], _MOST_SIDE), options["max_image_size"]["longest_edge"]
+    height, width = size
+    aspect_ratio = width / height
+    shorter = int(side / aspect_ratio) if width >= height else int(side * aspect_ratio)
+    shorter = max(shorter + shorter % 2, 1)
+    return ((shorter, side) if width >= height else (side, shorter)), (tile, tile)
 
 
 def fixed(processor: Any, size: Size, options: Mapping[str, Any]) -> Tiles:
@@ -100,7 +112,7 @@ def split_rows(processor: Any, size: Size, options: Mapping[str, Any]) -> Tiles:
     side = options["max_image_size"]["longest_edge"]
     names = ("do_image_splitting", "max_image_size", "size")
     number, rows, columns = processor.get_number_of_image_patches(*size, {name: options[name] for name in names})
-    return Tiles(((side, side),) * number, (rows, columns) if number > 1 else (0, 0))
+    return Tiles(((side, side),) * max(1, number), (rows, columns) if number > 1 else (0, 0))
 
 
 def whole_patches(processor: Any, size: Size, options: Mapping[str, Any]) -> Tiles:
@@ -118,6 +130,12 @@ def any_resolution(processor: Any, size: Size, options: Mapping[str, Any]) -> Ti
     height, width = _module(processor).select_best_resolution(size, processor.image_grid_pinpoints)
     layout = math.ceil(height / side), math.ceil(width / side)
     return Tiles(((side, side),) * (1 + layout[0] * layout[1]), layout, (height, width))
+
+
+def padded(_: Any, size: Size, options: Mapping[str, Any]) -> Tiles:
+    """LLaVA-OneVision's for one of several images: padded to a square, which becomes one tile."""
+    tile = options["size"]["height"], options["size"]["width"]
+    return Tiles((tile,), largest=(max(size), max(size)))
 
 
 def patch_budget(processor: Any, size: Size, options: Mapping[str, Any]) -> Tiles:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 type Modality = Literal["image", "video"]
 
-type MediaSource = str | bytes | Image | np.ndarray | tuple[Image, ...] | None
+type MediaSource = str | bytes | Image | np.ndarray | tuple[Image, ...] | Embeds | None
 
 DEFAULT_LIMIT = 999
 """The maximum number of items of a modality in a prompt, unless limit_mm_per_prompt sets another."""
@@ -27,6 +27,16 @@ DEFAULT_LIMIT = 999
 _MAX_UUID = 1024
 _NEVER = "(?!)"
 """A pattern that matches nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeds:
+    """Computed embeddings in place of an item, unchecked."""
+
+    rows: Any
+    """The rows that a tower would make: an array [r, w], or one in base64."""
+    details: Mapping[str, Any]
+    """What the user tells besides, by vLLM's names: "image_grid_thw" and others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +52,7 @@ class MediaPart:
     - a PIL image
     - an array: [height, width, channels] or [height, width] of an image, [frames, height, width, channels] of a video
     - the frames of a video as PIL images
+    - computed embeddings
     - None: the item is known by its uuid
     """
     uuid: str | None
@@ -70,6 +81,15 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     reads texts alone.
     """
 
+    text_only: str = ""
+    """Why the model takes no media, if it could take some; it has no other settings then."""
+
+    enable_mm_embeds: bool = False
+    """Whether items may be computed embeddings."""
+    row_size: int = 0
+    """The numbers of a row of embeddings."""
+    most_rows: int = INT32_MAX
+    """The most rows of an item."""
     config: dict[str, Any] = {}
     """The model's config.json without its text part."""
     image_processor: dict[str, Any] = {}
@@ -77,7 +97,7 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     video_processor: dict[str, Any] = {}
     """The settings of HF's video processor."""
     options: dict[str, Any] = {}
-    """Options of these processors for all prompts."""
+    """Options of these processors for all prompts, without those that say which frames are taken."""
     sampling: dict[str, Any] = {}
     """Which frames of a video are taken, as `Sampling` has them."""
     cache_gb: float = 4.0
@@ -130,9 +150,15 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def check_counts(self, parts: Iterable[MediaPart], parameter: str) -> None:
-        """Raise VLLMValidationError, which names `parameter`, for a prompt with more items than are allowed."""
+        """Raise VLLMValidationError, which names `parameter`, for a prompt with more items than are allowed, and for
+        computed embeddings unless they are allowed.
+        """
         counts = Counter[Modality]()
         for part in parts:
+            if isinstance(part.source, Embeds) and not self.enable_mm_embeds:
+                message = f"{part.label}: computed embeddings, and arrays of floats, which count as such, need "
+                message += "enable_mm_embeds=True (--enable-mm-embeds); pixels are uint8."
+                raise VLLMValidationError(message, parameter=parameter)
             limit = self.limit(part.modality)
             counts[part.modality] += 1
             if counts[part.modality] > limit:
@@ -157,6 +183,21 @@ def video_sampling(media_io_kwargs: Any) -> dict[str, Any]:
         message = f"media_io_kwargs['video'] must be a dict, got {shown(video)}."
         raise VLLMValidationError(message, parameter="media_io_kwargs", value=shown(video))
     return dict(video or {})
+
+
+def split_options(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return mm_processor_kwargs without which frames of videos are taken, and `sampling` with it.
+
+    HF's video processors have both. Raises VLLMValidationError for what stands in both places.
+    """
+    of_frames = {name: options[name] for name in ("fps", "num_frames") if name in options}
+    if of_frames and not sampling.keys().isdisjoint(("fps", "num_frames")):
+        names = " and ".join(of_frames)
+        message = (
+            f"mm_processor_kwargs has {names}, and media_io_kwargs says which frames are taken too: leave one out."
+        )
+        raise VLLMValidationError(message, parameter="mm_processor_kwargs", value=names)
+    return {name: value for name, value in options.items() if name not in of_frames}, {**sampling, **of_frames}
 
 
 def read_uuid(uuid: Any, name: str, parameter: str) -> str:

@@ -1,4 +1,4 @@
-"""Llama 4's image processor in numpy and Pillow: transformers has it with torch alone."""
+"""Llama 4's image processor in numpy: transformers has it with torch alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.media.geometry import Size, Tiles
+from jaxllm.media.resize import BILINEAR, resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-_BILINEAR = 2
-"""Pillow's filter of this name."""
 
 
 class _Options(TypedDict, total=False):
@@ -51,14 +48,14 @@ class Llama4Images:
     def __call__(self, image: Image, **options: Any) -> dict[str, Any]:
         """Return the tiles of an image as "pixel_values", float32 [tiles, 3, height, width]."""
         side = options["size"]["height"]
+        image_chw = np.asarray(image).transpose(2, 0, 1)
         rows, columns = canvas((image.height, image.width), options)
         height, width = _fit((image.height, image.width), (rows * side, columns * side), options)
         pixels = np.zeros((rows * side, columns * side, 3), np.uint8)
-        pixels[:height, :width] = np.asarray(image.resize((width, height), _BILINEAR))
+        pixels[:height, :width] = resize(image_chw, (height, width), BILINEAR).transpose(1, 2, 0)
         tiles = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
         if rows * columns > 1:
-            whole = np.asarray(image.resize((side, side), _BILINEAR))
-            tiles = np.concatenate([tiles, whole.transpose(2, 0, 1)[None]])
+            tiles = np.concatenate([tiles, resize(image_chw, (side, side), BILINEAR)[None]])
         scaled = _rounded(tiles.astype(np.float32) * np.float32(1 / 255))
         return {"pixel_values": _rounded(_rounded(scaled - self._mean) / self._std)}
 

@@ -16,7 +16,7 @@ class RopePositions:
     """The positions of a prompt's tokens, and what to add to the number of a later token to get its position."""
 
     positions: np.ndarray
-    """int32 [3, n]: time, height, width."""
+    """int64 [3, n]: time, height, width."""
     delta: int
     """Token number i after the prompt has the position i + delta, in all three."""
 
@@ -36,7 +36,7 @@ def rope_positions(
     make a row. `steps_per_second`, the config's `tokens_per_second`, spaces the steps in time of a video (Qwen2.5-VL);
     without it they are one apart. A video in several spans (Qwen3-VL, GLM-4.5V) has one step in time in each.
     """
-    positions = np.empty((3, num_tokens), np.int32)
+    positions = np.empty((3, num_tokens), np.int64)
     end, following = 0, 0
     for span in spans:
         following = _fill_text(positions, end, span.offset, following)
@@ -65,7 +65,7 @@ def _rows(grid: Grid, merge_size: int, num_rows: int) -> Grid:
 
 
 def _grid_positions(grid: Grid, interval: float) -> np.ndarray:
-    """Return the positions within a grid, int32 [3, rows], its steps in time `interval` apart and rounded down."""
-    positions = np.indices(grid, np.int32).reshape(3, -1)
-    positions[0] = (positions[0] * np.float32(interval)).astype(np.int32)
+    """Return the positions within a grid, int64 [3, rows], its steps in time `interval` apart and rounded down."""
+    positions = np.indices(grid, np.int64).reshape(3, -1)
+    positions[0] = positions[0].astype(np.float32) * np.float32(interval)
     return positions

@@ -1,16 +1,19 @@
-"""Turn a decoded image into the patches that a model's tower takes, with transformers' Pillow image processors.
+"""Turn a decoded image into the patches that a model's tower takes, with transformers' image processors.
 
-They work without torch. Which one a model has, and how, its preprocessor_config.json says.
+Those that need no torch do the steps, with the arithmetic of those that do. Which one a model has, and how, its
+preprocessor_config.json says.
 
 The order of patches: of an image with several tiles, the tiles follow one another; within a tile, the patches lie in
 raster order, row by row from the top left. The Qwen kin (Qwen2-VL to Qwen3.5, GLM-4.5V) keep transformers' order
 instead: the 2 x 2 patches that are merged to one row of the model stand together (top left, top right, bottom left,
 bottom right), and these squares lie in raster order. The values of a patch are in the order of the convolution's
-weight: channel, [time,] row, column; for Gemma 4, whose weight is a matrix, row, column, channel.
+weight: channel, [time,] row, column; for Gemma 4, whose weight is a matrix, row, column, channel. A patch of Gemma 4
+12B is a square that becomes one row of the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,8 +22,10 @@ import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.media import geometry
+from jaxllm.media.arithmetic import with_merged_patches, with_torchs_arithmetic
 from jaxllm.media.geometry import Size, Tiles
 from jaxllm.media.llama4 import Llama4Images, canvas_tiles
+from jaxllm.media.resize import FILTERS
 from jaxllm.media.shapes import Grid, ItemShape
 from jaxllm.params.checks import shown
 
@@ -33,11 +38,13 @@ MAX_PIXELS = 2**25
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """One image or video as a tower takes it."""
+    """One image or video as a tower takes it, or as it would give it."""
 
     data: bytes
-    """The patches' float32 numbers. All requests with the item share them."""
+    """The float32 numbers of patches, or of rows. All requests with the item share them."""
     shape: ItemShape
+    is_encoded: bool = False
+    """True if the data are rows: the item comes encoded."""
 
     @classmethod
     def of(cls, patches: np.ndarray, shape: ItemShape) -> Self:
@@ -77,6 +84,8 @@ class _Kind:
     """The processor's outputs are patches; other outputs are pixels."""
     counts_tiles: str = ""
     """The option that bounds the number of tiles."""
+    splits_alone: bool = False
+    """Only an image that is the one of its prompt has several tiles; each of several is padded to a square."""
 
 
 _PAN_AND_SCAN = {
@@ -99,6 +108,7 @@ _KINDS = {
         counts_tiles="pan_and_scan_max_num_crops",
     ),
     "Gemma4ImageProcessor": _Kind("gemma4", geometry.patch_budget, ("max_soft_tokens",), makes_patches=True),
+    "Gemma4UnifiedImageProcessor": _Kind("gemma4", geometry.patch_budget, ("max_soft_tokens",), makes_patches=True),
     "Glm46VImageProcessor": _Kind("glm46v", geometry.merged_grid, ("size",), makes_patches=True),
     "Glm4vImageProcessor": _Kind("glm4v", geometry.merged_grid, ("size",), makes_patches=True),
     "GotOcr2ImageProcessor": _Kind(
@@ -110,7 +120,7 @@ _KINDS = {
     ),
     "LlavaImageProcessor": _Kind("llava", geometry.fixed),
     "LlavaNextImageProcessor": _Kind("llava_next", geometry.any_resolution),
-    "LlavaOnevisionImageProcessor": _Kind("llava_onevision", geometry.any_resolution),
+    "LlavaOnevisionImageProcessor": _Kind("llava_onevision", geometry.any_resolution, splits_alone=True),
     "PixtralImageProcessor": _Kind("pixtral", geometry.whole_patches, ("size",)),
     "Qwen2VLImageProcessor": _Kind("qwen2_vl", geometry.merged_grid, _MERGED, makes_patches=True),
     "SiglipImageProcessor": _Kind("siglip", geometry.fixed),
@@ -148,23 +158,68 @@ class ImageProcessor:
         self._name, self._kind, self._max_pixels = name, _KINDS[name], max_pixels
         self.hf: Any = _processor_class(name).from_dict(dict(settings))
         """The processor of transformers, or one of ours that is called like it."""
+        _check_filter(getattr(self.hf, "resample", None))
         self._patch_size = _side(config.get("vision_config", {}).get("patch_size") or getattr(self.hf, "patch_size", 0))
         self._defaults = self._make_defaults(config)
 
-    def shape(self, size: Size, options: Mapping[str, Any] | None = None) -> ItemShape:
+    @property
+    def splits_alone(self) -> bool:
+        """Return whether an image has another shape beside others in its prompt."""
+        return self._kind.splits_alone
+
+    def shape(
+        self, size: Size, options: Mapping[str, Any] | None = None, *, is_beside_others: bool = False
+    ) -> ItemShape:
         """Return the shape of an image of a (height, width) in pixels, without making any pixels.
 
-        `options` are mm_processor_kwargs. Raises VLLMValidationError for an option that the processor does not have,
-        for a wrong value, and for an image that the processor cannot take or that would exceed the limit.
+        `options` are mm_processor_kwargs; `is_beside_others` for one of several images of a prompt. Raises
+        VLLMValidationError for an option that the processor does not have, for a wrong value, and for an image that
+        the processor cannot take or that would exceed the limit.
         """
-        return self._shape(size, self.check(options or {}))
+        return self.measure(size, options, is_beside_others=is_beside_others)[0]
 
-    def process(self, image: Image, options: Mapping[str, Any] | None = None) -> ProcessedImage:
-        """Return the patches of an image in mode RGB; options and errors as in `shape`."""
+    def measure(
+        self, size: Size, options: Mapping[str, Any] | None = None, *, is_beside_others: bool = False
+    ) -> tuple[ItemShape, int]:
+        """Return what `shape` returns, and about how many bytes it takes to process the image, beside its pixels."""
+        tiles = self._tiles(size, self.check(options or {}), is_beside_others)
+        shape = self._shape(size, tiles)
+        # What is larger than the tiles is held several times: as it is made, resized and cropped.
+        return shape, max(self.work_bytes(shape), 4 * 3 * math.prod(tiles.largest))
+
+    def work_bytes(self, shape: ItemShape) -> int:
+        """Return about how many bytes it takes to make the patches of this shape, beside the pixels that become them.
+
+        They are those of the patches twice, and twice those of one frame that has its new width alone.
+        """
+        width = max(grid[2] for grid in shape.grids) * max(1, shape.layout[1])
+        frames = getattr(self.hf, "temporal_patch_size", 1)
+        num_values = 3 * frames * shape.num_patches * self.patch_size**2
+        return 2 * (4 * num_values + 3 * shape.size[0] * width * self.patch_size)
+
+    def process(
+        self, image: Image, options: Mapping[str, Any] | None = None, *, is_beside_others: bool = False
+    ) -> ProcessedImage:
+        """Return the patches of an image in mode RGB; arguments and errors as in `shape`."""
         checked = self.check(options or {})
-        shape = self._shape((image.height, image.width), checked)
-        outputs = self.hf(image, **checked)["pixel_values"]
-        return ProcessedImage.of(self._to_patches(outputs, shape), shape)
+        size = image.height, image.width
+        shape = self._shape(size, self._tiles(size, checked, is_beside_others))
+        # Images of one prompt are in one list.
+        images = [[image, image]] if is_beside_others and self._kind.splits_alone else image
+        outputs = self.hf(images, **checked)["pixel_values"]
+        return ProcessedImage.of(self._to_patches(outputs)[: shape.num_patches], shape)
+
+    @property
+    def patch_size(self) -> int:
+        """Return the side of a patch in pixels."""
+        return self.hf.patch_size if self._kind.makes_patches else self._patch_size
+
+    def process_resized(self, image: Image, options: Mapping[str, Any]) -> np.ndarray:
+        """Return the patches [p, patch_dim] of an RGB image that has its size already, and padding after them.
+
+        `options` are those that `check` returns.
+        """
+        return self._to_patches(self.hf(image, **options, do_resize=False)["pixel_values"])
 
     def check_request(self, options: Mapping[str, Any], request: Mapping[str, Any]) -> None:
         """Raise VLLMValidationError if a request's options raise a bound over that of the engine's `options`."""
@@ -184,6 +239,7 @@ class ImageProcessor:
         Raises VLLMValidationError for an option that the processor does not have, and for a wrong value.
         """
         known = self._kind.options
+        options = {name: value for name, value in options.items() if name in known or not self._has(name, value)}
         for name, value in options.items():
             if name in known:
                 continue
@@ -214,6 +270,15 @@ class ImageProcessor:
             parameter="size",
             value=options["size"],
         )
+
+    def _has(self, name: str, value: Any) -> bool:
+        """Return whether an option says what the checkpoint says too."""
+        if name not in self.hf.valid_kwargs.__annotations__:
+            return False
+        ours, theirs = (
+            list(each) if isinstance(each, tuple) else _plain(each) for each in (getattr(self.hf, name, None), value)
+        )
+        return ours == theirs
 
     def _bounds(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the checked options that bound what an item costs, by the names that users know."""
@@ -249,13 +314,19 @@ class ImageProcessor:
             defaults["patch_size"] = {"height": side, "width": side}
         return {name: _plain(value) for name, value in defaults.items() if value is not None}
 
-    def _shape(self, size: Size, options: Mapping[str, Any]) -> ItemShape:
-        """Return the shape of an image with checked options; refuse a size over the limit."""
+    def _shape(self, size: Size, tiles: Tiles) -> ItemShape:
+        side = self.patch_size
+        grids = tuple((1, height // side, width // side) for height, width in tiles.sizes)
+        return ItemShape("image", grids, size, tiles.layout)
+
+    def _tiles(self, size: Size, options: Mapping[str, Any], is_beside_others: bool) -> Tiles:
+        """Return the tiles of an image with checked options; refuse a size over the limit."""
+        make_tiles = geometry.padded if is_beside_others and self._kind.splits_alone else self._kind.tiles
         if self._kind.counts_tiles and self._kind.counts_tiles in options:
             pixels = options[self._kind.counts_tiles] * options["size"]["height"] * options["size"]["width"]
             self._refuse_over_limit(pixels, size, self._kind.counts_tiles)
         try:
-            tiles = self._kind.tiles(self.hf, size, options)
+            tiles = make_tiles(self.hf, size, options)
             if any(0 in tile for tile in tiles.sizes):
                 raise ValueError("its shorter side would vanish when it is resized")
         except ValueError as error:
@@ -264,9 +335,7 @@ class ImageProcessor:
                 parameter="multi_modal_data",
             ) from error
         self._refuse_over_limit(tiles.num_pixels, size, "multi_modal_data")
-        side = self.hf.patch_size if self._kind.makes_patches else self._patch_size
-        grids = tuple((1, height // side, width // side) for height, width in tiles.sizes)
-        return ItemShape("image", grids, size, tiles.layout)
+        return tiles
 
     def _refuse_over_limit(self, pixels: int, size: Size, parameter: str) -> None:
         """Raise VLLMValidationError if an image would have too many pixels after resizing."""
@@ -277,13 +346,12 @@ class ImageProcessor:
                 parameter=parameter,
             )
 
-    def _to_patches(self, outputs: Any, shape: ItemShape) -> np.ndarray:
-        """Return the processor's outputs for one image as patches [p, patch_dim]."""
+    def _to_patches(self, outputs: Any) -> np.ndarray:
+        """Return the processor's outputs for one image as patches [p, patch_dim], and padding after them."""
+        values = np.asarray(outputs, np.float32)
         if self._kind.makes_patches:
-            patches_pc = np.asarray(outputs, np.float32)
-            return patches_pc.reshape(-1, patches_pc.shape[-1])[: shape.num_patches]
-        pixels = np.asarray(outputs, np.float32)
-        return _cut(pixels.reshape(-1, *pixels.shape[-3:]), self._patch_size)
+            return values.reshape(-1, values.shape[-1])
+        return cut_patches(values.reshape(-1, *values.shape[-3:]), self._patch_size)
 
 
 def _processor_class(name: str) -> Any:
@@ -292,10 +360,23 @@ def _processor_class(name: str) -> Any:
         return Llama4Images
     from jaxllm.loading.hf import image_processor_class
 
-    return image_processor_class(_KINDS[name].module, f"{name}Pil")
+    if name == "Gemma4UnifiedImageProcessor":
+        return with_merged_patches(_processor_class("Gemma4ImageProcessor"))
+    return with_torchs_arithmetic(image_processor_class(_KINDS[name].module, f"{name}Pil"))
 
 
-def _cut(pixels_nchw: np.ndarray, side: int) -> np.ndarray:
+def _check_filter(resample: int | None) -> None:
+    """Raise VLLMValidationError if a checkpoint asks for a filter that images are not resized with."""
+    if resample is not None and resample not in FILTERS:
+        raise VLLMValidationError(
+            f"the checkpoint's resample is {int(resample)}; images are resized with {', '.join(map(str, FILTERS))} "
+            "(Pillow's numbers of filters). Or set language_model_only=True: the model then reads text alone.",
+            parameter="model",
+            value=int(resample),
+        )
+
+
+def cut_patches(pixels_nchw: np.ndarray, side: int) -> np.ndarray:
     """Return tiles cut into patches, [tiles * rows * columns, channels * side * side].
 
     What is left over at the right and below is dropped, as a convolution without padding drops it.

@@ -7,7 +7,16 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.items import MediaPart, Modality, read_uuid
-from jaxllm.media.sources import FORMS, NUM_AXES, is_array, is_frames, is_image, read_source
+from jaxllm.media.sources import (
+    FORMS,
+    NUM_AXES,
+    is_array,
+    is_float_array,
+    is_frames,
+    is_image,
+    read_embeds_source,
+    read_source,
+)
 from jaxllm.params.checks import has_length, shown
 
 _DATA, _UUIDS = "multi_modal_data", "multi_modal_uuids"
@@ -21,11 +30,12 @@ def read_prompt_data(data: Any, uuids: Any, label: str) -> tuple[MediaPart, ...]
     Raises VLLMValidationError, which names the field and in its message the item, as in
     "prompts[1]['multi_modal_data']['image'][0]".
     """
-    names = _checked(uuids, _UUIDS, label)
+    names = {modality: value for modality, value in _checked(uuids, _UUIDS, label).items() if value is not None}
     parts: list[MediaPart] = []
     for modality, value in _checked(data, _DATA, label).items():
-        items = list(_items(value, modality))
         prefix = f"{label}[{_DATA!r}][{modality!r}]"
+        # None stands for as many items as there are names, for no item without any.
+        items = [None] * _count_names(names.get(modality)) if value is None else list(_items(value, modality, prefix))
         item_names = _names(names.pop(modality, None), len(items), f"{label}[{_UUIDS!r}][{modality!r}]")
         parts += [
             _part(item, name, modality, f"{prefix}[{i}]")
@@ -37,7 +47,7 @@ def read_prompt_data(data: Any, uuids: Any, label: str) -> tuple[MediaPart, ...]
 
 
 def _checked(value: Any, field: str, label: str) -> dict[Modality, Any]:
-    """Return a field's values by modality, without missing ones."""
+    """Return a field's values by modality, None for missing ones."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -49,14 +59,22 @@ def _checked(value: Any, field: str, label: str) -> dict[Modality, Any]:
             raise VLLMValidationError(
                 f"{label}[{field!r}]: {key!r} is not supported: {reason}.", parameter=field, value=key
             )
-    return {_MODALITIES[key]: items for key, items in value.items() if items is not None}
+    return {_MODALITIES[key]: items for key, items in value.items() if key in _MODALITIES}
 
 
-def _items(value: Any, modality: Modality) -> Iterator[Any]:
-    """Yield the items of a modality: one, several in a list, or several as the first axis of an array."""
+def _items(value: Any, modality: Modality, label: str) -> Iterator[Any]:
+    """Yield the items of a modality: one, several in a list, or several as the first axis of an array.
+
+    A dict of computed embeddings may have several.
+    """
+    if isinstance(value, Mapping) and (embeds := read_embeds_source(value, modality)) is not None:
+        from jaxllm.media.embeds.checked import split_embeds  # which loads numpy
+
+        yield from split_embeds(embeds, modality, label)
+        return
     is_one = is_image(value) or _is_with_metadata(value) or (modality == "video" and is_frames(value))
     if is_array(value):
-        is_one = value.ndim != NUM_AXES[modality][-1] + 1
+        is_one = value.ndim != NUM_AXES[modality][-1] + 1 and not (is_float_array(value) and value.ndim == 3)
     if is_one or not has_length(value) or isinstance(value, (str, bytes, Mapping)):
         yield value
     else:
@@ -83,6 +101,11 @@ def _part(item: Any, uuid: str | None, modality: Modality, label: str) -> MediaP
 
 def _described(item: Any) -> str:
     return f"an array of shape {tuple(item.shape)}" if is_array(item) else f"{shown(item)} ({type(item).__name__})"
+
+
+def _count_names(value: Any) -> int:
+    """Return the number of names that a modality has, 0 for what `_names` refuses."""
+    return 1 if isinstance(value, str) else len(value) if isinstance(value, Sequence) else 0
 
 
 def _names(value: Any, count: int, label: str) -> list[str | None]:

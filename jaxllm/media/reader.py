@@ -11,20 +11,24 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from jaxllm.core_messages import MediaItem, MediaSpan, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.budget import ByteBudget
 from jaxllm.media.cache import CacheCounts, ProcessedCache
 from jaxllm.media.decode import content_hash, decode_image, image_size, uuid_hash
+from jaxllm.media.embeds.checked import embeds_shape, read_embeds
 from jaxllm.media.errors import MediaError, MediaFetchError
 from jaxllm.media.expand import Encodes, Expanded, Expander, Span
 from jaxllm.media.fetching.connector import MediaConnector
 from jaxllm.media.frames import Sampling, Video, decode_video, video_size
-from jaxllm.media.items import MediaPart, MediaSettings, Modality, field_of
+from jaxllm.media.items import Embeds, MediaPart, MediaSettings, Modality, field_of, split_options
 from jaxllm.media.positions import rope_positions
 from jaxllm.media.processors import ImageProcessor, ProcessedImage
 from jaxllm.media.shapes import ItemShape
 from jaxllm.media.video_processor import FrameTimes, VideoProcessor
+from jaxllm.params.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +44,7 @@ _FETCHED_BYTES = 2**30
 _DECODING_BYTES = 2**32
 """The most bytes that all items take together while they are decoded and processed."""
 _BYTES_PER_PIXEL, _BYTES_PER_FRAME_PIXEL = 12, 6
-"""What that takes: pixels in three modes, or as float32; frames as they are, and turned."""
+"""What decoding takes: pixels in three modes, or as float32; frames as they are, and turned."""
 _OF_ITEMS = ("multi_modal_data", "video")
 """The parameters of a processor's errors that concern an item; others are options."""
 
@@ -55,6 +59,13 @@ class _How(NamedTuple):
     options: Mapping[str, Any]
     """The engine's mm_processor_kwargs with those of the request."""
     sampling: Sampling
+    is_beside_others: bool
+    """The prompt's images have other shapes because there are several."""
+
+    def name(self, modality: Modality, content: str) -> str:
+        """Return the name of an item, whose content `content` stands for."""
+        beside = " beside others" if self.is_beside_others and modality == "image" else ""
+        return _hash(content + beside, self.options)
 
 
 class _Fetched(NamedTuple):
@@ -99,7 +110,7 @@ class MediaReader:
     """Reads the images and videos of one model's prompts, which may take seconds. Threads may share it."""
 
     def __init__(self, settings: MediaSettings, tokenizer: Encodes) -> None:
-        """Make a reader for a model; raises VLLMValidationError if its images cannot be processed."""
+        """Make a reader for a model, whose settings `media_settings` has checked."""
         self._settings = settings
         self._expander = Expander(settings.config, tokenizer)
         self._connector = MediaConnector(
@@ -108,7 +119,7 @@ class MediaReader:
         )
         self._cache = ProcessedCache(int(settings.cache_gb * 2**30))
         self._budget = ByteBudget(_DECODING_BYTES)
-        self._sampling = Sampling().merged(settings.sampling)
+        self._options, self._sampling = settings.options, Sampling().merged(settings.sampling)
 
     @cached_property
     def _image_processor(self) -> ImageProcessor:
@@ -156,14 +167,20 @@ class MediaReader:
         max_model_len, and VLLMValidationError for options that do not exist or that raise the engine's bounds and for
         placeholders that do not fit the items.
         """
+        options, sampling = self._split(options or {}, sampling or {})
         wanted = self._merged(sampling)
         self._expander.check_counts(prompt, [part.modality for part in parts])
-        self._check_request(parts, options or {})
-        how = _How({**self._settings.options, **(options or {})}, wanted)
+        self._check_request(parts, options)
+        are_several = sum(part.modality == "image" for part in parts) > 1
+        is_beside_others = are_several and self._image_processor.splits_alone
+        how = _How({**self._options, **options}, wanted, is_beside_others)
         totals = _Totals(self._settings.max_model_len)
         fetched = self._map(partial(self._fetch, how=how, totals=totals), parts)
         items = self._map(partial(self._make, how=how), fetched)
         shapes = [item.processed.shape for item in items]
+        for part, shape in zip(parts, shapes, strict=True):
+            with _naming(part):
+                self._check_length(shape)
         if isinstance(prompt, str):
             expanded = self._expander.expand_text(prompt, shapes, add_special_tokens=add_special_tokens)
         else:
@@ -195,9 +212,15 @@ class MediaReader:
             message = f"{part.label}: the engine is shutting down, so that nothing is fetched any more."
             raise MediaFetchError(message, parameter=field_of(part.label)) from error
 
-    def _merged(self, sampling: Mapping[str, Any] | None) -> Sampling:
+    def _split(
+        self, options: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return options of the processor and sampling; a model without videos has no options about frames."""
+        return (options, sampling) if self._settings.video_placeholder is None else split_options(options, sampling)
+
+    def _merged(self, sampling: Mapping[str, Any]) -> Sampling:
         try:
-            return self._sampling.merged(sampling or {})
+            return self._sampling.merged(sampling)
         except MediaError as error:
             raise MediaError(f"media_io_kwargs: {error}", parameter="media_io_kwargs") from None
 
@@ -206,7 +229,7 @@ class MediaReader:
         for modality in {part.modality for part in parts} if request else ():
             processor = self._image_processor if modality == "image" else self._video_processor
             try:
-                processor.check_request(self._settings.options, request)
+                processor.check_request(self._options, request)
             except VLLMValidationError as error:
                 raise VLLMValidationError(str(error), parameter="mm_processor_kwargs", value=error.value) from None
 
@@ -217,36 +240,86 @@ class MediaReader:
             if part.uuid is not None:
                 # The user's name of a video does not say which of its frames were taken.
                 frames = f" {how.sampling}" if part.modality == "video" else ""
-                name = _hash(f"{uuid_hash(part.modality, part.uuid)}{frames}", how.options)
+                name = how.name(part.modality, f"{uuid_hash(part.modality, part.uuid)}{frames}")
                 if (cached := self._cache.get(name)) is not None:
                     totals.add_tokens(self._count_tokens(cached.shape))
                     return _Fetched(part, None, name, cached, 0)
                 if part.source is None:
-                    raise MediaError(f"no item is cached under the uuid {part.uuid!r}: send it again.")
+                    raise MediaError(self._missing(part))
             source: Any = part.source
+            if isinstance(source, Embeds):
+                item = self._read_embeds(source, part.modality, name, how.options)
+                totals.add_tokens(self._count_tokens(item.processed.shape))
+                return _Fetched(part, None, item.name, item.processed, 0)
             if isinstance(source, str):
                 source = self._connector.fetch(source, part.modality)
                 totals.add_fetched(len(source))
             num_tokens, num_bytes = self._measure(part.modality, source, how)
             totals.add_tokens(num_tokens)
+            self._check_rows(part.modality, num_tokens)
             return _Fetched(part, source, name, None, num_bytes)
+
+    def _missing(self, part: MediaPart) -> str:
+        """Return the error for a name under which nothing is cached."""
+        message = f"no item is cached under the uuid {part.uuid!r}: send it again."
+        if part.modality == "image" and self._image_processor.splits_alone:
+            message += " For this model an image alone in a prompt and the same one beside others are two items."
+        return message
+
+    def _check_rows(self, modality: Modality, num_rows: int) -> None:
+        """Raise MediaError for an item that the engine has no room to encode."""
+        most = self._settings.most_rows
+        if num_rows > most:
+            smaller = "lower the sizes in mm_processor_kwargs"
+            if modality == "video":
+                smaller = f"take fewer frames by num_frames in media_io_kwargs, {smaller}"
+            message = f"the {modality} takes {num_rows} tokens, and this engine encodes at most {most} at once: "
+            raise MediaError(f"{message}send a smaller one, {smaller}, or raise max_num_batched_tokens.")
+
+    def _check_length(self, shape: ItemShape) -> None:
+        """Raise MediaError for a video whose positions in time, or those of tokens after it, may not be int32."""
+        steps = self._settings.steps_per_second
+        if self._settings.rope_merge is None or steps is None or shape.modality == "image":
+            return
+        seconds = shape.grids[0][0] * shape.seconds_per_step
+        # Other positions count tokens: those before an item, and those after its last one.
+        if seconds * steps + 2 * self._settings.max_model_len > INT32_MAX:
+            message = f"the video's {seconds:,.0f} seconds take positions of 2^31 or more: send a shorter one, or "
+            raise MediaError(message + "correct what its metadata say of its times.")
+
+    def _read_embeds(self, source: Embeds, modality: Modality, name: str | None, options: Mapping[str, Any]) -> _Item:
+        """Check computed embeddings, which are kept only under a user's name: without it they come again anyway."""
+        embeds = read_embeds(source, modality, self._settings.row_size, self._settings.most_rows)
+        rule, merge = self._expander.rule, self._settings.rope_merge
+        shape = embeds_shape(embeds, modality, rule, merge, lambda size: self._image_processor.shape(size, options))
+        processed = ProcessedImage(embeds.rows_rw.tobytes(), shape, is_encoded=True)
+        if name is None:
+            return _Item(_hash(content_hash(embeds.rows_rw), {}), processed)
+        self._cache.put(name, processed)
+        return _Item(name, processed)
 
     def _measure(self, modality: Modality, source: Any, how: _How) -> tuple[int, int]:
         """Return the tokens that an item takes, and the bytes to decode and process it, by its header.
 
-        An item that stands on its side may take other numbers: of both, the tokens are the lower.
+        An item that stands on its side may take other numbers: of both, the tokens are the lower, and an image's bytes
+        the higher.
         """
         if modality == "image":
             height, width = image_size(source)
-            shapes = [self._image_processor.shape(size, how.options) for size in ((height, width), (width, height))]
-            return min(map(self._count_tokens, shapes)), height * width * _BYTES_PER_PIXEL
+            measured = [
+                self._image_processor.measure(size, how.options, is_beside_others=how.is_beside_others)
+                for size in ((height, width), (width, height))
+            ]
+            num_bytes = height * width * _BYTES_PER_PIXEL + max(num_bytes for _, num_bytes in measured)
+            return min(self._count_tokens(shape) for shape, _ in measured), num_bytes
         number, height, width = video_size(source, how.sampling)
         times = FrameTimes(_DEFAULT_FPS, tuple(range(number)), number)
         shape = self._video_processor.shape((height, width), times, how.options)
-        return self._count_tokens(shape), number * height * width * _BYTES_PER_FRAME_PIXEL
+        num_bytes = number * height * width * _BYTES_PER_FRAME_PIXEL + self._video_processor.work_bytes(shape)
+        return self._count_tokens(shape), num_bytes
 
     def _count_tokens(self, shape: ItemShape) -> int:
-        return sum(piece for piece in self._expander.rule.pieces(shape) if isinstance(piece, int))
+        return self._expander.rule.count_rows(shape)
 
     def _make(self, fetched: _Fetched, how: _How) -> _Item:
         """Decode and process a fetched item, unless it is cached."""
@@ -256,17 +329,18 @@ class MediaReader:
         with _naming(fetched.part), self._budget.hold(fetched.num_bytes):
             media = _decode(fetched, how.sampling)
             if name is None:
-                name = _hash(_content_hash(media), how.options)
+                name = how.name(fetched.part.modality, _content_hash(media))
                 if (cached := self._cache.get(name)) is not None:
                     return _Item(name, cached)
-            return self._process(media, name, how.options)
+            return self._process(media, name, how)
 
-    def _process(self, media: Image | Video, name: str, options: Mapping[str, Any]) -> _Item:
+    def _process(self, media: Image | Video, name: str, how: _How) -> _Item:
         if isinstance(media, Video):
-            times = FrameTimes(media.fps or _DEFAULT_FPS, tuple(media.indices), media.num_source_frames)
-            processed = self._video_processor.process(media.frames_thwc, times, options)
+            fps = media.fps or _DEFAULT_FPS
+            times = FrameTimes(fps, tuple(media.indices), media.num_source_frames, media.duration)
+            processed = self._video_processor.process(media.frames_thwc, times, how.options)
         else:
-            processed = self._image_processor.process(media, options)
+            processed = self._image_processor.process(media, how.options, is_beside_others=how.is_beside_others)
         self._cache.put(name, processed)
         return _Item(name, processed)
 
@@ -288,7 +362,7 @@ class MediaReader:
         shapes = [item.processed.shape for item in items]
         seconds = self._settings.steps_per_second
         numbered = rope_positions(len(ids), spans, shapes, merge_size=merge, steps_per_second=seconds)
-        return numbered.positions.T.tobytes(), numbered.delta
+        return numbered.positions.T.astype(np.int32).tobytes(), numbered.delta
 
 
 @contextmanager
@@ -320,12 +394,14 @@ def _core_item(item: _Item, spans: list[MediaSpan]) -> MediaItem:
         size=shape.size,
         patches=item.processed.data,
         spans=spans,
+        is_encoded=item.processed.is_encoded,
     )
 
 
 def _content_hash(media: Image | Video) -> str:
     if isinstance(media, Video):
-        return f"{content_hash(media.frames_thwc)} {media.indices} {media.num_source_frames} {media.fps}"
+        times = f"{media.indices} {media.num_source_frames} {media.fps} {media.duration}"
+        return f"{content_hash(media.frames_thwc)} {times}"
     return content_hash(media)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -27,12 +28,29 @@ class Rule:
     """For each modality, the text that stands for one item in a prompt."""
     rows: Mapping[str, str]
     """For each modality, the token that takes one row of the tower's output."""
-    pieces: Callable[[ItemShape], Pieces]
+    of_patches: Callable[[ItemShape], Pieces]
+    """What an item becomes by its patches."""
+    of_rows: Callable[[int], Pieces] | None = None
+    """What an item becomes by the number of its rows, where this suffices."""
+    has_timestamps: bool = False
+    """True if videos become text with the seconds of their steps in time."""
+    has_intervals: bool = False
+    """True if the seconds between a video's steps in time space their positions."""
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """Return the texts that a user's message may not hold, since they would be read as media."""
         return tuple(dict.fromkeys([*self.placeholders.values(), *self.rows.values()]))
+
+    def pieces(self, shape: ItemShape) -> Pieces:
+        """Return what an item becomes, by its patches or, if these are not known, by the number of its rows."""
+        if shape.num_rows is None or self.of_rows is None:
+            return self.of_patches(shape)
+        return self.of_rows(shape.num_rows)
+
+    def count_rows(self, shape: ItemShape) -> int:
+        """Return the number of rows that an item takes."""
+        return sum(piece for piece in self.pieces(shape) if isinstance(piece, int))
 
 
 def find_rule(config: Mapping[str, Any]) -> Rule:
@@ -71,15 +89,20 @@ def most_rows(image_processor: Mapping[str, Any], options: Mapping[str, Any], *,
     return (longest or 0) ** 2 // row_side**2
 
 
-def _same(image: str, pieces: Callable[[ItemShape], Pieces], **others: str) -> Rule:
+def _same(
+    image: str,
+    of_patches: Callable[[ItemShape], Pieces],
+    of_rows: Callable[[int], Pieces] | None = None,
+    **others: str,
+) -> Rule:
     """Return a rule of placeholders that are the tokens of rows themselves."""
     tokens = {"image": image, **others}
-    return Rule(tokens, tokens, pieces)
+    return Rule(tokens, tokens, of_patches, of_rows)
 
 
-def _vision_patch(config: Mapping[str, Any]) -> int:
-    side = config["vision_config"]["patch_size"]
-    return side if isinstance(side, int) else side[0]
+def _alone(num_rows: int) -> Pieces:
+    """Return the pieces of an image that is nothing but rows."""
+    return [num_rows]
 
 
 def _merged_rows(shape: ItemShape, merge: int) -> list[int]:
@@ -88,8 +111,10 @@ def _merged_rows(shape: ItemShape, merge: int) -> list[int]:
 
 
 def _qwen2(config: Mapping[str, Any]) -> Rule:
-    merge = config["vision_config"].get("spatial_merge_size", 2)
-    return _same("<|image_pad|>", lambda shape: [sum(_merged_rows(shape, merge))], video="<|video_pad|>")
+    vision = config["vision_config"]
+    merge = vision.get("spatial_merge_size", 2)
+    rule = _same("<|image_pad|>", lambda shape: [sum(_merged_rows(shape, merge))], video="<|video_pad|>")
+    return replace(rule, has_intervals=vision.get("tokens_per_second") is not None)
 
 
 def _qwen3(config: Mapping[str, Any]) -> Rule:
@@ -105,24 +130,31 @@ def _qwen3(config: Mapping[str, Any]) -> Rule:
         )
 
     tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-    return Rule({**tokens, "video": "<|vision_start|><|video_pad|><|vision_end|>"}, tokens, pieces)
+    placeholders = {**tokens, "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+    return Rule(placeholders, tokens, pieces, has_timestamps=True)
 
 
-def _frames(rows: list[int], before: list[str], after: str) -> Pieces:
-    """Return the pieces of a video: before each frame's rows its own text, after them the same."""
-    texts = [before[0], *(after + text for text in before[1:]), after]
+def _frames(rows: list[int], before: list[str], after: str, between: str = "") -> Pieces:
+    """Return the pieces of a video: before each frame's rows its own text, after them the same; and texts between."""
+    texts = [before[0], *(after + between + text for text in before[1:]), after]
     return [piece for text, number in zip(texts, [*rows, 0], strict=True) for piece in (text, number)][:-1]
 
 
-def _glm(config: Mapping[str, Any]) -> Rule:
-    """A video's frames take the tokens of images; the whole second follows each."""
+def _clock(second: float) -> str:
+    """Return a time as minutes and seconds."""
+    return f"{int(second // 60):02d}:{int(second % 60):02d}"
+
+
+def _glm(config: Mapping[str, Any], *, says_seconds: bool = False) -> Rule:
+    """A video's frames take the tokens of images; its second follows each, a whole number or in words."""
     merge = config["vision_config"].get("spatial_merge_size", 2)
 
     def pieces(shape: ItemShape) -> Pieces:
         rows = _merged_rows(shape, merge)
         if shape.modality == "image":
             return [sum(rows)]
-        ends = [f"<|end_of_image|>{int(second)}" for second in shape.timestamps]
+        times = [f"{second:.1f} seconds" if says_seconds else int(second) for second in shape.timestamps]
+        ends = [f"<|end_of_image|>{time}" for time in times]
         texts = ["", *ends[:-1]]
         return [
             *(
@@ -133,7 +165,8 @@ def _glm(config: Mapping[str, Any]) -> Rule:
             ends[-1],
         ]
 
-    return Rule({"image": "<|image|>", "video": "<|video|>"}, {"image": "<|image|>", "video": "<|image|>"}, pieces)
+    tokens = {"image": "<|image|>", "video": "<|image|>"}
+    return Rule({"image": "<|image|>", "video": "<|video|>"}, tokens, pieces, has_timestamps=True)
 
 
 def _gemma3(config: Mapping[str, Any]) -> Rule:
@@ -148,21 +181,29 @@ def _gemma3(config: Mapping[str, Any]) -> Rule:
         between = after + " and here are some crops to help you see better " + before
         return [intro + before, rows, between, *[rows, after + " " + before] * (crops - 1), rows, after]
 
-    return Rule({"image": "<start_of_image>"}, {"image": "<image_soft_token>"}, pieces)
+    tokens = {"image": config.get("image_token", "<image_soft_token>")}
+    return Rule({"image": "<start_of_image>"}, tokens, pieces, lambda _: [before, rows, after])
 
 
-def _gemma4(config: Mapping[str, Any]) -> Rule:
-    kernel = config["vision_config"].get("pooling_kernel_size", 3)
+def _gemma4(config: Mapping[str, Any], *, merges: bool = True) -> Rule:
+    """A video's frames are marked like images, each after its time. Without a tower each patch is one row."""
+    kernel = config["vision_config"].get("pooling_kernel_size", 3) if merges else 1
 
     def pieces(shape: ItemShape) -> Pieces:
-        return ["<|image>", shape.num_patches // kernel**2, "<image|>"]
+        rows = _merged_rows(shape, kernel)
+        if shape.modality == "image":
+            return of_rows(sum(rows))
+        return _frames(rows, [f"{_clock(second)} <|image>" for second in shape.timestamps], "<image|>", " ")
 
-    return _same("<|image|>", pieces)
+    def of_rows(num_rows: int) -> Pieces:
+        return ["<|image>", num_rows, "<image|>"]
+
+    return _same("<|image|>", pieces, of_rows, video="<|video|>")
 
 
 def _llava(config: Mapping[str, Any]) -> Rule:
     class_rows = _class_rows(config)
-    return _same("<image>", lambda shape: [shape.num_patches + class_rows])
+    return _same("<image>", lambda shape: [shape.num_patches + class_rows], _alone)
 
 
 def _class_rows(config: Mapping[str, Any]) -> int:
@@ -180,7 +221,7 @@ def _any_resolution(config: Mapping[str, Any], *, most: int | None) -> Rule:
         _, height, width = shape.grids[0]
         return [height * width + class_rows + _unpadded_rows(shape, most)]
 
-    return _same("<image>", pieces)
+    return _same("<image>", pieces, _alone)
 
 
 def _unpadded_rows(shape: ItemShape, most: int | None) -> int:
@@ -204,9 +245,18 @@ def _unpadded_rows(shape: ItemShape, most: int | None) -> int:
 
 
 def _onevision(config: Mapping[str, Any]) -> Rule:
-    return _any_resolution(
+    """An image beside others is not split; a video's frames have half as many lines and columns. One row ends both."""
+    image = _any_resolution(
         config, most=int(config.get("vision_aspect_ratio", "anyres_max_9").removeprefix("anyres_max_"))
     )
+
+    def pieces(shape: ItemShape) -> Pieces:
+        steps, height, width = shape.grids[0]
+        if shape.modality == "video":
+            return [steps * math.ceil(height / 2) * math.ceil(width / 2) + 1]
+        return [height * width + 1] if len(shape.grids) == 1 else image.pieces(shape)
+
+    return _same("<image>", pieces, image.of_rows, video="<video>")
 
 
 def _pixtral(config: Mapping[str, Any]) -> Rule:
@@ -222,15 +272,34 @@ def _pixtral(config: Mapping[str, Any]) -> Rule:
 
 
 def _internvl(config: Mapping[str, Any]) -> Rule:
+    """A video's frames are numbered, each a line with the marks and tokens of an image."""
     rows = config.get("image_seq_length", 256)
-    return _same("<IMG_CONTEXT>", lambda shape: ["<img>", rows * len(shape.grids), "</img>"])
+
+    def pieces(shape: ItemShape) -> Pieces:
+        if shape.modality == "image":
+            return of_rows(rows * len(shape.grids))
+        numbers = range(1, len(shape.timestamps) + 1)
+        return _frames([rows] * len(numbers), [f"Frame{number}: <img>" for number in numbers], "</img>", "\n")
+
+    def of_rows(num_rows: int) -> Pieces:
+        return ["<img>", num_rows, "</img>"]
+
+    row = "<IMG_CONTEXT>"
+    return Rule({"image": row, "video": "<video>"}, {"image": row, "video": row}, pieces, of_rows)
+
+
+_FAKE, _WHOLE = "<fake_token_around_image>", "<global-img>"
+
+
+def _tile_rows(config: Mapping[str, Any]) -> int:
+    """Return the rows of one of Idefics 3's tiles."""
+    vision = config["vision_config"]
+    return (vision["image_size"] // vision["patch_size"]) ** 2 // config.get("scale_factor", 2) ** 2
 
 
 def _idefics3(config: Mapping[str, Any]) -> Rule:
     """Each tile says its row and column; the whole image comes last."""
-    vision = config["vision_config"]
-    rows = (vision["image_size"] // vision["patch_size"]) ** 2 // config.get("scale_factor", 2) ** 2
-    fake, whole = "<fake_token_around_image>", "<global-img>"
+    rows, fake, whole = _tile_rows(config), _FAKE, _WHOLE
 
     def pieces(shape: ItemShape) -> Pieces:
         lines, columns = shape.layout
@@ -242,6 +311,39 @@ def _idefics3(config: Mapping[str, Any]) -> Rule:
         return [*result, ("\n\n" if lines else "") + fake + whole, rows, fake]
 
     return _same("<image>", pieces)
+
+
+def _smolvlm(config: Mapping[str, Any]) -> Rule:
+    """Images are Idefics 3's; a video says how long it is, and each frame its time."""
+    image = _idefics3(config)
+    rows = _tile_rows(config)
+
+    def pieces(shape: ItemShape) -> Pieces:
+        if shape.modality == "image":
+            return image.pieces(shape)
+        number, length = len(shape.timestamps), timedelta(seconds=int(shape.duration))
+        intro = (
+            f"You are provided the following series of {_in_words(number)} frames from a {length} [H:MM:SS] video.\n"
+        )
+        before = [f"\nFrame from {_clock(second)}:{_FAKE}{_WHOLE}" for second in shape.timestamps]
+        before[0] = intro + before[0]
+        return [*_frames([rows] * number, before, _FAKE)[:-1], _FAKE + "\n\n"]
+
+    return Rule({"image": "<image>", "video": "<video>"}, {"image": "<image>", "video": "<image>"}, pieces)
+
+
+_ONES = (
+    *("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def _in_words(number: int) -> str:
+    """Return a number from 1 to 999 in English."""
+    hundreds, rest = divmod(number, 100)
+    small = _ONES[rest] if rest < 20 else "-".join(filter(None, (_TENS[rest // 10], _ONES[rest % 10])))
+    return " and ".join(filter(None, (f"{_ONES[hundreds]} hundred" if hundreds else "", small)))
 
 
 def _llama4(config: Mapping[str, Any]) -> Rule:
@@ -260,7 +362,8 @@ def _llama4(config: Mapping[str, Any]) -> Rule:
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "glm46v": _glm,
+    "gemma4_unified": partial(_gemma4, merges=False),
+    "glm46v": partial(_glm, says_seconds=True),
     "glm4v": _glm,
     "glm4v_moe": _glm,
     "idefics3": _idefics3,
@@ -277,5 +380,5 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "qwen3_5_moe": _qwen3,
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
-    "smolvlm": _idefics3,
+    "smolvlm": _smolvlm,
 }

@@ -27,6 +27,10 @@ class ItemShape:
     """For a video: the second at which each step in time of its grid begins."""
     seconds_per_step: float = 1.0
     """For a video: the seconds between two steps in time of its grid."""
+    duration: float = 0.0
+    """For a video: its length in seconds."""
+    num_rows: int | None = None
+    """The number of rows of an item that comes encoded, if nothing else is known; else None."""
 
     @property
     def num_patches(self) -> int:

@@ -6,14 +6,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from jaxllm.media.items import Embeds, MediaSource, Modality
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from jaxllm.media.items import MediaSource, Modality
-
 NUM_AXES: Mapping[Modality, tuple[int, ...]] = {"image": (2, 3), "video": (4,)}
 """The numbers of axes that one item's array may have: an image may lack channels, a video has frames before them."""
+_EMBEDS_AXES = 2
+"""The number of axes of one item's embeddings."""
 FORMS: Mapping[Modality, str] = {
     "image": "a PIL image, an array [height, width, channels], or the bytes of a file",
     "video": "an array [frames, height, width, channels], a list of PIL images, or the bytes of a file",
@@ -22,6 +24,8 @@ FORMS: Mapping[Modality, str] = {
 
 def read_source(value: Any, modality: Modality) -> MediaSource:
     """Return an object as the source of one item; None if it is none."""
+    if (embeds := read_embeds_source(value, modality)) is not None:
+        return embeds
     if is_image(value):
         return value if modality == "image" else None
     if is_array(value):
@@ -31,6 +35,23 @@ def read_source(value: Any, modality: Modality) -> MediaSource:
     if isinstance(value, bytes):
         return value or None
     return tuple(value) if modality == "video" and is_frames(value) else None
+
+
+def read_embeds_source(value: Any, modality: Modality) -> Embeds | None:
+    """Return computed embeddings: an array of floats [r, w], or a dict in vLLM's form, which may be of several items;
+    None if a value is neither.
+    """
+    if isinstance(value, Embeds):
+        return value
+    name = f"{modality}_embeds"
+    if isinstance(value, Mapping) and name in value:
+        return Embeds(value[name], {key: detail for key, detail in value.items() if key != name})
+    return Embeds(value, {}) if is_float_array(value) and value.ndim == _EMBEDS_AXES else None
+
+
+def is_float_array(value: Any) -> TypeGuard[np.ndarray]:
+    """Return whether a value is an array of floats of any library."""
+    return is_array(value) and "float" in str(getattr(value, "dtype", ""))
 
 
 def is_image(value: Any) -> TypeGuard[Image]:

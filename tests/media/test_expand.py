@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,8 @@ SQUARE = ItemShape("image", ((1, 4, 4),), (56, 56))
 def shapes_of(case: dict[str, Any]) -> list[ItemShape]:
     if "video" in case:
         num_frames, height, width = case["video"]
-        shape = VideoProcessor({}, case["config"]).shape((height, width), every_third(num_frames))
+        times = replace(every_third(num_frames), fps=case["fps"], duration=case["duration"])
+        shape = VideoProcessor(case["settings"], case["config"]).shape((height, width), times)
         assert shape.grids == (tuple(case["grid"]),)
         return [shape]
     images = ImageProcessor(case["settings"], case["config"])
@@ -114,6 +116,33 @@ def test_a_tokenizer_without_the_token_is_refused():
 
     with pytest.raises(VLLMValidationError, match="has no token"):
         Expander(QWEN, Letters()).expand_text("<|image_pad|>", [SQUARE])
+
+
+def test_a_tokenizer_without_the_token_of_videos_takes_images():
+    class Refuses:
+        def encode(self, texts, *, add_special_tokens=True):
+            encoded = tokenizer().encode(texts, add_special_tokens=add_special_tokens)
+            return [[0, 0] if text == "<|video|>" else ids for text, ids in zip(texts, encoded, strict=True)]
+
+    config = {"model_type": "gemma4", "vision_config": {"pooling_kernel_size": 2}}
+    expander = Expander(config, Refuses())
+    assert expander.expand_text("<|image|>", [SQUARE]).spans == (Span(1, 4, 0, 0),)
+    with pytest.raises(VLLMValidationError, match=r"no token '<\|video\|>', which the model's videos need"):
+        expander.expand_text("<|video|>", [ItemShape("video", ((1, 4, 4),), (56, 56), timestamps=(0.0,))])
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "one"), (13, "thirteen"), (20, "twenty"), (45, "forty-five"), (100, "one hundred"), (768, None)],
+)
+def test_smolvlm_counts_frames_in_words(count: int, words: str | None):
+    config = {"model_type": "smolvlm", "vision_config": {"patch_size": 14, "image_size": 56}}
+    times = tuple(60.0 * number for number in range(count))
+    shape = ItemShape("video", ((count, 4, 4),), (56, 56), timestamps=times, duration=100_000.0)
+    pieces = find_rule(config).pieces(shape)
+    words = words or "seven hundred and sixty-eight"
+    assert str(pieces[0]).startswith(f"You are provided the following series of {words} frames from a 1 day, 3:46:40 ")
+    assert str(pieces[-3]).endswith(f"\nFrame from {count - 1:02d}:00:<fake_token_around_image><global-img>")
 
 
 def test_models_without_images_are_refused():

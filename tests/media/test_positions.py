@@ -43,9 +43,16 @@ def test_positions_are_those_of_transformers(model: str):
         num_tokens, spans, shapes = lay_out(parts, splits=model not in ("qwen2_vl", "qwen2_5_vl"))
         speed = 2.0 if model == "qwen2_5_vl" else None
         result = rope_positions(num_tokens, spans, shapes, merge_size=2, steps_per_second=speed)
-        assert result.positions.dtype == np.int32
+        assert result.positions.dtype == np.int64
         np.testing.assert_array_equal(result.positions, arrays[f"{model}-{case}-positions"])
         assert result.delta == arrays[f"{model}-{case}-delta"]
+
+
+def test_positions_in_time_may_be_large():
+    shape = ItemShape("video", ((16, 2, 2),), (1, 1), seconds_per_step=1.4e8)
+    result = rope_positions(17, [Span(1, 16, 0, 0)], [shape], merge_size=2, steps_per_second=2.0)
+    assert result.positions[0, -1] == 1 + 15 * 280_000_000
+    assert result.delta == 2 + 15 * 280_000_000 - 17
 
 
 def test_text_alone_counts_on():

@@ -12,23 +12,34 @@ from PIL import Image
 
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
 from jaxllm.loading.folder import read_processor
+from jaxllm.media.decode import decode_image
 from jaxllm.media.processors import ImageProcessor
 from tests.media.support import golden, picture
 
 FAMILIES = golden("families.json")
 REFUSES = {"glm4v", "glm46v", "pixtral", "qwen2_vl", "qwen3_vl"}
 """Families that refuse images 300 times as long as wide."""
-ROUNDING = 3 / 255 / 0.25
-"""Pillow and torchvision round differently as they resize: by at most 3 levels of 255, here over the deviation."""
+KINDS = [name.removeprefix("file-") for name in golden("files.npz") if name.startswith("file-")]
 QWEN = {"image_processor_type": "Qwen2VLImageProcessorFast"}
 GEMMA3 = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}
 INTERNVL = {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 56, "width": 56}}
 CLIP = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}}
+MEANS = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 SMOLVLM = {"image_processor_type": "SmolVLMImageProcessor"}
 
 
 def processor(settings: dict[str, Any], **config: Any) -> ImageProcessor:
     return ImageProcessor(settings, {"vision_config": {"patch_size": 14}, **config})
+
+
+def compare(patches: np.ndarray, expected: np.ndarray, seed: int) -> None:
+    """Compare patches with a golden's values, which are of places that the seed names."""
+    rng = np.random.default_rng(seed)
+    rows, columns = (rng.integers(0, most, expected.size) for most in patches.shape)
+    np.testing.assert_array_equal(patches[rows, columns], expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -42,14 +53,20 @@ def test_patches_are_those_of_torchs_processors(family: str):
         assert image.patches.shape == tuple(arrays[f"{name}-shape"])
         assert image.patches.dtype == np.float32
         assert image.patches.flags.c_contiguous
-        rng = np.random.default_rng(height)
-        rows, columns = (rng.integers(0, most, arrays[name].size) for most in image.patches.shape)
-        differences = np.abs(image.patches[rows, columns] - arrays[name])
-        assert differences.max() < ROUNDING
-        assert (differences > 1e-5).mean() < 0.05
+        compare(image.patches, arrays[name], height)
         assert image.shape == images.shape((height, width), options)
         assert image.shape.num_patches == len(image.patches)
         assert image.size == (height, width)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_of_all_kinds_become_the_patches_of_torchs_processors(family: str):
+    settings, config, options = FAMILIES[family]
+    images = ImageProcessor(settings, config)
+    arrays = golden("files.npz")
+    for kind in KINDS:
+        data = arrays[f"file-{kind}"].tobytes()
+        compare(images.process(decode_image(data), options).patches, arrays[f"{family}-{kind}"], len(data))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -90,6 +107,32 @@ def test_tiles_and_their_layout():
     assert processor(GEMMA3, model_type="gemma3").shape((1200, 300), crops).layout == (4, 1)
 
 
+def test_one_of_several_images_is_a_single_tile():
+    settings, config, _ = FAMILIES["llava_onevision"]
+    images = ImageProcessor(settings, config)
+    beside = images.process(picture(100, 150), is_beside_others=True)
+    assert len(images.shape((100, 150)).grids) == 7
+    assert beside.shape == images.shape((100, 150), is_beside_others=True)
+    assert beside.grids == ((1, 4, 4),)
+    square = Image.new("RGB", (150, 150), (122, 116, 104))
+    square.paste(picture(100, 150), (0, 25))
+    expected = processor({**CLIP, "image_processor_type": "SiglipImageProcessor", "size": settings["size"]} | MEANS)
+    np.testing.assert_allclose(beside.patches, expected.process(square).patches, rtol=0, atol=1e-6)
+    assert processor(CLIP).shape((100, 150), is_beside_others=True) == processor(CLIP).shape((100, 150))
+    with pytest.raises(VLLMValidationError, match="more than 33554432"):
+        images.shape((1, 10_000), is_beside_others=True)
+
+
+@pytest.mark.parametrize("kind", ["Idefics3", "SmolVLM"])
+@pytest.mark.parametrize("options", [{"do_image_splitting": False}, {"size": {"longest_edge": 32}}])
+def test_an_image_that_is_not_split_is_one_tile(kind: str, options: dict[str, Any]):
+    settings = {"image_processor_type": f"{kind}ImageProcessor", "max_image_size": {"longest_edge": 32}}
+    images = processor(settings | {"size": {"longest_edge": 64}}, vision_config={"patch_size": 8})
+    image = images.process(picture(30, 47), options)
+    assert (image.grids, image.shape.layout) == (((1, 4, 4),), (0, 0))
+    assert image.patches.shape == (16, 3 * 8 * 8)
+
+
 def test_options_change_the_number_of_patches():
     images = processor(QWEN)
     fewer = images.shape((500, 700), {"max_pixels": 28 * 28 * 16})
@@ -97,6 +140,12 @@ def test_options_change_the_number_of_patches():
     assert images.shape((500, 700), {"size": {"longest_edge": 28 * 28 * 16}}) == fewer
     assert images.process(picture(500, 700), {"max_pixels": 28 * 28 * 16}).shape == fewer
     assert images.shape((28, 28), {"min_pixels": 56 * 56 * 4}).num_patches >= 64
+
+
+def test_what_the_checkpoint_says_too_is_no_option():
+    images = processor(QWEN)
+    same = {"patch_size": images.hf.patch_size, "image_mean": list(images.hf.image_mean), "do_resize": True}
+    assert images.check(same) == images.check({})
 
 
 @pytest.mark.parametrize(
@@ -175,3 +224,5 @@ def test_unsupported_checkpoints_are_refused(tmp_path: Path):
         ImageProcessor(read_processor(tmp_path, "model", "image"), {})
     with pytest.raises(VLLMValidationError, match="Kimi"):
         processor({"image_processor_type": "KimiK25ImageProcessorFast"})
+    with pytest.raises(VLLMValidationError, match="resample is 4; images are resized with 1, 2, 3"):
+        processor({**CLIP, "resample": 4})

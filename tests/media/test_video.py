@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import struct
 from fractions import Fraction
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_arrays_of_frames():
 def test_metadata_of_frames():
     metadata = {"fps": 2, "frames_indices": [0, 3, 6, 9, 9], "total_num_frames": 12, "duration": 6.0, "width": 24}
     decoded = decode_video((frames(), metadata))
-    assert (decoded.indices, decoded.fps) == ([0, 3, 6, 9, 9], 2.0)
+    assert (decoded.indices, decoded.fps, decoded.duration) == ([0, 3, 6, 9, 9], 2.0, 6.0)
     assert decoded.num_source_frames == 12
     assert decode_video((frames(), None)).fps is None
     assert decode_video((frames(), {"fps": 10.0, "do_sample_frames": False})).fps == 10.0
@@ -103,6 +104,9 @@ def test_metadata_of_frames():
     [
         {"fps": 0},
         {"fps": -1},
+        {"fps": 1e-320},
+        {"fps": 0.0009},
+        {"fps": 10**400},
         {"fps": float("nan")},
         {"fps": float("inf")},
         {"fps": "2"},
@@ -114,6 +118,11 @@ def test_metadata_of_frames():
         {"frames_indices": [-1, 0, 1, 2, 3]},
         {"frames_indices": [0, 1, 2, 3, 4], "total_num_frames": 4},
         {"total_num_frames": "5"},
+        {"total_num_frames": 2**31},
+        {"duration": 10**400},
+        {"duration": "1:00"},
+        {"duration": -1.0},
+        {"duration": 1e300},
         {"do_sample_frames": True},
         {"unknown": 1},
     ],
@@ -191,6 +200,17 @@ def encode(whole: np.ndarray, form: str, codec: str, rate: int = 10) -> bytes:
 
 
 FILES = [("mp4", "libx264"), ("mp4", "mpeg4"), ("matroska", "libx264"), ("webm", "libvpx"), ("avi", "mpeg4")]
+
+
+@needs_av
+@pytest.mark.parametrize("seconds_per_frame", [2000, 35_791_390])
+def test_files_with_hardly_a_frame_are_refused(seconds_per_frame: int):
+    rate = struct.pack("<II", seconds_per_frame, 1)
+    data = encode(frames(32), "avi", "mpeg4")
+    at = data.index(b"strh") + 8 + 20  # behind "strh" and its length: dwScale and dwRate
+    assert struct.unpack("<II", data[at : at + 8]) == (1, 10)
+    with pytest.raises(MediaError, match=r"frames a second, and may have 0.001 to 1000"):
+        video_size(data[:at] + rate + data[at + 8 :], Sampling())
 
 
 @needs_av

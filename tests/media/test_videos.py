@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from jaxllm.media.video_processor import FrameTimes, VideoProcessor
 from tests.media.support import clip, every_third, golden
 
 FAMILIES = golden("families.json")
-ROUNDING = 3 / 255 / 0.25
 QWEN3 = FAMILIES["qwen3_vl"][1]
 
 
@@ -22,14 +23,14 @@ QWEN3 = FAMILIES["qwen3_vl"][1]
 def test_patches_are_those_of_torchs_processors(name: str):
     family, *sizes = name.split("-")
     num_frames, height, width = map(int, sizes)
-    video = VideoProcessor({}, FAMILIES[family][1]).process(clip(num_frames, height, width), every_third(num_frames))
+    [settings, *_] = [case["settings"] for case in golden("prompts.json") if case["config"] == FAMILIES[family][1]]
+    processor = VideoProcessor(settings, FAMILIES[family][1])
+    video = processor.process(clip(num_frames, height, width), every_third(num_frames))
     assert video.patches.shape[0] == video.shape.num_patches
     rng = np.random.default_rng(num_frames)
     values = golden("videos.npz")[name]
     rows, columns = (rng.integers(0, most, values.size) for most in video.patches.shape)
-    differences = np.abs(video.patches[rows, columns] - values)
-    assert differences.max() < ROUNDING
-    assert (differences > 1e-5).mean() < 0.05
+    np.testing.assert_allclose(video.patches[rows, columns], values, rtol=0, atol=1e-6)
 
 
 def test_each_step_has_its_second():
@@ -50,6 +51,38 @@ def test_options_and_limits():
         VideoProcessor({}, QWEN3, max_pixels=1000).shape((64, 96), every_third(4))
     with pytest.raises(VLLMValidationError, match="1 frames of 96 x 64 pixels"):
         videos.shape((64, 96), every_third(1))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "num_patches"),
+    [
+        ("gemma4", {}, 70 * 9),  # per frame, of a size that has the aspect ratio of a budget
+        ("gemma4", {"max_soft_tokens": 140}, 126 * 9),
+        ("gemma4_unified", {"max_soft_tokens": 140}, 126),
+        ("internvl", {"max_patches": 3, "crop_to_patches": True}, 27 * 27),
+        ("smolvlm", {"do_image_splitting": True, "size": {"longest_edge": 200}}, 26 * 26),
+        ("llava_onevision", {}, 27 * 27),
+    ],
+)
+def test_frames_are_not_split(family: str, options: dict[str, Any], num_patches: int):
+    shape = VideoProcessor({}, FAMILIES[family][1]).shape((84, 120), every_third(3), options)
+    assert shape.grids[0][0] == 3
+    assert shape.num_patches == 3 * num_patches
+    assert shape.timestamps == (0.0, 0.25, 0.5)
+
+
+def test_the_length_of_a_video_is_known_or_that_of_its_frames():
+    videos = VideoProcessor({}, FAMILIES["smolvlm"][1])
+    assert videos.shape((64, 96), every_third(5)).duration == 1.0
+    assert videos.shape((64, 96), replace(every_third(5), duration=1.25)).duration == 1.25
+
+
+def test_smolvlms_checkpoints_have_the_size_of_frames_apart():
+    sampled = {"video_sampling": {"video_size": {"longest_edge": 112}}, "max_image_size": {"longest_edge": 56}}
+    size = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+    frames, config = clip(2, 70, 90), FAMILIES["smolvlm"][1]
+    videos = [VideoProcessor(settings, config).process(frames, every_third(2)) for settings in (sampled, size)]
+    assert videos[0].data == videos[1].data
 
 
 def test_wrong_frames_are_refused():

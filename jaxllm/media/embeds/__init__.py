@@ -1,0 +1,1 @@
+"""Read computed embeddings, which come in the place of images and videos."""
