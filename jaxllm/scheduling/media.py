@@ -33,7 +33,7 @@ class ChunkMedia(msgspec.Struct, frozen=True, gc=False):
 
 
 class Encode(msgspec.Struct, frozen=True, gc=False):
-    """An item to be encoded before a step runs, and the rows of the feature cache that it is written to."""
+    """An item to be written to rows of the feature cache before a step runs: encoded, unless it is already."""
 
     item: MediaItem
     rows: array[int]
@@ -69,8 +69,6 @@ class MediaCache:
         """The number of rows of items without holders."""
         self._held: dict[str, dict[bytes, None]] = {}
         """The keys that each request holds, in order."""
-        self.num_queries = self.num_hits = 0
-        """The number of items that requests have needed so far, and of those that were cached."""
         self.begin_step(0)
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -88,7 +86,7 @@ class MediaCache:
         """Return how many of the tokens from `start` on the step can compute.
 
         It ends before an item that has no room: in the cache, or among the rows that the step may still encode, which
-        do not bind its first item. Where an image's tokens attend to all of it, the chunk does not end within one.
+        do not bind its first item. Where tokens of a span attend to all of it, the chunk does not end within one.
         """
         end, room = start + num_tokens, len(self._free) + self._num_idle
         num_encodable, is_first = self._num_encodable, not self._encodes
@@ -96,7 +94,9 @@ class MediaCache:
         for item in _items_in(media, start, end):
             num_before = max(0, item.spans[0].offset - start)
             if self._sees_both_sides and _end(item) > end:
-                return num_before
+                num_tokens = max(0, span_start(media, end) - start)
+                if num_tokens <= num_before:
+                    return num_tokens
             if item.key in counted:
                 continue
             counted.add(item.key)
@@ -121,8 +121,6 @@ class MediaCache:
         held = self._held.setdefault(request_id, {})
         new = [item for key, item in items.items() if key not in held]
         cached = [item.key for item in new if item.key in self._entries]
-        self.num_queries += len(new)
-        self.num_hits += len(cached)
         # The cached ones first: they must not make room for the others.
         for key in cached:
             if not self._entries[key].holders:
@@ -244,14 +242,19 @@ def agreeing_length(left: PromptMedia | None, right: PromptMedia | None, at_most
     return at_most
 
 
-def item_end(media: PromptMedia, position: int) -> int:
-    """Return the position after the item in which a position lies, or the position itself if it lies in none."""
-    return next((_end(item) for item in _items_in(media, position, position + 1)), position)
+def span_start(media: PromptMedia, position: int) -> int:
+    """Return the first position of the span that goes on at a position, or the position itself if none does."""
+    return next((span.offset for span in _spans_at(media, position) if span.offset < position), position)
+
+
+def span_end(media: PromptMedia, position: int) -> int:
+    """Return the position after the span in which a position lies, or the position itself if it lies in none."""
+    return next((_span_end(span) for span in _spans_at(media, position)), position)
 
 
 def extents(media: PromptMedia) -> list[tuple[int, int]]:
-    """Return the positions of each item's first token, and after its last."""
-    return [(item.spans[0].offset, _end(item)) for item in media.items]
+    """Return the positions of each span's first token, and after its last."""
+    return [(span.offset, _span_end(span)) for item in media.items for span in item.spans]
 
 
 def row_counts(media: PromptMedia) -> list[int]:
@@ -272,6 +275,14 @@ def _items_in(media: PromptMedia, start: int, end: int) -> Iterator[MediaItem]:
         if media.items[index].spans[0].offset >= end:
             return
         yield media.items[index]
+
+
+def _spans_at(media: PromptMedia, position: int) -> Iterator[MediaSpan]:
+    """Yield the span in which a position lies, if there is one."""
+    for item in _items_in(media, position, position + 1):
+        index = bisect_right(item.spans, position, key=_span_end)
+        if item.spans[index].offset <= position:
+            yield item.spans[index]
 
 
 def _pieces(item: MediaItem, start: int, end: int) -> Iterator[tuple[int, int, int]]:

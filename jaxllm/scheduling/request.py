@@ -176,8 +176,8 @@ def _check_media(request: Request, media: PromptMedia, config: SchedulerConfig) 
     num_tokens = max((end - start for start, end in extents(media)), default=0)
     if num_tokens > most_tokens and not request.runs_whole:
         raise _media_error(
-            f"An image takes {num_tokens} tokens, which attend to each other, and a step of this engine computes at "
-            f"most {most_tokens} of one request: make it smaller, or raise max_num_batched_tokens and "
+            f"An image or frame takes {num_tokens} tokens, which attend to each other, and a step of this engine "
+            f"computes at most {most_tokens} of one request: make it smaller, or raise max_num_batched_tokens and "
             f"long_prefill_token_threshold."
         )
     num_scored = max((len(request.scored_positions(start, end - start)) for start, end in extents(media)), default=0)

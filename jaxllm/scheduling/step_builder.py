@@ -11,7 +11,7 @@ from jaxllm.core_messages import PromptMedia
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks
-from jaxllm.scheduling.media import ChunkMedia, MediaCache, item_end
+from jaxllm.scheduling.media import ChunkMedia, MediaCache, span_end
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import ChunkSlots
@@ -126,8 +126,8 @@ class StepBuilder:
             return num_tokens
         if num_allowed := self._limit_media(request, media, start, num_tokens):
             return num_allowed
-        # An image that must be whole takes what is kept back for requests behind, and is not cut for a state.
-        num_whole = item_end(media, start) - start
+        # A span that must be whole takes what is kept back for requests behind, and is not cut for a state.
+        num_whole = span_end(media, start) - start
         is_possible = num_tokens < num_whole <= self._limit_tokens(request, start, num_missing, num_behind=0)
         return self._limit_media(request, media, start, num_whole) if is_possible else 0
 

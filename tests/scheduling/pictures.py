@@ -43,6 +43,8 @@ PICTURES = (
     Picture("dots", (1, 3)),
     Picture("wide", (7,)),
 )
+LARGE_PICTURES = (Picture("wider", (9,)), Picture("wider lines", (8, 8)))
+"""Pictures that many engines refuse."""
 
 
 def make_prompt(parts: Iterable[list[int] | Picture], *, has_rope: bool = False) -> tuple[list[int], PromptMedia]:

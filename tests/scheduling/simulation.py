@@ -395,7 +395,14 @@ class Simulation:
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_chunks: dict[str, int] = {}
-        self.num_copies = self.num_encodes = 0
+        self.num_copies = self.num_encodes = self.num_holds = 0
+        hold = self.scheduler.media._hold
+
+        def count_hold(request_id: str, key: bytes) -> None:
+            self.num_holds += 1
+            hold(request_id, key)
+
+        self.scheduler.media._hold = count_hold
 
     @property
     def live(self) -> list[str]:

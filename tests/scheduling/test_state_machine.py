@@ -22,7 +22,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.block_pool import NULL_BLOCK
 from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
-from tests.scheduling.pictures import PICTURES, Picture, exchanged, make_prompt, prefix
+from tests.scheduling.pictures import LARGE_PICTURES, PICTURES, Picture, exchanged, make_prompt, prefix
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
 pytestmark = [pytest.mark.scheduling, pytest.mark.timeout(1200)]
@@ -37,8 +37,39 @@ TASKS = st.sampled_from([None, None, None, "embed", "token_embed"])
 LENGTHS = st.sampled_from([1, 2, 5, 9, 13, 24])
 
 EVENTS = 4 * ["add", "fork"] + 10 * ["plan"] + 10 * ["commit"] + 5 * ["step"]
-EVENTS += ["abort"] + 2 * ["release", "end"] + ["reset cache", "forget media"]
-PARTS = st.lists(st.sampled_from([*PICTURES, *([[n] * n for n in range(1, 5)])]), min_size=1, max_size=5)
+EVENTS += ["abort"] + 2 * ["release", "end"] + ["reset cache"] + 3 * ["forget media"]
+TEXTS = [[n] * n for n in range(1, 5)]
+PARTS = st.lists(st.sampled_from([*PICTURES, *LARGE_PICTURES, *TEXTS]), min_size=1, max_size=5)
+WANTED = {
+    "preemption",
+    "prefix hit",
+    "end",
+    "row continued on the device",
+    "plan with 0 in flight",
+    "plan with 1 in flight",
+    "abort of a waiting request",
+    "abort of a running request",
+    "cache reset refused",
+    "copy",
+    "block behind a window",
+    "block behind a chunk",
+    "scored row",
+    "counts filled",
+    "commit wanted",
+    "pool plan",
+    "pool tokens plan",
+    "request with pictures",
+    "picture encoded",
+    "cached picture",
+    "media forgotten",
+    "media kept",
+    "refusal of multi_modal_data",
+    *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
+    *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
+}
+"""What happens in every test, sooner or later."""
+MOST_REPEATS = 6
+"""How often all runs are repeated until all of that has happened; most often once is enough."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -58,10 +89,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_rows=st.sampled_from([0, 1, 3, 30]),
         tracks_all=st.booleans(),
         windows=st.lists(st.tuples(st.integers(1, 8) | st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
-        chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
+        chunk_blocks=st.lists(st.sampled_from([1, 1, 2, 3, 6]), max_size=2) | st.just([1]),
         pools_whole=st.booleans(),
         num_state_slots=st.sampled_from([0, 0, 3, 4, 7, 12]),
-        num_media_rows=st.sampled_from([0, 0, 7, 9, 20]),
+        num_media_rows=st.sampled_from([0, 7, 9, 20]),
         sees_both_sides=st.booleans(),
         has_rope=st.booleans(),
     )
@@ -302,7 +333,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.run(overlap=1)
             self.simulation.scheduler.release(list(self.simulation.seen))
             assert self.simulation.scheduler.stats().num_blocks_in_use == 0
-            self.seen["cached picture"] += self.simulation.scheduler.media.num_hits
+            self.seen["cached picture"] += self.simulation.num_holds - self.simulation.num_encodes
             self.seen["prefix hit"] += self.simulation.scheduler.stats().prefix_cache_hits
 
 
@@ -312,44 +343,21 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
     for module in (hypothesis.internal.conjecture.engine, hypothesis.stateful):
         monkeypatch.setattr(module, "BUFFER_SIZE", 100 * NUM_STEPS)
     monkeypatch.setattr(SchedulerMachine, "seen", Counter(), raising=False)
-    run_state_machine_as_test(
-        SchedulerMachine,
-        settings=settings(
-            max_examples=NUM_RUNS,
-            stateful_step_count=NUM_STEPS,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-        ),
-        _min_steps=NUM_STEPS,
-    )
-    seen = SchedulerMachine.seen
-    print(dict(seen))
-    assert seen["step"] >= NUM_RUNS * NUM_STEPS
-    never = {
-        "preemption",
-        "prefix hit",
-        "end",
-        "row continued on the device",
-        "plan with 0 in flight",
-        "plan with 1 in flight",
-        "abort of a waiting request",
-        "abort of a running request",
-        "cache reset refused",
-        "copy",
-        "block behind a window",
-        "block behind a chunk",
-        "scored row",
-        "counts filled",
-        "commit wanted",
-        "pool plan",
-        "pool tokens plan",
-        "request with pictures",
-        "picture encoded",
-        "cached picture",
-        "media forgotten",
-        "media kept",
-        "refusal of multi_modal_data",
-        *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
-        *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
-    } - (+seen).keys()
+    repeat, never = 0, WANTED
+    while never and repeat < MOST_REPEATS:
+        repeat += 1
+        run_state_machine_as_test(
+            SchedulerMachine,
+            settings=settings(
+                max_examples=NUM_RUNS,
+                stateful_step_count=NUM_STEPS,
+                deadline=None,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+            ),
+            _min_steps=NUM_STEPS,
+        )
+        seen = SchedulerMachine.seen
+        print(dict(seen))
+        assert seen["step"] >= repeat * NUM_RUNS * NUM_STEPS
+        never = WANTED - (+seen).keys()
     assert not never
