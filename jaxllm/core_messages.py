@@ -26,7 +26,7 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An image or a video of a prompt, as its encoder takes it."""
+    """An image or a video of a prompt, as its encoder takes it, or encoded already."""
 
     key: bytes
     """A hash of all that the item's rows depend on."""
@@ -37,9 +37,12 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int]
     """The (height, width) in pixels of the picture before it was processed."""
     patches: bytes
-    """float32 [p, c], the numbers of each patch, in the order in which the model's processor gives patches."""
+    """float32 [p, c], the numbers of each patch, in the order in which the model's processor gives patches. Of an item
+    that is encoded, float32 [r, w], its rows."""
     spans: list[MediaSpan]
     """The tokens that take the item's rows, at least one span, in order; each row is taken once."""
+    is_encoded: bool = False
+    """True if the item comes as rows, which no tower makes; its grids and its size mean nothing then."""
 
 
 class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):

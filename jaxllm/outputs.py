@@ -182,6 +182,8 @@ class PoolingRequestOutput[Output]:
     """The error message of a request that failed; else None."""
     late_chunking: LateChunkingMetadata | None = None
     """The chunks for the rows of the output, with late_chunking_params."""
+    multi_modal_placeholders: dict[str, list[PlaceholderRange]] | None = None
+    """The runs of prompt tokens that stand for images and videos, by modality; None if there are none."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -246,7 +248,13 @@ def _converted[Converted: PoolingRequestOutput[Any]](
     kind: type[Converted], output: PoolingRequestOutput[PoolingOutput], outputs: Any
 ) -> Converted:
     return kind(
-        output.request_id, outputs, output.prompt_token_ids, output.num_cached_tokens, output.finished, output.error
+        output.request_id,
+        outputs,
+        output.prompt_token_ids,
+        output.num_cached_tokens,
+        output.finished,
+        output.error,
+        multi_modal_placeholders=output.multi_modal_placeholders,
     )
 
 

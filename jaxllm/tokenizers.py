@@ -40,4 +40,4 @@ def get_tokenizer(
         raise VLLMValidationError(message, parameter=next(iter(options)))
     from jaxllm.loading.open import open_checkpoint
 
-    return open_checkpoint(name).tokenizer()
+    return open_checkpoint(name, sees=False).tokenizer()

@@ -28,6 +28,7 @@ from jaxllm.loading.open import open_config
 from jaxllm.resolve.checkpoint_settings import checkpoint_quantization
 from jaxllm.resolve.hardware import Hardware, find_topology
 from jaxllm.resolve.kv_cache_size import step_config
+from jaxllm.resolve.media_settings import takes_images
 from jaxllm.resolve.resolve_engine import detect_architecture
 from jaxllm.version import __version__
 
@@ -59,7 +60,8 @@ def examine(args: EngineArgs, topology: str) -> Report:
             f"{topology} has {num_devices} devices, too few for {count} replicas of {args.tensor_parallel_size} each."
         )
         raise VLLMValidationError(message, parameter="data_parallel_size", value=count)
-    checkpoint = open_config(args.model, revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
+    where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
+    checkpoint = open_config(args.model, **where, sees=takes_images(args))
     devices = compilers.describe_devices(hardware, topology, num_devices)
     with _telling(f"the largest step for {topology}"):
         sized = fit(args, checkpoint, hardware, devices)

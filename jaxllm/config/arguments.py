@@ -273,6 +273,9 @@ class EngineArguments(UnsupportedArguments):
     interleave_mm_strings: bool = argument(
         False, Switch(), _MEDIA, "leave images between texts where a chat template reads texts alone"
     )
+    enable_mm_embeds: bool = argument(
+        False, Switch(), _MEDIA, "take computed embeddings of images in their place, as rows that the tower would make"
+    )
     language_model_only: bool = argument(False, Switch(), _MEDIA, "load no vision tower: the model reads text alone")
     speculative_config: SpeculativeConfig | None = argument(
         None,

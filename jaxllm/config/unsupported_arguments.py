@@ -26,6 +26,8 @@ _RECURRENT = "recurrent states and their kernels follow from the model, the plat
 _SERVER = "requests are read in the one process of the server"
 _SLEEP = "an engine that sleeps gives back all that it has on the device; see AsyncLLM.sleep()"
 _TRANSFER = "KV caches and weights are not exchanged between engines yet"
+_UNREAD = ("original/**/*", "consolidated*", "consolidated.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
+"""Patterns of files that are never read."""
 _WEIGHTS = "weights are memory-mapped safetensors or GGUF files"
 
 
@@ -53,7 +55,11 @@ class UnsupportedArguments:
     safetensors_prefetch_num_threads: int = unsupported(8, _WEIGHTS)
     safetensors_prefetch_block_size: int = unsupported(16 * 2**20, _WEIGHTS)
     model_loader_extra_config: dict[str, Any] = unsupported({}, _WEIGHTS)
-    ignore_patterns: str | list[str] | None = unsupported(None, _WEIGHTS, also=(["original/**/*"],))
+    ignore_patterns: str | list[str] | None = unsupported(
+        None,
+        "of safetensors, model.safetensors or the files of its index are read, and no others",
+        also=(*_UNREAD, *([each] for each in _UNREAD)),
+    )
     pt_load_map_location: str | dict[str, str] = unsupported("cpu", _WEIGHTS)
     aux_output_config: Any = unsupported(None, "requests say what their outputs hold; see logprobs", also=({},))
     enable_return_routed_experts: bool = unsupported(False, _EXPERTS)
@@ -65,7 +71,6 @@ class UnsupportedArguments:
 
     # Media
     enable_prompt_embeds: bool = unsupported(False, _MEDIA)
-    enable_mm_embeds: bool = unsupported(False, _MEDIA)
     mm_processor_cache_type: str | None = unsupported("lru", _MEDIA)
     mm_processor_device: str = unsupported("auto", _MEDIA)
     mm_hasher_algorithm: str = unsupported("blake3", _MEDIA)

@@ -19,7 +19,7 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
-from jaxllm.execution.encoder import EncoderShape, batch_spec, encoder_shapes, run_encoder
+from jaxllm.execution.encoder import WRITTEN_ROWS, EncoderShape, batch_spec, encoder_shapes, run_encoder, write_rows
 from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
@@ -31,7 +31,7 @@ from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatic
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
-from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
+from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
@@ -85,6 +85,10 @@ class StepConfig:
     """The most drafts that a chunk can have."""
     num_media_rows: int = 0
     """The rows of the feature cache of images and videos; 0 for a model that sees none."""
+    num_video_frames: int = 0
+    """The most frames of a video; 0 where there are no videos."""
+    takes_embeds: bool = False
+    """True if items may come encoded."""
     generates: bool = True
     """True if requests may generate."""
     pools_sequences: bool = False
@@ -132,6 +136,8 @@ class Upkeep(enum.Enum):
     """It takes (adapters, slot, the arrays of one adapter) and returns the adapters."""
     MAKE_MEDIA = "make media"
     """It takes nothing and returns the feature cache of images and videos, all zeros."""
+    WRITE_MEDIA = "write media"
+    """It takes (feature cache, rows [WRITTEN_ROWS, w], slots [WRITTEN_ROWS]) and returns the feature cache."""
 
     @property
     def is_of_adapters(self) -> bool:
@@ -178,6 +184,7 @@ class StepCompiler:
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
+        upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
         return [
             *self._shapes(is_full=False),
             *self.encoder_shapes,
@@ -190,8 +197,10 @@ class StepCompiler:
     @cached_property
     def encoder_shapes(self) -> list[EncoderShape]:
         """Return the programs that encode images and videos, smallest first; none in a model that sees none."""
-        tower = self.model.tower
-        return [] if tower is None else encoder_shapes(tower.settings, self.config.num_media_rows)
+        if self.model.tower is None:
+            return []
+        settings, config = self.model.tower.settings, self.config
+        return encoder_shapes(settings, config.num_media_rows, config.num_video_frames)
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
@@ -302,25 +311,18 @@ class StepCompiler:
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
-        if key is Upkeep.MAKE_MEDIA:
-            media = self.media_spec()
-            return _Signature(lambda: jnp.zeros(media.shape, media.dtype), (), (), everywhere)
-        if isinstance(key, EncoderShape):
-            assert self.model.tower is not None
-            batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(self.model.tower, key))
-            slots = self._replicated((batch.places_qk.shape[0],), jnp.int32)
-            inputs = (self.vision_spec, self.media_spec(), batch, slots)
-            return _Signature(partial(run_encoder, tower=self.model.tower), (1,), inputs, everywhere)
+        if isinstance(key, EncoderShape) or key in (Upkeep.MAKE_MEDIA, Upkeep.WRITE_MEDIA):
+            return self._media_signature(key)
         if isinstance(key, Upkeep):
             return self._adapters_signature(key)
         num_ints, num_floats = buffer_sizes(key.batch)
         buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
         if isinstance(key, PoolShape):
-            inputs = (self._params_spec, pools, *buffers)
+            inputs = (self.params_spec, pools, *buffers)
             return _Signature(self._pooled_step(key), (1,), inputs, (pool_shardings, everywhere))
         reads = self.config.reads
         inputs = (
-            self._params_spec,
+            self.params_spec,
             DeviceState(pools, counts if key.is_full else None, self._hidden_spec()),
             self.tokens_spec(),
             *buffers,
@@ -332,6 +334,20 @@ class StepCompiler:
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
+
+    def _media_signature(self, key: ProgramKey) -> _Signature:
+        """Return the signature of a program that makes the feature cache or writes rows into it."""
+        media, everywhere = self.media_spec(), replicated(self.mesh)
+        if key is Upkeep.MAKE_MEDIA:
+            return _Signature(lambda: jnp.zeros(media.shape, media.dtype), (), (), everywhere)
+        if isinstance(key, EncoderShape):
+            assert self.model.tower is not None
+            batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(self.model.tower, key))
+            slots = self._replicated((batch.places_qk.shape[0],), jnp.int32)
+            encode = partial(run_encoder, tower=self.model.tower, mesh=self.mesh)
+            return _Signature(encode, (1,), (self.vision_spec, media, batch, slots), everywhere)
+        rows = self._replicated((WRITTEN_ROWS, media.shape[1]), jnp.float32)
+        return _Signature(write_rows, (0,), (media, rows, self._replicated(rows.shape[:1], jnp.int32)), everywhere)
 
     def _adapters_signature(self, key: Upkeep) -> _Signature:
         adapters = self.adapters_spec()
@@ -393,6 +409,7 @@ class StepCompiler:
         model.ops.linear.prepare(linear_shapes(model.specs), folder)
         if model.tower is not None:
             model.tower.ops.linear.prepare(linear_shapes(model.tower.specs), folder)
+            model.tower.attention.prepare(segment_shapes(model.tower.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -464,7 +481,7 @@ class StepCompiler:
         return self._param_specs["vision"]
 
     @cached_property
-    def _params_spec(self) -> dict[str, Any]:
+    def params_spec(self) -> dict[str, Any]:
         """Return the same of what a step reads: all but the tower's parameters, with adapters and encoded media."""
         params = {name: spec for name, spec in self._param_specs.items() if name != "vision"}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}

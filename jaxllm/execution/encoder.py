@@ -1,24 +1,37 @@
 """Encode images and videos: the program of a vision tower, and its inputs for an item.
 
-Each item is encoded alone, padded to a bucket of slots, so that its rows do not depend on what else is encoded.
+Each item is encoded alone, padded to a bucket of slots, so that its rows do not depend on what else is encoded. Rows of
+items that come encoded are written as they are.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxllm.core_messages import MediaItem
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.models.towers.layout import PatchBatch, count_outputs, count_rows, count_slots, empty_batch, make_batch
+from jaxllm.models.towers.layout import (
+    PatchBatch,
+    count_final_rows,
+    count_outputs,
+    count_slots,
+    empty_batch,
+    make_batch,
+)
 from jaxllm.models.towers.settings import Grid, TowerSettings
 from jaxllm.models.towers.tower import Tower
 from jaxllm.scheduling.media import Encode
 
+WRITTEN_ROWS = 256
+"""The rows of encoded items that are written at once."""
 _LEAST_SLOTS = 256
 
 
@@ -28,15 +41,21 @@ class EncoderShape(NamedTuple):
     num_slots: int
 
 
-def encoder_shapes(settings: TowerSettings, num_media_rows: int) -> list[EncoderShape]:
-    """Return the shapes of a tower's programs, smallest first: doubled up to one that holds `num_media_rows` rows."""
+def encoder_shapes(settings: TowerSettings, num_media_rows: int, num_frames: int) -> list[EncoderShape]:
+    """Return the shapes of a tower's programs, smallest first: doubled up to what the largest item needs.
+
+    That is an item of `num_media_rows` rows, in a tower with tiling an image or a video of `num_frames`.
+    """
     is_fixed = settings.positions == "exact"
     least = count_slots(settings, [Grid(1, settings.side, settings.side)]) if is_fixed else _LEAST_SLOTS
+    num_patches = num_media_rows * settings.group
+    needed = num_patches + (math.ceil(num_patches / settings.side**2) if settings.has_class_token else 0)
+    if settings.tiling is not None:  # whose rows are fewer than patches, where lines are shrunk
+        needed = least * max(settings.tiling.most_tiles, num_frames if settings.tiling.splits_alone else 0)
+    needed = math.ceil(needed / least) * least
     shapes = [EncoderShape(least)]
-    # The rows of an image in tiles are fewer than its patches, where lines are shrunk.
-    of_tiles = 0 if settings.tiling is None else least * settings.tiling.most_tiles
-    while shapes[-1].num_slots < max(num_media_rows * settings.group, of_tiles):
-        shapes.append(EncoderShape(2 * shapes[-1].num_slots))
+    while shapes[-1].num_slots < needed:
+        shapes.append(EncoderShape(min(2 * shapes[-1].num_slots, needed)))
     return shapes
 
 
@@ -46,32 +65,52 @@ def batch_spec(tower: Tower, shape: EncoderShape) -> PatchBatch:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), batch)
 
 
-def run_encoder(params: Any, features_rw: Array, batch: PatchBatch, slots_r: Array, *, tower: Tower) -> Array:
-    """Return the feature cache with an item's rows at `slots_r`; padding's slots lie beyond it and are dropped."""
-    return features_rw.at[slots_r].set(tower.encode(params, batch).astype(features_rw.dtype), mode="drop")
+def run_encoder(
+    params: Any, features_rw: Array, batch: PatchBatch, slots_r: Array, *, tower: Tower, mesh: Mesh | AbstractMesh
+) -> Array:
+    """Return the feature cache with an item's rows at `slots_r`; padding's slots lie beyond it and are dropped.
+
+    Each device of the mesh has the whole tower and encodes the whole item, as XLA cannot share out kernels.
+    """
+    everywhere = PartitionSpec()
+    # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
+    encode = jax.shard_map(
+        tower.encode, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere, check_vma=False
+    )
+    return features_rw.at[slots_r].set(encode(params, batch).astype(features_rw.dtype), mode="drop")
+
+
+def write_rows(features_rw: Array, rows_nw: Array, slots_n: Array) -> Array:
+    """Return the feature cache with other rows at `slots_n`; those of padding lie beyond it and are dropped."""
+    return features_rw.at[slots_n].set(rows_nw.astype(features_rw.dtype), mode="drop")
 
 
 def check_item(settings: TowerSettings, item: MediaItem, shapes: list[EncoderShape]) -> None:
-    """Raise VLLMValidationError for an item that the tower cannot take: its checkpoint's files contradict each other.
+    """Raise VLLMValidationError for an item that the tower cannot take.
 
-    In a step such an item would end all requests.
+    It is too large, or its checkpoint's files contradict each other. In a step such an item would end all requests.
     """
+    if item.is_encoded:
+        num_rows = sum(span.num_rows for span in item.spans)
+        if len(item.patches) != 4 * num_rows * settings.output_size:
+            message = f"the embeddings are not {num_rows} rows of {settings.output_size} numbers."
+            raise VLLMValidationError(message, parameter="multi_modal_data")
+        return
     try:
         grids = [Grid(*grid) for grid in item.grids]
-        num_patches, num_rows = sum(prod(grid) for grid in grids), count_rows(settings, grids)
-        if settings.tiling is not None:
-            num_rows = sum(span.num_rows for span in item.spans)
-            if len(grids) != 1 + prod(settings.tiling.layout(item.size)):
-                raise ValueError(f"{len(grids)} tiles are not those of image_grid_pinpoints")
+        num_patches = sum(prod(grid) for grid in grids)
+        num_rows = count_final_rows(settings, grids, item.size, is_video=item.modality == "video")
         if len(item.patches) != 4 * num_patches * settings.patch_dim:
             raise ValueError(f"{num_patches} patches do not have {settings.patch_dim} numbers each")
         if num_rows != sum(span.num_rows for span in item.spans):
             raise ValueError(f"{num_patches} patches give {num_rows} rows, and the prompt takes another number")
-        if count_slots(settings, grids) > shapes[-1].num_slots:
-            raise ValueError(f"the largest program takes {shapes[-1].num_slots} patches")
     except ValueError as error:
         message = f"the settings of the model's image processor do not fit its vision_config: {error}."
         raise VLLMValidationError(message, parameter="multi_modal_data") from error
+    if (needed := count_slots(settings, grids)) > shapes[-1].num_slots:
+        message = f"the {item.modality} has {needed} patches, and the engine takes {shapes[-1].num_slots} at most: "
+        message += "send a smaller image or fewer frames, or start it with the num_frames of media_io_kwargs."
+        raise VLLMValidationError(message, parameter="multi_modal_data")
 
 
 def encoder_inputs(
@@ -82,7 +121,19 @@ def encoder_inputs(
     needed = count_slots(settings, grids)
     shape = next(shape for shape in shapes if needed <= shape.num_slots)
     patches_nc = np.frombuffer(encode.item.patches, np.float32).reshape(-1, settings.patch_dim)
-    batch = make_batch(settings, grids, patches_nc, shape.num_slots, size=encode.item.size)
+    is_video = encode.item.modality == "video"
+    batch = make_batch(settings, grids, patches_nc, shape.num_slots, size=encode.item.size, is_video=is_video)
     slots_r = np.full(count_outputs(settings, shape.num_slots), num_media_rows, np.int32)
     slots_r[: len(encode.rows)] = encode.rows
     return shape, batch, slots_r
+
+
+def written_inputs(settings: TowerSettings, encode: Encode, num_media_rows: int) -> Iterator[list[np.ndarray]]:
+    """Yield an encoded item's rows and their slots in a cache of `num_media_rows`, WRITTEN_ROWS at a time."""
+    rows_rw = np.frombuffer(encode.item.patches, np.float32).reshape(-1, settings.output_size)
+    for start in range(0, len(rows_rw), WRITTEN_ROWS):
+        some, slots = rows_rw[start : start + WRITTEN_ROWS], encode.rows[start : start + WRITTEN_ROWS]
+        rows_nw = np.zeros((WRITTEN_ROWS, settings.output_size), np.float32)
+        slots_n = np.full(WRITTEN_ROWS, num_media_rows, np.int32)
+        rows_nw[: len(some)], slots_n[: len(some)] = some, slots
+        yield [rows_nw, slots_n]

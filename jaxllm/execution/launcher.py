@@ -54,15 +54,15 @@ class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeLaunch(msgspec.Struct, frozen=True, tag=True):
-    """The launch that encodes an image or a video into rows of the feature cache."""
+    """The launch that writes rows of an image or a video into the feature cache."""
 
     program: int
-    """The index of the tower's program among the model's."""
+    """The index of the tower's program among the model's, or of the one that writes rows as they are."""
     arrays: list[np.ndarray]
-    """The leaves of the tower's inputs, and the slots of its rows."""
+    """The leaves of the tower's inputs, or rows, and the slots of the rows."""
 
 
-type Launch = StepLaunch | AdapterLaunch | EncodeLaunch
+Launch = StepLaunch | AdapterLaunch | EncodeLaunch
 
 
 def encode_array(value: Any) -> Any:
@@ -161,12 +161,14 @@ class Launcher:
 
     def _encode(self, launch: EncodeLaunch) -> None:
         key = self.programs.keys[launch.program]
-        tower = self.compiler.model.tower
-        assert isinstance(key, EncoderShape)
-        assert tower is not None
-        batch = jax.tree.structure(batch_spec(tower, key))
+        program, media, tower = self.programs.get(key), self.params["media"], self.compiler.model.tower
         *leaves, slots = launch.arrays
-        media = self.programs.get(key)(self._vision, self.params["media"], jax.tree.unflatten(batch, leaves), slots)
+        assert tower is not None
+        if isinstance(key, EncoderShape):
+            batch = jax.tree.unflatten(jax.tree.structure(batch_spec(tower, key)), leaves)
+            media = program(self._vision, media, batch, slots)
+        else:
+            media = program(media, *leaves, slots)
         self.params = {**self.params, "media": media}
 
     def _make_media(self) -> None:

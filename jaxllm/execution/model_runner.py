@@ -13,8 +13,8 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build
-from jaxllm.execution.compiler import COPIES, ProgramKey
-from jaxllm.execution.encoder import check_item, encoder_inputs
+from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
+from jaxllm.execution.encoder import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launcher, StepLaunch
@@ -137,6 +137,8 @@ class ModelRunner:
         if tower is None:
             raise VLLMValidationError("the model takes text only.", parameter="multi_modal_data")
         for item in media.items:
+            if item.is_encoded and not self.compiler.config.takes_embeds:
+                raise VLLMValidationError("embeddings need enable_mm_embeds.", parameter="multi_modal_data")
             check_item(tower.settings, item, self.compiler.encoder_shapes)
 
     def set_adapter(self, slot: int, arrays: Any) -> None:
@@ -150,7 +152,8 @@ class ModelRunner:
         `masks` has the ids that each row may sample; None stands for all.
         """
         for encode in plan.encodes:
-            self._launch(self._encode(encode))
+            for launch in self._encode(encode):
+                self._launch(launch)
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
@@ -221,15 +224,16 @@ class ModelRunner:
             self._is_draft,
         )
 
-    def _encode(self, encode: Encode) -> EncodeLaunch:
-        tower = self.compiler.model.tower
+    def _encode(self, encode: Encode) -> list[EncodeLaunch]:
+        tower, compiler = self.compiler.model.tower, self.compiler
         assert tower is not None
-        compiler = self.compiler
-        shape, batch, slots = encoder_inputs(
-            tower.settings, encode, compiler.encoder_shapes, compiler.config.num_media_rows
-        )
+        settings, num_media_rows = tower.settings, compiler.config.num_media_rows
+        if encode.item.is_encoded:
+            program = self._places[Upkeep.WRITE_MEDIA]
+            return [EncodeLaunch(program, arrays) for arrays in written_inputs(settings, encode, num_media_rows)]
+        shape, batch, slots = encoder_inputs(settings, encode, compiler.encoder_shapes, num_media_rows)
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
-        return EncodeLaunch(self._places[shape], [*arrays, slots])
+        return [EncodeLaunch(self._places[shape], [*arrays, slots])]
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: where rows do not depend on the shape of their batch, a larger program that is

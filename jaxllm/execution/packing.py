@@ -158,6 +158,11 @@ class PackedInputs(NamedTuple):
     rules: Rules
     uses: Uses
 
+    @property
+    def media_tokens(self) -> MediaTokens | None:
+        """Return the record of media, None if there is none."""
+        return self.media[0] if self.media else None
+
     def batches(self, *, decodes_only: bool) -> list[AttentionBatch]:
         """Return the batch for each cache group's attention; a step of decodes alone has no tiles."""
         batches = [placement.batch(self.sequences) for placement in self.placements]

@@ -41,8 +41,7 @@ def run_pooled_step(
     """Run one step; return the KV pools, and float32 outputs [s, o] or, by token, [t, o]."""
     inputs = unpack(ints, floats, shape.batch)
     arguments = caches.arguments(inputs, decodes_only=False)
-    media = inputs.media[0] if inputs.media else None
-    hidden_td, pools, _ = model.forward(params, pools, inputs.tokens, **arguments, media=media)
+    hidden_td, pools, _ = model.forward(params, pools, inputs.tokens, **arguments, media=inputs.media_tokens)
     if shape.by_token:
         return pools, model.pool_tokens(params, hidden_td)
     return pools, model.pool(params, hidden_td, inputs.placements[0].batch(inputs.sequences))

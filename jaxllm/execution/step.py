@@ -97,9 +97,8 @@ def run_step(
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
-    media = inputs.media[0] if inputs.media else None
     hidden_td, of_layers, features_tf = model.forward(
-        params, caches.of_layers(state.pools), tokens, **arguments, media=media
+        params, caches.of_layers(state.pools), tokens, **arguments, media=inputs.media_tokens
     )
     pools = caches.with_features(of_layers, state.pools, features_tf, inputs)
     num_rows = inputs.logit_rows.num_rows

@@ -24,7 +24,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.resolve.hardware import real_memory_limit
-from jaxllm.resolve.media_settings import count_media_rows
+from jaxllm.resolve.media_settings import media_size
 from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def memory_limit(config: EngineConfig) -> int | None:
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
     """Return the part of the configuration that fixes steps' shapes; `host` runs logits processors that are classes."""
     tasks = config.pooling.tasks if config.pooling else ()
+    media = media_size(config)
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -98,7 +99,9 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         host_processors=host,
         batch_invariant=config.batch_invariant,
         max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
-        num_media_rows=count_media_rows(config),
+        num_media_rows=media.num_rows,
+        num_video_frames=media.num_frames,
+        takes_embeds=config.args.enable_mm_embeds,
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),

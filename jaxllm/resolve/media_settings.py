@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.items import DEFAULT_LIMIT, MediaSettings, Modality, video_sampling
+from jaxllm.media.items import DEFAULT_LIMIT, MediaSettings, Modality, split_options, video_sampling
 from jaxllm.media.rules import find_rule, most_rows
 from jaxllm.params.checks import check_int
 
@@ -16,23 +17,38 @@ if TYPE_CHECKING:
     from jaxllm.resolve.engine_config import EngineConfig
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video")
+_OTHERS = ("audio", "vision_chunk")
+"""Modalities of vLLM that no model takes here: their limit may be 0."""
+_ROWS_OF_FRAMES = 8192
+"""The rows up to which a video's frames are counted unless their number is asked for."""
+
+
+class MediaSize(NamedTuple):
+    """What an engine's feature cache and its tower's programs hold."""
+
+    num_rows: int = 0
+    """The rows of the feature cache of images and videos; 0 for a model that sees none."""
+    num_frames: int = 0
+    """The most frames of a video; 0 where there are no videos."""
 
 
 def media_settings(config: EngineConfig) -> MediaSettings | None:
-    """Return how prompts refer to media, and how they are read; None for a model that takes text only.
+    """Return how prompts refer to media, and how they are read; None for a model that never takes any.
 
     Raises VLLMValidationError for a model whose images cannot be read.
     """
     vision, args = config.model_config.vision, config.args
     if vision is None or vision.tower is None:
         _check_unused(args, config.model_config.architecture)
-        return None
-    hf_config = {name: value for name, value in config.hf_config.items() if name != "text_config"}
+        reason = config.checkpoint.text_only
+        return MediaSettings(text_only=reason) if reason else None
     from jaxllm.media.processors import check_kind  # which loads numpy
 
     check_kind(config.checkpoint.image_processor)
+    hf_config = _media_config(config)
     rule = find_rule(hf_config)
     placeholders = rule.placeholders
+    options, sampling = _processing(config)
     return MediaSettings(
         image_placeholder=placeholders.get("image"),
         video_placeholder=placeholders.get("video"),
@@ -40,11 +56,14 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         limits=media_limits(args),
         max_model_len=config.max_model_len,
         interleave_mm_strings=args.interleave_mm_strings,
+        enable_mm_embeds=args.enable_mm_embeds,
+        row_size=vision.tower.output_size,
+        most_rows=media_size(config).num_rows,
         config=hf_config,
         image_processor=dict(config.checkpoint.image_processor),
         video_processor=dict(config.checkpoint.video_processor),
-        sampling=video_sampling(args.media_io_kwargs),
-        options=args.mm_processor_kwargs,
+        sampling=sampling,
+        options=options,
         cache_gb=args.mm_processor_cache_gb,
         allowed_local_media_path=args.allowed_local_media_path,
         allowed_media_domains=args.allowed_media_domains,
@@ -53,13 +72,36 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
     )
 
 
-def count_media_rows(config: EngineConfig) -> int:
-    """Return the rows of an engine's feature cache of images and videos; 0 for a model that sees none."""
+def media_size(config: EngineConfig) -> MediaSize:
+    """Return the size of an engine's feature cache, and the most frames of its videos.
+
+    Raises VLLMValidationError for options that the model's processor does not have, and for wrong values.
+    """
     vision = config.model_config.vision
     if vision is None or vision.tower is None:
-        return 0
-    largest = most_image_rows(vision.tower, config.checkpoint.image_processor, config.args.mm_processor_kwargs)
-    return max(config.max_num_batched_tokens, min(config.max_model_len, largest))
+        return MediaSize()
+    tower, checkpoint = vision.tower, config.checkpoint
+    options, sampling = _processing(config)
+    largest, num_frames = most_image_rows(tower, checkpoint.image_processor, options), 0
+    if "video" in find_rule(config.hf_config).placeholders and media_limits(config.args).get("video", DEFAULT_LIMIT):
+        per_frame = most_frame_rows(tower, checkpoint.video_processor, options)
+        patches = per_frame * tower.group if tower.tiling is None else tower.side**2
+        num_frames = most_frames(sampling, patches * tower.patch_dim // 3)
+        if per_frame and sampling.keys().isdisjoint(("num_frames", "max_frames")):
+            num_frames = min(num_frames, max(1, max(config.max_num_batched_tokens, _ROWS_OF_FRAMES) // per_frame))
+        ends_with_row = tower.tiling is not None and tower.tiling.splits_alone
+        largest = max(largest, num_frames * per_frame + ends_with_row)
+    return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, largest)), num_frames)
+
+
+def most_frames(sampling: Mapping[str, Any], pixels: int) -> int:
+    """Return the most frames that `sampling` takes of a video; `pixels` are those of a frame, 0 if not bounded."""
+    from jaxllm.media.frames import Sampling  # which loads numpy
+    from jaxllm.media.video_processor import MAX_VIDEO_PIXELS
+
+    taken = Sampling().merged(sampling)
+    wanted = taken.max_frames if taken.fps is not None else min(taken.num_frames, taken.max_frames)
+    return min(wanted, MAX_VIDEO_PIXELS // pixels) if pixels else wanted
 
 
 def most_image_rows(tower: TowerSettings, image_processor: Mapping[str, Any], options: Mapping[str, Any]) -> int:
@@ -73,9 +115,53 @@ def most_image_rows(tower: TowerSettings, image_processor: Mapping[str, Any], op
     return most_rows(image_processor, options, row_side=row_side, tile_rows=tile_rows)
 
 
+def most_frame_rows(tower: TowerSettings, video_processor: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+    """Return the most rows that a frame of a video takes; 0 where the rows of all frames are bounded together."""
+    if tower.tiling is not None:
+        return math.ceil(tower.side / 2) ** 2
+    if len(tower.patch_shape) < 2:
+        return int({"max_soft_tokens": 70, **video_processor, **options}["max_soft_tokens"])
+    return tower.side**2 // tower.group if tower.positions in ("exact", "nearest") else 0
+
+
+def _media_config(config: EngineConfig) -> dict[str, Any]:
+    """Return a model's config.json without its text part."""
+    hf_config = {name: value for name, value in config.hf_config.items() if name != "text_config"}
+    if str(config.checkpoint.image_processor.get("image_processor_type")).startswith("Glm46V"):
+        # GLM-4.6V is published as a GLM-4.1V or GLM-4.5V with a processor of its own.
+        hf_config["model_type"] = "glm46v"
+    return hf_config
+
+
+def _processing(config: EngineConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the engine's processors, and which frames of videos are taken.
+
+    Raises VLLMValidationError for options that the image processor does not have, and for wrong values.
+    """
+    options, sampling = dict(config.args.mm_processor_kwargs), video_sampling(config.args.media_io_kwargs)
+    hf_config, image_processor = _media_config(config), config.checkpoint.image_processor
+    if "video" in find_rule(hf_config).placeholders:
+        options, sampling = split_options(options, sampling)
+    if options and image_processor:
+        from jaxllm.media.processors import ImageProcessor
+
+        processor = ImageProcessor(image_processor, hf_config)  # which imports transformers
+        try:
+            processor.check(options)
+        except VLLMValidationError as error:
+            raise VLLMValidationError(str(error), parameter="mm_processor_kwargs", value=error.value) from None
+    return options, dict(sampling)
+
+
 def _check_unused(args: EngineArguments, architecture: str) -> None:
     """Raise VLLMValidationError for an argument that only a model that sees has a use for."""
-    for name in ("mm_processor_kwargs", "media_io_kwargs", "allowed_local_media_path", "allowed_media_domains"):
+    for name in (
+        "mm_processor_kwargs",
+        "media_io_kwargs",
+        "allowed_local_media_path",
+        "allowed_media_domains",
+        "enable_mm_embeds",
+    ):
         if value := getattr(args, name):
             message = f"{name} is for models that see, and {architecture} reads text alone here. Leave it out."
             raise VLLMValidationError(message, parameter=name, value=value)
@@ -84,12 +170,15 @@ def _check_unused(args: EngineArguments, architecture: str) -> None:
 def media_limits(args: EngineArguments) -> dict[Modality, int]:
     """Return the most items of each modality that a prompt may have, from limit_mm_per_prompt.
 
-    Raises VLLMValidationError for another modality, and for anything but a number or {"count": number}.
+    Raises VLLMValidationError for another modality, unless its limit is 0, and for anything but a number or
+    {"count": number}.
     """
     limits: dict[Modality, int] = {}
     for name, value in args.limit_mm_per_prompt.items():
         modality: Modality | None = next((each for each in _MODALITIES if each == name), None)
         if modality is None:
+            if name in _OTHERS and value in (0, {"count": 0}):
+                continue
             raise VLLMValidationError(
                 f"limit_mm_per_prompt: {name!r} is not supported: the keys are {', '.join(_MODALITIES)}.",
                 parameter="limit_mm_per_prompt",

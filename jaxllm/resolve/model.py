@@ -17,7 +17,7 @@ from jaxllm.loading.load import check_names
 from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
-from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes
+from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
 from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.towers.tower import Tower
 from jaxllm.models.weights import Ops
@@ -29,6 +29,8 @@ from pallas_kernels.linear import Linear, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
 from pallas_kernels.lora import pick as pick_lora
+from pallas_kernels.segment_attention import SegmentAttention
+from pallas_kernels.segment_attention import pick as pick_segments
 from pallas_kernels.weights import WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -121,7 +123,8 @@ def _with_ops(
     tower = None
     if specs.vision is not None:
         # Each device has the whole tower.
-        tower = Tower(specs.vision, ops=_choose_ops(specs.vision, config.platform, config.mesh)._replace(mesh=None))
+        tower_ops = _choose_ops(specs.vision, config.platform, config.mesh)._replace(mesh=None)
+        tower = Tower(specs.vision, ops=tower_ops, attention=_choose_segment_attention(config, specs.vision))
     return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features, tower=tower)
 
 
@@ -187,6 +190,22 @@ def _choose_ops(
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
     lora = pick_lora("cpu") if specs.loop is LayerLoop.IN_PLACE else Lora()
     return Ops(linear, grouped, mesh, _choose_by_head(specs), lora)
+
+
+def _choose_segment_attention(config: EngineConfig, vision: ModelSpecs) -> SegmentAttention:
+    """Return the attention of a vision tower: plain XLA if that of the text model is.
+
+    The log says why it is plain XLA elsewhere, where the platform has a kernel.
+    """
+    architecture = detect_architecture(list(config.mesh.devices.flat))
+    is_plain = any(group.attention.implementation == "xla" for group in config.kv_groups)
+    is_plain |= config.platform == "cpu" and vision.loop is not LayerLoop.IN_PLACE
+    op, reason = pick_segments(
+        segment_shapes(vision), config.platform, "xla" if is_plain else None, architecture=architecture
+    )
+    if reason is not None:
+        logger.warning("images are attended in plain XLA, not in the %s's own kernel: %s", config.platform, reason)
+    return op
 
 
 def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:

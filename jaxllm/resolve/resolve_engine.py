@@ -137,6 +137,7 @@ def _open(args: EngineArguments) -> Checkpoint:
         check_config=lambda config: settings.find_family(
             args.model, settings.apply_overrides(config, args.hf_overrides)
         ),
+        sees=takes_images(args),
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jaxllm.config.formats import CONTENT_FORMATS
@@ -15,7 +16,7 @@ from jaxllm.media.content_parts import kind_of, read_media_part
 from jaxllm.media.items import MediaPart, MediaSettings, refusal, video_sampling
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.message_content import Content, lay_out, media_of, text_of, with_media
-from jaxllm.text.prompts import TEXT_ONLY, ParsedPrompt, check_media_options
+from jaxllm.text.prompts import ParsedPrompt, check_media_options, text_only_reason
 from jaxllm.text.template_limits import TemplateLimitError
 from jaxllm.text.templates import REASONING_FIELDS, ChatTemplates
 from jaxllm.text.tokenizer import Tokenizer
@@ -99,8 +100,9 @@ class ChatRenderer:
             media = tuple(part for message in messages for part in media_of(message["content"]))
             if self._media is not None:
                 self._media.check_counts(media, "messages")
+            lay = partial(lay_out, form=form, media=self._media, knows_videos="video" in source)
             text = template.render(
-                [{**each, "content": lay_out(each["content"], each["role"], form, self._media)} for each in messages],
+                [{**each, "content": lay(each["content"], each["role"])} for each in messages],
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -282,16 +284,16 @@ def _parse_part(part: Any, label: str, media: MediaSettings | None) -> str | Med
     if isinstance(part, str):
         return _checked(part, label, media)
     if isinstance(part, MediaPart):
-        if media is None:
-            raise refusal(part.label, f"{part.modality}s are not supported: {TEXT_ONLY}", part.modality)
+        if reason := text_only_reason(media):
+            raise refusal(part.label, f"{part.modality}s are not supported: {reason}", part.modality)
         return part
     kind = kind_of(part) if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         message = f"{label}: a part is a dict with 'type' and 'text', got {shown(part)}."
         raise VLLMValidationError(message, parameter="messages", value=part)
     if kind not in _TEXT_PARTS:
-        if media is None:
-            raise refusal(label, f"parts of type {kind!r} are not supported: {TEXT_ONLY}", kind)
+        if reason := text_only_reason(media):
+            raise refusal(label, f"parts of type {kind!r} are not supported: {reason}", kind)
         return read_media_part(part, label)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):

@@ -10,15 +10,21 @@ type Content = str | list[str | MediaPart] | None
 """A message's checked content: a text, a list of texts and media, or none."""
 
 
-def lay_out(content: Content, role: str, form: str, media: MediaSettings | None) -> str | list[dict[str, Any]]:
+def lay_out(
+    content: Content, role: str, form: str, media: MediaSettings | None, *, knows_videos: bool = True
+) -> str | list[dict[str, Any]]:
     """Return content in the "string" or the "openai" form (a list of parts), or as "given", where tools' results are
     strings unless they have media.
+
+    A video's placeholder is a text for a template that does not know videos.
     """
     items = media_of(content)
     keeps_parts = form == "given" and isinstance(content, list) and (role != "tool" or bool(items))
     if form == "openai" or keeps_parts:
         pieces = content if isinstance(content, list) else [] if content is None else [content]
-        return [{"type": "text", "text": p} if isinstance(p, str) else {"type": p.modality} for p in pieces]
+        mark = None if media is None or knows_videos else media.placeholder("video")
+        texts = [mark if isinstance(p, MediaPart) and p.modality == "video" else p for p in pieces] if mark else pieces
+        return [{"type": "text", "text": p} if isinstance(p, str) else {"type": p.modality} for p in texts]
     return _with_placeholders(content, items, media) if items and media is not None else text_of(content)
 
 

@@ -14,8 +14,7 @@ from jaxllm.params.checks import INT32_MAX, check_options, check_str, has_length
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids")
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-TEXT_ONLY = "the model takes text only"
-"""The reason why media are refused for a model that takes none."""
+_TEXT_ONLY = "the model takes text only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +89,25 @@ def with_processor_options(options: Mapping[str, Any] | None, prompt: Any) -> An
     return {**prompt, "mm_processor_kwargs": {**options, **of_prompt}}
 
 
+def text_only_reason(media: MediaSettings | None) -> str:
+    """Return the reason why media are refused for a model that takes none; "" for one that takes some."""
+    if media is None:
+        return _TEXT_ONLY
+    return f"{_TEXT_ONLY}: {media.text_only}" if media.text_only else ""
+
+
 def check_media_options(options: Mapping[str, Any], media: MediaSettings | None, label: str = "") -> None:
     """Raise VLLMValidationError for options of media, by their names, that have a value where the model takes none."""
+    reason = text_only_reason(media)
     for name, value in options.items():
-        if media is None and value:
-            message = f"{label}{name!r} is not supported: {TEXT_ONLY}."
+        if reason and value:
+            message = f"{label}{name!r} is not supported: {reason}."
             raise VLLMValidationError(message, parameter=name, value=shown(value))
 
 
 def _parse_mapping(prompt: Mapping[str, Any], label: str, media: MediaSettings | None) -> ParsedPrompt:
     fields = {name: value for name, value in prompt.items() if value is not None}
-    known = _KEYS if media is None else _KEYS + _MEDIA_KEYS
+    known = _KEYS if text_only_reason(media) else _KEYS + _MEDIA_KEYS
     check_media_options({name: fields.get(name) for name in _MEDIA_KEYS}, media, f"{label}: ")
     for name, value in fields.items():
         if name not in known and name not in _MEDIA_KEYS:

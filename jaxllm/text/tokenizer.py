@@ -300,7 +300,7 @@ def load_named_tokenizer(
     from jaxllm.loading.open import open_checkpoint
 
     if name.endswith(".gguf"):
-        other = open_checkpoint(name)
+        other = open_checkpoint(name, sees=False)
         return _keep(cache_dir, other.tokenizer_digest(), other.tokenizer)
     # Only transformers knows which files of the hub it loads.
     digest = tokenizer_digest(Path(name)) if Path(name).is_dir() else None

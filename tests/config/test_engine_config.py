@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,10 @@ from jaxllm.resolve.checkpoint_settings import (
 )
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.engine_config import EngineConfig
+from jaxllm.resolve.media_settings import media_settings
 from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.architecture.sources import product
+from tests.e2e.media_goldens import folder as media_folder
 from tests.models.tiny import folder
 
 LLAMA: dict[str, Any] = {
@@ -600,6 +603,21 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("JAXLLM_CACHE")
     monkeypatch.setenv("JAXLLM_X", "1")
     assert environment(("JAXLLM_",)) == {"JAXLLM_X": "1"}
+
+
+def test_glm46v_is_known_by_its_processor(tmp_path: Path):
+    """It says another second after each frame of a video than the models whose config it has."""
+    shutil.copytree(media_folder("glm4v_moe"), tmp_path, dirs_exist_ok=True)
+
+    def model_type() -> str:
+        settings = media_settings(resolve(tmp_path))
+        assert settings is not None
+        return settings.config["model_type"]
+
+    assert model_type() == "glm4v_moe"
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(file.read_text().replace("Glm4vImageProcessor", "Glm46VImageProcessor"))
+    assert model_type() == "glm46v"
 
 
 def test_the_token_is_not_shown(make_model: MakeModel):

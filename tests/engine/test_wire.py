@@ -117,7 +117,7 @@ def item(key: bytes, offset: int, patches: bytes) -> MediaItem:
 
 
 MEDIA = PromptMedia(
-    items=[item(b"\x00\xff", 1, bytes(range(256)) * 12), item(b"b", 7, b"")],
+    items=[item(b"\x00\xff", 1, bytes(range(256)) * 12), msgspec.structs.replace(item(b"b", 7, b""), is_encoded=True)],
     rope_positions=array.array("i", [0, 2**31 - 1, -1]).tobytes(),
     rope_offset=-7,
 )

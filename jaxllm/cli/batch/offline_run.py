@@ -78,6 +78,7 @@ def _check_template(engine_args: EngineArgs) -> None:
         revision=engine_args.revision,
         token=engine_args.hf_token,
         download_dir=engine_args.download_dir,
+        sees=False,
     )
     tokenizer = load_engine_tokenizer(engine_args, checkpoint, default_cache_dir())
     if tokenizer is not None and not tokenizer.parts.chat_template:

@@ -22,7 +22,7 @@ from jaxllm.engine.core.hosts.link import Link
 from jaxllm.engine.core.hosts.wire import Agreement, Beat, End, Failed, Message, Ready
 from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prepare
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, StepLaunch
+from jaxllm.execution.launcher import Launch, StepLaunch
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.utils.log import show_log
 
@@ -82,7 +82,7 @@ class _Follower:
         model, draft = make_launchers(prepared)
         self._link.send(Ready())
         while not isinstance(message := self._inbox.get(), End):
-            assert isinstance(message, (StepLaunch, AdapterLaunch, EncodeLaunch))
+            assert isinstance(message, Launch)
             is_draft = isinstance(message, StepLaunch) and message.is_draft
             launcher = draft if is_draft else model
             assert launcher is not None

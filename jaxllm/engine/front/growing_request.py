@@ -174,12 +174,15 @@ class GrowingRequest:
             merge_stats([sequence.stats for sequence in sequences]),
             request.core.lora,
             num_cached_tokens=num_cached,
-            multi_modal_placeholders=None if request.core.media is None else _placeholders(request.core.media),
+            multi_modal_placeholders=placeholder_ranges(request.core.media),
             num_cache_creation_tokens=max(0, self.num_cacheable_tokens - (num_cached or 0)),
         )
 
 
-def _placeholders(media: PromptMedia) -> dict[str, list[PlaceholderRange]]:
+def placeholder_ranges(media: PromptMedia | None) -> dict[str, list[PlaceholderRange]] | None:
+    """Return the runs of a prompt's tokens that stand for its media, by modality; None for a prompt without media."""
+    if media is None:
+        return None
     ranges: dict[str, list[PlaceholderRange]] = {}
     for item in media.items:
         of_item = [PlaceholderRange(span.offset, span.num_rows) for span in item.spans]
@@ -221,6 +224,7 @@ class PooledRequest(GrowingRequest):
             True,
             error,
             None if data is None else request.late_chunking,
+            placeholder_ranges(request.core.media),
         )
 
 

@@ -319,7 +319,7 @@ class InputProcessor:
 
 
 def _make_reader(media: MediaSettings | None, tokenizer: Tokenizer | None) -> MediaReader | None:
-    if media is None or tokenizer is None:
+    if media is None or media.text_only or tokenizer is None:
         return None
     from jaxllm.media.reader import MediaReader  # which loads numpy and Pillow
 

@@ -127,6 +127,7 @@ def _load_hf(engine_args: EngineArgs) -> PreTrainedTokenizerBase:
         revision=engine_args.revision,
         token=engine_args.hf_token,
         download_dir=engine_args.download_dir,
+        sees=False,
     )
     tokenizer = load_engine_tokenizer(engine_args, checkpoint, default_cache_dir())
     assert tokenizer is not None

@@ -14,6 +14,7 @@ from jaxllm.beam_search import BeamSearchSequence
 from jaxllm.engine.beam.search import BeamSearcher
 from jaxllm.engine.client.replicated_core import for_replica
 from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.growing_request import placeholder_ranges
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.gate import Flag
@@ -130,7 +131,14 @@ async def search_beams(
     sequences = search.searcher.outputs()[0].sequences
     completions = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
     return RequestOutput(
-        request_id, encoded.text, encoded.token_ids, None, completions, finished=True, lora_request=adapter
+        request_id,
+        encoded.text,
+        encoded.token_ids,
+        None,
+        completions,
+        finished=True,
+        lora_request=adapter,
+        multi_modal_placeholders=placeholder_ranges(encoded.media),
     )
 
 

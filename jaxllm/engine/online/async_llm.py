@@ -392,9 +392,9 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         """Forget all processed images and videos."""
         self.front.inputs.forget_media()
 
-    async def reset_encoder_cache(self) -> None:
-        """Forget all encoded images and videos, unless a request that runs needs some."""
-        await self._call("reset_encoder_cache")
+    async def reset_encoder_cache(self) -> bool:
+        """Forget all encoded images and videos and return True; return False while a request that runs needs some."""
+        return await self._call("reset_encoder_cache")
 
     async def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""

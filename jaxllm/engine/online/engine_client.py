@@ -117,8 +117,8 @@ class EngineClient(ABC):
         """Forget processed multimodal inputs."""
 
     @abstractmethod
-    async def reset_encoder_cache(self) -> None:
-        """Forget what encoders have computed."""
+    async def reset_encoder_cache(self) -> bool:
+        """Forget what encoders have computed; return False, and forget nothing, while requests need some of it."""
 
     @abstractmethod
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -173,5 +173,6 @@ class TextClient(EngineClient):
     async def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of multimodal inputs."""
 
-    async def reset_encoder_cache(self) -> None:
-        """Do nothing: no model has an encoder."""
+    async def reset_encoder_cache(self) -> bool:
+        """Return True: no model has an encoder, so that there is nothing to forget."""
+        return True

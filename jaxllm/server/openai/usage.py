@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -21,19 +22,21 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """The number that stand for images and videos; left out if there are none."""
 
     @classmethod
-    def of(cls, output: RequestOutput) -> PromptTokensDetails:
+    def of(cls, output: RequestOutput | PoolingRequestOutput[Any]) -> PromptTokensDetails:
         """Return the details of an output's prompt."""
         ranges = (output.multi_modal_placeholders or {}).values()
         of_media = sum(tokens.length for of_modality in ranges for tokens in of_modality) or UNSET
-        return cls(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0, of_media)
+        created = None if isinstance(output, PoolingRequestOutput) else output.num_cache_creation_tokens or 0
+        return cls(output.num_cached_tokens or 0, created, of_media)
 
     @classmethod
     def sum(cls, details: Iterable[PromptTokensDetails]) -> PromptTokensDetails:
-        """Return the sum over several prompts."""
+        """Return the sum over several prompts, which are all pooled, or none of them."""
         counts = list(details)
+        created = [one.created_cache_tokens for one in counts if one.created_cache_tokens is not None]
         return cls(
             sum(one.cached_tokens for one in counts),
-            sum(one.created_cache_tokens or 0 for one in counts),
+            sum(created) if created else None,
             sum(one.multimodal_tokens or 0 for one in counts) or UNSET,
         )
 

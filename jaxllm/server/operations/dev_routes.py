@@ -35,9 +35,9 @@ async def reset_mm_cache(request: Request) -> None:
 
 
 @router.post("/reset_encoder_cache", operation_id="reset_encoder_cache")
-async def reset_encoder_cache(request: Request) -> None:
-    """Forget all encoded images and videos, except those that running requests need."""
-    await request.app.state.engine_client.reset_encoder_cache()
+async def reset_encoder_cache(request: Request) -> dict[str, bool]:
+    """Forget all encoded images and videos; false, and nothing is forgotten, while running requests need some."""
+    return {"success": await request.app.state.engine_client.reset_encoder_cache()}
 
 
 @router.post("/sleep", operation_id="sleep")

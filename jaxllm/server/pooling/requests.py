@@ -128,5 +128,5 @@ def _salted(prompt: Any, salt: str | None) -> Any:
 
 def usage_of(outputs: Sequence[PoolingRequestOutput[Any]], *, tells_cached: bool) -> UsageInfo:
     """Return the tokens of all prompts."""
-    details = PromptTokensDetails(sum(each.num_cached_tokens for each in outputs)) if tells_cached else None
+    details = PromptTokensDetails.sum(map(PromptTokensDetails.of, outputs)) if tells_cached else None
     return make_usage(sum(len(each.prompt_token_ids) for each in outputs), 0, details)

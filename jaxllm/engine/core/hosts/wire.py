@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, StepLaunch, decode_array, encode_array
+from jaxllm.execution.launcher import Launch, decode_array, encode_array
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
@@ -35,12 +35,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-type Message = Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | EncodeLaunch
+Message = Agreement | Ready | Beat | End | Failed | Launch
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
-_decoder = msgspec.msgpack.Decoder(
-    Agreement | Ready | Beat | End | Failed | StepLaunch | AdapterLaunch | EncodeLaunch, dec_hook=decode_array
-)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=decode_array)
 
 
 def encode(message: Message) -> bytes:
