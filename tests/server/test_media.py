@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -59,6 +61,7 @@ def arguments() -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
         "limit_mm_per_prompt": {"image": MAX_IMAGES},
+        "enable_mm_embeds": True,
     }
 
 
@@ -93,6 +96,7 @@ def url(data: str) -> str:
 
 
 FIRST, SECOND = png(picture(FAMILY, 0)), png(picture(FAMILY, 1))
+SPARSE = json.loads((folder(FAMILY).parent / "tensors.json").read_text())["refused"]["coo_outside"]
 NO_IMAGE = base64.b64encode(b"no image").decode()
 
 
@@ -319,6 +323,73 @@ def test_errors_name_the_part(server: Served, source: str, status: int, match: s
     assert answer.json["error"]["type"] == ("BadRequestError" if status == 400 else "UnprocessableEntityError")
 
 
+GRID = (1, 4, 6)
+
+
+def rows_of(grid: tuple[int, int, int], width: int | None = None, seed: int = 0) -> np.ndarray:
+    """Return random embeddings of a grid of the model."""
+    size = json.loads((folder(FAMILY) / "config.json").read_text())["text_config"]["hidden_size"]
+    return np.random.default_rng(seed).normal(size=(math.prod(grid) // 4, width or size)).astype(np.float32)
+
+
+def saved(array: Any) -> str:
+    """Return an array as a .npy file in base64."""
+    written = BytesIO()
+    np.save(written, np.asarray(array))
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def with_embeds(*embeds: dict[str, Any] | str, **fields: Any) -> list[dict[str, Any]]:
+    """Return a conversation with embeddings of pictures."""
+    parts = [{"type": "image_embeds", "image_embeds": each, **fields} for each in embeds]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}]
+
+
+def embeds_of(grid: tuple[int, int, int], seed: int = 0) -> dict[str, Any]:
+    return {"image_embeds": saved(rows_of(grid, seed=seed)), "image_grid_thw": saved(grid)}
+
+
+def test_embeddings_in_chats(server: Served, offline: LLM) -> None:
+    """They give what the same arrays give offline, and their name stands for them."""
+    other = (1, 6, 6)
+    arrays = {
+        "image_embeds": np.concatenate([rows_of(GRID), rows_of(other, seed=1)]),
+        "image_grid_thw": np.array([GRID, other]),
+    }
+    conversation = with_embeds(embeds_of(GRID), embeds_of(other, seed=1))
+    [rendered] = offline.chat(messages(FIRST, SECOND), SamplingParams(max_tokens=1), use_tqdm=False)
+    prompt = TextPrompt(prompt=rendered.prompt or "", multi_modal_data={"image": arrays})
+    [output] = offline.generate([prompt], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), use_tqdm=False)
+    answer = chat(server, conversation)
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["message"]["content"] == output.outputs[0].text
+    assert answer.json["usage"]["prompt_tokens_details"]["multimodal_tokens"] == 6 + 9
+    named = chat(server, with_embeds(embeds_of(GRID), uuid="of-mine"))
+    again = chat(server, with_embeds("", uuid="of-mine"))
+    assert again.json["choices"][0]["message"] == named.json["choices"][0]["message"]
+    assert "no item is cached under the uuid 'none'" in refused(chat(server, with_embeds("", uuid="none")))
+
+
+@pytest.mark.parametrize(
+    ("embeds", "match"),
+    [
+        ("aaaa", "damaged or of another format"),
+        (saved(rows_of(GRID)), "need image_grid_thw"),
+        ({**embeds_of(GRID), "image_grid_thw": saved((1, 4, 4))}, "have 6 rows, and what they stand for takes 4"),
+        ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID, 3))}, "must have the shape [rows, "),
+        ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID) * np.inf)}, "no finite numbers"),
+        ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID) > 0)}, "not read"),
+        (embeds_of((1, 64, 64)), "have 1024 rows, and an item may have"),
+        ({**embeds_of(GRID), "image_embeds": SPARSE}, "no dense tensor"),
+    ],
+)
+def test_wrong_embeddings_are_refused(server: Served, embeds: Any, match: str) -> None:
+    answer = chat(server, with_embeds(embeds_of(GRID), embeds))
+    assert refused(answer).startswith("messages[0]['content'][1]: ")
+    assert match in refused(answer)
+    assert answer.json["error"]["param"] == "messages"
+
+
 def test_a_local_server_is_not_asked(server: Served) -> None:
     asked: list[str] = []
 
@@ -493,6 +564,8 @@ def test_a_beam_search_sees_pictures(server: Served, offline: LLM) -> None:
     answer = chat(server, messages(FIRST), use_beam_search=True, n=2, max_tokens=4, ignore_eos=True)
     assert answer.status == 200, answer.body
     [output] = offline.chat(messages(FIRST), SamplingParams(max_tokens=1), use_tqdm=False)
+    rows = sum(each.length for each in (output.multi_modal_placeholders or {})["image"])
+    assert answer.json["usage"]["prompt_tokens_details"]["multimodal_tokens"] == rows
     prompt = TextPrompt(prompt=output.prompt or "", multi_modal_data={"image": picture(FAMILY, 0)})
     [searched] = offline.beam_search([prompt], params)
     texts = [each["message"]["content"] for each in answer.json["choices"]]
@@ -510,7 +583,7 @@ def test_metrics_and_development_routes(server: Served) -> None:
     chat(server, messages(FIRST))
     assert (value("mm_cache_queries"), value("mm_cache_hits")) == (queries + 1, hits + 1)
     assert server.post("/reset_mm_cache", None).status == 200
-    assert server.post("/reset_encoder_cache", None).status == 200
+    assert server.post("/reset_encoder_cache", None).json == {"success": True}
     chat(server, messages(FIRST))
     assert (value("mm_cache_queries"), value("mm_cache_hits")) == (queries + 2, hits + 1)
 

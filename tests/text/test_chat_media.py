@@ -157,7 +157,11 @@ def test_a_model_takes_images_if_it_sees_and_its_limit_leaves_some() -> None:
         ({"type": "input_image", "file_id": "file-1"}, "'file_id' is not supported"),
         ({**IMAGE, "uuid": ""}, "'uuid' cannot contain an empty string"),
         ({**IMAGE, "uuid": "a" * 1025}, "'uuid' must have at most 1024 characters"),
-        ({"type": "image_embeds", "image_embeds": "aa"}, "'image_embeds' are not supported: computed embeddings"),
+        ({"type": "image_embeds", "image_embeds": "aa"}, "computed embeddings.* need enable_mm_embeds=True"),
+        ({"type": "image_embeds", "image_embeds": [[1.0]]}, "needs 'image_embeds': an array in base64"),
+        ({"type": "image_embeds", "image_embeds": ""}, "needs 'image_embeds': an array in base64"),
+        ({"type": "image_embeds", "image_embeds": {"rows": "aa"}}, "needs 'image_embeds': an array in base64"),
+        ({"type": "prompt_embeds", "prompt_embeds": "aa"}, "'prompt_embeds' are not supported: embeddings of text"),
         ({"type": "input_audio", "input_audio": {}}, "'input_audio' are not supported: this engine takes no audio"),
         ({"audio_url": "http://x"}, "'audio_url' are not supported: this engine takes no audio"),
         ({"type": "input_file"}, "'input_file' are not supported: files are not read"),
@@ -222,6 +226,13 @@ def test_a_template_shows_each_item_once() -> None:
     for template in (PARTS.replace("<{{ p.type }}>", ""), PARTS.replace("<{{ p.type }}>", "<image><image>")):
         with pytest.raises(VLLMValidationError, match=r"has [02] of '<image>' for 1 items"):
             render(user(IMAGE), template=template)
+
+
+def test_a_video_is_a_text_for_a_template_that_does_not_know_videos() -> None:
+    template = PARTS.replace("{% else %}<{{ p.type }}>", "{% elif p.type == 'image' %}<image>")
+    assert render(user(IMAGE, VIDEO, text("a")), template=template).text == "user=<image><video>a;"
+    knows = template.replace("{% elif", "{% elif p.type == 'video' %}a video: <video>{% elif", 1)
+    assert render(user(VIDEO, IMAGE), template=knows).text == "user=a video: <video><image>;"
 
 
 def test_a_long_placeholder_holds_a_rows_token() -> None:

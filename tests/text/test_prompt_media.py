@@ -112,6 +112,16 @@ def test_options_of_videos_are_by_modality() -> None:
         assert error.value.parameter == "media_io_kwargs"
 
 
+def test_none_stands_for_all_items_that_have_names() -> None:
+    for data, uuids, names in (
+        ({"image": None}, {"image": "a"}, ["a"]),
+        ({"image": None}, {"image": ["a", "b"]}, ["a", "b"]),
+        ({"image": None, "video": None}, {"video": "a"}, ["a"]),
+        ({"image": None}, None, []),
+    ):
+        assert [(part.source, part.uuid) for part in media(data, uuids)] == [(None, name) for name in names]
+
+
 @pytest.mark.parametrize(
     ("data", "uuids", "match", "parameter"),
     [
@@ -120,7 +130,13 @@ def test_options_of_videos_are_by_modality() -> None:
         ({"smell": 1}, None, "'smell' is not supported: the keys are image, video", "data"),
         ({"image": 3}, None, r"\['image'\]\[0\]: must be a PIL image, an array .*, got 3 \(int\)", "data"),
         ({"image": [PICTURE, "http://x"]}, None, r"\['image'\]\[1\]: must be a PIL image", "data"),
-        ({"image": {"image_embeds": 1}}, None, r"\['image'\]\[0\]: must be a PIL image", "data"),
+        (
+            {"image": {"image_embeds": 1}},
+            None,
+            r"\['image'\]\[0\]: computed embeddings.* need enable_mm_embeds",
+            "data",
+        ),
+        ({"image": {"rows": 1}}, None, r"\['image'\]\[0\]: must be a PIL image", "data"),
         ({"image": np.zeros(3)}, None, r"got an array of shape \(3,\)", "data"),
         ({"image": [b""]}, None, r"\['image'\]\[0\]: must be a PIL image", "data"),
         ({"image": [None]}, None, "None needs its uuid in 'multi_modal_uuids'", "data"),

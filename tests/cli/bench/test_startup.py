@@ -16,6 +16,7 @@ from tests.quick import QUICK_FLAGS
 pytestmark = pytest.mark.server
 
 FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]
+OF_MEDIA = (Upkeep.MAKE_MEDIA, Upkeep.WRITE_MEDIA)
 PARTS = ["imports", "configuration", "shapes", "tokenizer", "weights, KV cache", "engine", "first step"]
 
 
@@ -23,7 +24,7 @@ def test_the_second_start_compiles_nothing(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("XLA_FLAGS", QUICK_FLAGS)  # for the processes that start
     assert main(["bench", "startup", str(folder("llama3_tied")), "--skip-tokenizer-init", "--json", *FLAGS]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    upkeep = [each.value for each in Upkeep if not each.is_of_adapters and each is not Upkeep.MAKE_MEDIA]
+    upkeep = [each.value for each in Upkeep if not each.is_of_adapters and each not in OF_MEDIA]
     # Rare ones are on disk by then, and not loaded before a step wants one.
     for start, kinds in ((document["cold"], ("plain", "full")), (document["warm"], ("plain",))):
         assert [part["name"] for part in start["parts"]] == PARTS

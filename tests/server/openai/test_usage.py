@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.outputs import EmbeddingRequestOutput, PlaceholderRange, PoolingOutput, PoolingRequestOutput
+from jaxllm.server.pooling.requests import usage_of
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.server.support import TEMPLATE, Served, served
 from tests.server.tool_support import tool_served
@@ -51,6 +55,23 @@ def test_chats_count_the_tokens_of_reasoning(server: Served) -> None:
     assert two["completion_tokens_details"] == {"reasoning_tokens": 2 * expected}
     none = server.post(CHAT, ask("21 degrees")).json["usage"]
     assert none["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_pooled_prompts_count_the_tokens_of_pictures() -> None:
+    """All prompts of a request count; outputs of one task become those of another with what they say of pictures."""
+    of_picture = {"image": [PlaceholderRange(1, 3), PlaceholderRange(5, 2)]}
+    outputs = [
+        PoolingRequestOutput("0", PoolingOutput(np.zeros(2)), [0] * 9, 4, True, multi_modal_placeholders=of_picture),
+        PoolingRequestOutput("1", PoolingOutput(np.zeros(2)), [0] * 3, 1, True),
+    ]
+    for shown in (outputs, [EmbeddingRequestOutput.from_base(output) for output in outputs]):
+        usage = msgspec.to_builtins(usage_of(shown, tells_cached=True))
+        assert usage["prompt_tokens_details"] == {
+            "cached_tokens": 5,
+            "created_cache_tokens": None,
+            "multimodal_tokens": 5,
+        }
+        assert usage["prompt_tokens"] == 12
 
 
 def test_without_marks_of_reasoning_nothing_is_said_of_it(mock_server: Served) -> None:
