@@ -1,22 +1,21 @@
 """Write tests/data/media: a tiny random checkpoint per multimodal family, with goldens from HF Transformers.
 
-Needs an environment of its own with torch, transformers 5.23 and Pillow, but without torchvision, as
-`scripts/peers.sh DIR hf` makes it: `DIR/hf/bin/python scripts/make.py media_checkpoints [FAMILY ...]`. Same versions,
-same bytes.
+Needs an environment of its own with torch, torchvision, transformers 5.23 and Pillow, as `scripts/peers.sh DIR hf`
+makes it: `DIR/hf/bin/python scripts/make.py media_checkpoints [FAMILY ...]`. Same versions, same bytes.
 
-Each family is a folder with a checkpoint (bfloat16) and golden.npz: prompts with pictures, and HF's greedy tokens and
-log-probabilities in float32 with eager attention. tests/e2e/media_goldens.py describes the arrays.
+Each family is a folder with a checkpoint (bfloat16) and golden.npz: prompts with pictures and in some families with a
+video, and HF's greedy tokens and log-probabilities in float32 with eager attention. tests/e2e/media_goldens.py
+describes the arrays.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +25,10 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from make import torchvision_operators  # noqa: F401
 from make.media_families import FAMILIES, Family
 from make.tiny_checkpoints import MAX_DOUBT, MIN_GAP, fill, run
-from tests.e2e.pictures import change_middle, draw
+from tests.e2e.pictures import change_middle, clip_metadata, draw, draw_clip
 from tests.e2e.tiny_tokenizer import make_backend
 
 NUM_TOKENS = 6
@@ -39,11 +39,11 @@ BOUND = 1.5
 MIN_INFLUENCE = 1e-2
 """How far a log-probability must move when the middle of a picture changes."""
 NUM_SEEDS = 60
-IMAGE = "<image>"
+IMAGE, VIDEO = "<image>", "<video>"
 
 
 class Case(NamedTuple):
-    """A prompt with `<image>` for pictures, and the indices of those."""
+    """A prompt with `<image>` for pictures, and the indices of those; or with one `<video>`."""
 
     name: str
     text: str
@@ -56,6 +56,7 @@ CASES = (
     Case("two", f"Compare this {IMAGE} to the next one\n{IMAGE} and say which is older.", (1, 2)),
     Case("turn", f"See {IMAGE} and {IMAGE}, please.\nTwo pictures.\n\nNow this:\n{IMAGE}\nWhat is new?", (2, 0, 1)),
 )
+VIDEO_CASE = Case("video", f"What moves here?\n{VIDEO}And when?", ())
 
 
 def make_tokenizer(family: Family) -> Any:
@@ -70,21 +71,14 @@ def make_tokenizer(family: Family) -> Any:
     )
 
 
-def processor_class(name: str) -> Any:
-    """Return HF's processor class. Pixtral's takes a function from the image processor that needs torchvision."""
-    if name == "PixtralProcessor":
-        folder = "transformers.models.pixtral"
-        without_torchvision = importlib.import_module(f"{folder}.image_processing_pil_pixtral")
-        sys.modules.setdefault(f"{folder}.image_processing_pixtral", without_torchvision)
-        return importlib.import_module(f"{folder}.processing_pixtral").PixtralProcessor
-    return getattr(transformers, name)
-
-
 def make_processor(family: Family, tokenizer: Any) -> Any:
-    """Return HF's processor. What it would do with videos needs torchvision, so it has no video processor."""
-    image_processor = getattr(transformers, f"{family.image_processor}Pil")(**family.image_settings)
-    base = processor_class(family.processor)
+    """Return HF's processor, with a video processor if the family's golden has a video."""
+    image_processor = getattr(transformers, family.image_processor)(**family.image_settings)
+    base = getattr(transformers, family.processor)
     others = {name: None for name in ("video_processor", "feature_extractor") if name in base.get_attributes()}
+    if family.video_processor:
+        video_class = getattr(transformers, family.video_processor)
+        others["video_processor"] = video_class(do_sample_frames=False, **family.video_settings)
 
     class Processor(base):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -100,17 +94,30 @@ def save_processor(family: Family, processor: Any, tokenizer: Any, folder: Path)
     tokenizer.save_pretrained(folder)
     settings = json.loads(processor.image_processor.to_json_string())
     settings |= {"image_processor_type": family.image_processor, "processor_class": family.processor}
-    for name, values in (
-        ("preprocessor_config", settings),
-        ("processor_config", {"processor_class": family.processor, **family.processor_settings}),
-    ):
+    files = {
+        "preprocessor_config": settings,
+        "processor_config": {"processor_class": family.processor, **family.processor_settings},
+    }
+    if family.video_processor:
+        files["video_preprocessor_config"] = json.loads(processor.video_processor.to_json_string())
+    for name, values in files.items():
         (folder / f"{name}.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
-def prepare(processor: Any, text: str, pictures: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Return the model's inputs for a prompt."""
-    images = [Image.fromarray(picture) for picture in pictures] or None
-    return dict(processor(images=images, text=text, return_tensors="pt"))
+def prepare(
+    family: Family, processor: Any, text: str, pictures: Sequence[np.ndarray], frames: Sequence[np.ndarray] = ()
+) -> dict[str, torch.Tensor]:
+    """Return the model's inputs for a prompt with pictures, or with the frames of one video."""
+    from transformers.video_utils import VideoMetadata
+
+    images: Any = [Image.fromarray(picture) for picture in pictures] or None
+    if images and family.nests_images:
+        images = [images]
+    of_video: Any = {}
+    if frames:
+        of_video = {"videos": [np.stack(frames)], "video_metadata": [VideoMetadata(**clip_metadata(len(frames)))]}
+    inputs = dict(processor(images=images, text=text, return_tensors="pt", **of_video))
+    return {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
 def extend(inputs: dict[str, torch.Tensor], tokens: Sequence[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -120,8 +127,9 @@ def extend(inputs: dict[str, torch.Tensor], tokens: Sequence[int], dtype: torch.
     for name, fill_value in (("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
         if name in inputs:
             extended[name] = torch.cat((inputs[name], torch.full_like(added, fill_value)), dim=1)
-    if "pixel_values" in inputs:
-        extended["pixel_values"] = inputs["pixel_values"].to(dtype)
+    for name in ("pixel_values", "pixel_values_videos"):
+        if name in inputs:
+            extended[name] = inputs[name].to(dtype)
     return extended
 
 
@@ -144,20 +152,25 @@ def generate(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[list[int], np
 
 def positions(model: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray | None:
     """Return the prompt's M-RoPE positions [3, t], if the family has them."""
-    if not hasattr(model.model, "get_rope_index"):
+    inner = getattr(model, "model", None)
+    if not hasattr(inner, "get_rope_index"):
         return None
     grids = {name: inputs.get(name) for name in ("image_grid_thw",)}
-    position_3bt, _ = model.model.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], **grids)
+    position_3bt, _ = inner.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], **grids)
     return position_3bt[:, 0].numpy().astype(np.int32)
 
 
-def influence(model: Any, processor: Any, text: str, pictures: Sequence[np.ndarray], tokens: Sequence[int]) -> float:
-    """Return how far the largest change of a log-probability is when the middle of a picture changes: of the least."""
-    before = whole(model, prepare(processor, text, pictures), tokens)
+def influence(
+    model: Any, inputs_of: Callable[[Sequence[np.ndarray]], Any], pictures: Sequence[np.ndarray], tokens: Sequence[int]
+) -> float:
+    """Return how far the largest change of a log-probability is when the middle of a picture or frame changes: of the
+    least.
+    """
+    before = whole(model, inputs_of(pictures), tokens)
     moved = []
     for index, picture in enumerate(pictures):
         changed = [*pictures[:index], change_middle(picture), *pictures[index + 1 :]]
-        after = whole(model, prepare(processor, text, changed), tokens)
+        after = whole(model, inputs_of(changed), tokens)
         moved.append(np.abs(after - before).max(axis=-1).min())
     return float(min(moved))
 
@@ -176,13 +189,18 @@ def golden(family: Family, folder: Path, processor: Any) -> tuple[dict[str, Any]
     arrays: dict[str, Any] = {"sizes": np.array(PICTURES, np.int32)}
     pictures = [draw(*size, seed) for seed, size in enumerate(PICTURES)]
     for index, picture in enumerate(pictures):
-        inputs = prepare(processor, family.image, [picture])
+        inputs = prepare(family, processor, family.image, [picture])
         arrays |= {f"{name}_{index}": value.numpy() for name, value in inputs.items() if is_of_image(name)}
     gaps, doubts, moved = [], [], [np.inf]
-    for case in CASES:
-        text = case.text.replace(IMAGE, family.image)
+    for case in (*CASES, *([VIDEO_CASE] if family.video_processor else ())):
+        text = case.text.replace(IMAGE, family.image).replace(VIDEO, family.video)
         shown = [pictures[index] for index in case.pictures]
-        inputs = prepare(processor, text, shown)
+        inputs_of = partial(prepare, family, processor, text)
+        if case is VIDEO_CASE:
+            shown = draw_clip(*family.clip)
+            inputs_of = partial(prepare, family, processor, text, ())
+            arrays["clip"] = np.array(family.clip, np.int32)
+        inputs = inputs_of(shown)
         tokens, logprobs = generate(model, inputs)
         if any(token < len(family.specials) for token in tokens):
             raise DoubtfulError("a special token is generated")
@@ -190,7 +208,7 @@ def golden(family: Family, folder: Path, processor: Any) -> tuple[dict[str, Any]
         gaps.append((best[:, -1] - best[:, -2]).min())
         doubts += [np.abs(whole(net, inputs, tokens[:-1]) - logprobs).max() for net in (model, exact)]
         if shown:
-            moved.append(influence(model, processor, text, shown, tokens[:-1]))
+            moved.append(influence(model, inputs_of, shown, tokens[:-1]))
         position_3t = positions(model, inputs)
         arrays |= {
             f"{case.name}_text": np.array(text),

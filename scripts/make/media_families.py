@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import transformers
@@ -29,7 +30,7 @@ class Family:
     processor: str
     """HF's processor class."""
     image_processor: str
-    """HF's image processor class as checkpoints name it; `Pil` behind it is the one without torchvision."""
+    """HF's image processor class as checkpoints name it."""
     specials: tuple[str, ...]
     """Special tokens, from id 0: the first three are those that pad, start and end a text."""
     config: Callable[[Mapping[str, int]], Any]
@@ -38,6 +39,15 @@ class Family:
     """What stands for an image in a prompt that has not been expanded."""
     template: str
     image_settings: Mapping[str, Any]
+    video_processor: str = ""
+    """HF's video processor class; "" if the golden has no video."""
+    video_settings: Mapping[str, Any] = field(default_factory=dict)
+    video: str = ""
+    """What stands for a video in a prompt that has not been expanded."""
+    clip: tuple[int, int, int] = (3, 32, 32)
+    """The number, the width and the height of a video's frames."""
+    nests_images: bool = False
+    """Whether HF's processor is to be told which images are of one prompt."""
     processor_settings: Mapping[str, Any] = field(default_factory=dict)
     token_names: Mapping[str, str] = field(default_factory=dict)
     """Attributes of the tokenizer that name special tokens, as `image_token`."""
@@ -172,20 +182,27 @@ def qwen3_vl_moe(ids: Mapping[str, int]) -> Any:
     )
 
 
-def qwen3_5(ids: Mapping[str, int]) -> Any:
+def qwen3_5(ids: Mapping[str, int], kind: str = "Qwen3_5", **text: Any) -> Any:
     """Return a Qwen3.5 config: layers with recurrent state and layers that attend in turn."""
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     heads |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     rope = INTERLEAVED_ROPE | {"partial_rotary_factor": 0.5}
-    return transformers.Qwen3_5Config(
+    return getattr(transformers, f"{kind}Config")(
         text_config=TEXT
         | heads
         | {"num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 32, "num_key_value_heads": 1}
-        | {"rope_parameters": rope, "layer_types": ["linear_attention", "full_attention"] * 2},
+        | {"rope_parameters": rope, "layer_types": ["linear_attention", "full_attention"] * 2}
+        | text,
         vision_config=QWEN_VISION | {"num_position_embeddings": 36},
         tie_word_embeddings=True,
         **qwen_ids(ids),
     )
+
+
+def qwen3_5_moe(ids: Mapping[str, int]) -> Any:
+    """Return a Qwen3.5 config with experts, and one that all tokens go through."""
+    experts = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    return qwen3_5(ids, "Qwen3_5Moe", num_experts=8, num_experts_per_tok=3, **experts)
 
 
 def gemma3(ids: Mapping[str, int]) -> Any:
@@ -204,7 +221,7 @@ def gemma3(ids: Mapping[str, int]) -> Any:
     )
 
 
-def gemma4(ids: Mapping[str, int], **changes: Any) -> Any:
+def gemma4(ids: Mapping[str, int], *, clips: bool = False, **changes: Any) -> Any:
     """Return a Gemma 4 config: pictures are attended to from both sides, and global heads are wider and fewer."""
     rope = {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10.0},
@@ -227,7 +244,7 @@ def gemma4(ids: Mapping[str, int], **changes: Any) -> Any:
     return transformers.Gemma4Config(
         text_config=transformers.Gemma4TextConfig(**text | changes),
         vision_config=transformers.Gemma4VisionConfig(
-            **vision, position_embedding_size=64, standardize=not changes, use_clipped_linears=bool(changes)
+            **vision, position_embedding_size=64, standardize=not clips, use_clipped_linears=clips
         ),
         audio_config=None,
         image_token_id=ids["<|image|>"],
@@ -244,6 +261,7 @@ def gemma4_e2b(ids: Mapping[str, int]) -> Any:
     sliding, full = "sliding_attention", "full_attention"
     return gemma4(
         ids,
+        clips=True,
         num_key_value_heads=1,
         attention_k_eq_v=False,
         num_hidden_layers=4,
@@ -254,9 +272,39 @@ def gemma4_e2b(ids: Mapping[str, int]) -> Any:
     )
 
 
-def llava_text(kind: Any) -> Any:
+def gemma4_moe(ids: Mapping[str, int]) -> Any:
+    """Return a Gemma 4 config like 26B-A4B's: experts beside the MLP."""
+    return gemma4(ids, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16)
+
+
+def gemma4_unified(ids: Mapping[str, int]) -> Any:
+    """Return a Gemma 4 config like 12B's, which has no tower."""
+    module: Any = import_module("transformers.models.gemma4_unified.modeling_gemma4_unified")
+    # Its `forward` lets global layers attend to pictures from both sides, unless the cache is a static one. vLLM and
+    # the other models of Gemma 4 never do.
+    module.create_masks_for_generate = module.create_masks_for_vision_model
+    full, sliding = "full_attention", "sliding_attention"
+    text = gemma4(ids, layer_types=[full, sliding, full]).text_config.to_dict()
+    names = (*TEXT, "head_dim", "attention_k_eq_v", "sliding_window", "layer_types", "per_layer_config")
+    names = (*names, "final_logit_softcapping", "use_bidirectional_attention", "rope_parameters")
+    return transformers.Gemma4UnifiedConfig(
+        text_config=transformers.Gemma4UnifiedTextConfig(**{name: text[name] for name in names}),
+        vision_config=transformers.Gemma4UnifiedVisionConfig(
+            patch_size=4, pooling_kernel_size=3, mm_embed_dim=48, mm_posemb_size=24, output_proj_dims=48
+        ),
+        audio_config=transformers.Gemma4UnifiedAudioConfig(audio_embed_dim=8),
+        image_token_id=ids["<|image|>"],
+        boi_token_id=ids["<|image>"],
+        eoi_token_id=ids["<image|>"],
+        video_token_id=ids["<|video|>"],
+        audio_token_id=ids["<|audio|>"],
+        tie_word_embeddings=True,
+    )
+
+
+def llava_text(kind: Any, **changes: Any) -> Any:
     """Return a text config of this class."""
-    return kind(**TEXT, tie_word_embeddings=False)
+    return kind(**TEXT | changes, tie_word_embeddings=False)
 
 
 def llava(ids: Mapping[str, int]) -> Any:
@@ -292,10 +340,10 @@ def llava_onevision(ids: Mapping[str, int]) -> Any:
     )
 
 
-def mistral3(ids: Mapping[str, int]) -> Any:
+def mistral3(ids: Mapping[str, int], text: Any = None) -> Any:
     """Return a Mistral Small 3.1 config: Pixtral's tower, and 2 x 2 of its rows are one."""
     return transformers.Mistral3Config(
-        text_config=transformers.MistralConfig(**TEXT, head_dim=16, sliding_window=None, tie_word_embeddings=False),
+        text_config=text or llava_text(transformers.MistralConfig, head_dim=16, sliding_window=None),
         vision_config=transformers.PixtralVisionConfig(**VISION, image_size=64, patch_size=4),
         image_token_index=ids["[IMG]"],
         spatial_merge_size=2,
@@ -303,15 +351,64 @@ def mistral3(ids: Mapping[str, int]) -> Any:
     )
 
 
-def internvl(ids: Mapping[str, int]) -> Any:
+def ministral3(ids: Mapping[str, int]) -> Any:
+    """Return a Ministral 3 config: queries grow every 16 positions."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return mistral3(ids, llava_text(transformers.Ministral3Config, head_dim=16, rope_parameters=rope))
+
+
+def internvl(ids: Mapping[str, int], text: Any = None, **vision: Any) -> Any:
     """Return an InternVL 3 config: tiles of 16 rows."""
-    vision = {"image_size": [32, 32], "patch_size": [4, 4], "attention_bias": True}
+    sizes = {"image_size": [32, 32], "patch_size": [4, 4], "attention_bias": True}
     return transformers.InternVLConfig(
-        text_config=llava_text(transformers.Qwen2Config),
-        vision_config=transformers.InternVLVisionConfig(**VISION | vision),
+        text_config=text or llava_text(transformers.Qwen2Config),
+        vision_config=transformers.InternVLVisionConfig(**VISION | sizes | vision),
         image_token_id=ids["<IMG_CONTEXT>"],
         image_seq_length=16,
         tie_word_embeddings=False,
+    )
+
+
+def internvl_moe(ids: Mapping[str, int]) -> Any:
+    """Return a config like that of InternVL 3.5 241B-A28B: InternViT-6B, and a Qwen3 with experts."""
+    experts = {"moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}
+    return internvl(
+        ids,
+        llava_text(transformers.Qwen3MoeConfig, **experts),
+        attention_bias=False,
+        use_qk_norm=True,
+        norm_type="rms_norm",
+    )
+
+
+def internvl_gpt_oss(ids: Mapping[str, int]) -> Any:
+    """Return a config like that of InternVL 3.5 GPT-OSS-20B-A4B."""
+    types = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 48}
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return internvl(ids, llava_text(transformers.GptOssConfig, rope_parameters=rope, **types, **experts))
+
+
+def llama4(ids: Mapping[str, int]) -> Any:
+    """Return a Llama 4 config: two layers attend within chunks of 64, and one of them has experts."""
+    chunks = {"attention_chunk_size": 64, "no_rope_layer_interval": 3, "floor_scale": 64}
+    experts = {"num_local_experts": 6, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2}
+    widths = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 48)
+    squares = {"intermediate_size": 4 * VISION["hidden_size"], "image_size": 32, "patch_size": 4}
+    return transformers.Llama4Config(
+        text_config=transformers.Llama4TextConfig(**TEXT | {"intermediate_size": 48} | chunks | experts, head_dim=16),
+        vision_config=transformers.Llama4VisionConfig(**VISION | squares | widths),
+        boi_token_index=ids["<|image_start|>"],
+        eoi_token_index=ids["<|image_end|>"],
+        image_token_index=ids["<|patch|>"],
     )
 
 
@@ -350,6 +447,15 @@ def glm4v_moe(ids: Mapping[str, int]) -> Any:
     return glm4v(ids, "Glm4vMoe", head_dim=16, routed_scaling_factor=1.5, **experts)
 
 
+def glm46v_moe(ids: Mapping[str, int]) -> Any:
+    """Return a GLM-4.6V config with the text part and the tower of GLM-4.5V."""
+    glm = glm4v_moe(ids)
+    names = ("image_token_id", "video_token_id")
+    return transformers.Glm46VConfig(
+        text_config=glm.text_config, vision_config=glm.vision_config, **{name: getattr(glm, name) for name in names}
+    )
+
+
 def qwen(model: str, processor: str, config: Callable[[Mapping[str, int]], Any], **changes: Any) -> Family:
     """Return a family whose prompts and pictures are Qwen's."""
     return Family(
@@ -386,6 +492,9 @@ def idefics_family(kind: str) -> Family:
             "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
         ),
         image_settings={"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+        video_processor=f"{kind}VideoProcessor" if kind == "SmolVLM" else "",
+        video_settings={"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 32}},
+        video="<video>",
         processor_settings={"image_seq_len": 4},
         newlines=3,
     )
@@ -425,6 +534,10 @@ GEMMA4 = Family(
     image="<|image|>",
     template=gemma_template("<|turn>", "<turn|>", "<|image|>"),
     image_settings={"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
+    video_processor="Gemma4VideoProcessor",
+    video_settings={"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
+    video="<|video|>",
+    clip=(2, 120, 84),
     processor_settings={"image_seq_length": 70},
     token_names={
         "image_token": "<|image|>",
@@ -468,6 +581,54 @@ GLM = Family(
         "size": {"shortest_edge": 16 * 16, "longest_edge": 64 * 64 * 2},
     },
 )
+MISTRAL3 = Family(
+    model="Mistral3ForConditionalGeneration",
+    processor="PixtralProcessor",
+    image_processor="PixtralImageProcessor",
+    specials=("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    config=mistral3,
+    image="[IMG]",
+    template=(
+        "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST]"
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% else %}[IMG]{% endif %}{% endfor %}{% endif %}[/INST]"
+        "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    image_settings={"patch_size": {"height": 4, "width": 4}, "size": {"longest_edge": 48}},
+    processor_settings={
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "image_token": "[IMG]",
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+    },
+)
+INTERNVL = Family(
+    model="InternVLForConditionalGeneration",
+    processor="InternVLProcessor",
+    image_processor="GotOcr2ImageProcessor",
+    specials=(
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        *("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    ),
+    config=internvl,
+    image="<IMG_CONTEXT>",
+    template=chat_template("<IMG_CONTEXT>\n"),
+    image_settings={"size": {"height": 32, "width": 32}, "max_patches": 3},
+    video_processor="InternVLVideoProcessor",
+    video_settings={"size": {"height": 32, "width": 32}},
+    video="<video>",
+    processor_settings={"image_seq_length": 16},
+    token_names={
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    },
+)
+# States that last.
+QWEN3_5_CHANGES = {"A_log": (1.0, -3.0), "embed_tokens.weight": (0.5, 0.0)}
+QWEN3_5: dict[str, Any] = {"image_settings": QWEN3_PIXELS, "norm_offset": 1.0, "changes": QWEN3_5_CHANGES}
 FAMILIES: dict[str, Family] = {
     "qwen2_vl": qwen("Qwen2VL", "Qwen2VLProcessor", qwen2_vl),
     "gemma3": Family(
@@ -511,60 +672,20 @@ FAMILIES: dict[str, Family] = {
             "image_token": "<image>",
         },
     ),
-    "mistral3": Family(
-        model="Mistral3ForConditionalGeneration",
-        processor="PixtralProcessor",
-        image_processor="PixtralImageProcessor",
-        specials=("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-        config=mistral3,
-        image="[IMG]",
-        template=(
-            "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST]"
-            "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-            "{% if part.type == 'text' %}{{ part.text }}{% else %}[IMG]{% endif %}{% endfor %}{% endif %}[/INST]"
-            "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
-        ),
-        image_settings={"patch_size": {"height": 4, "width": 4}, "size": {"longest_edge": 48}},
-        processor_settings={
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        },
-    ),
-    "internvl": Family(
-        model="InternVLForConditionalGeneration",
-        processor="InternVLProcessor",
-        image_processor="GotOcr2ImageProcessor",
-        specials=(
-            *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-            *("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
-        ),
-        config=internvl,
-        image="<IMG_CONTEXT>",
-        template=chat_template("<IMG_CONTEXT>\n"),
-        image_settings={"size": {"height": 32, "width": 32}, "max_patches": 3},
-        processor_settings={"image_seq_length": 16},
-        token_names={
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        },
-    ),
+    "mistral3": MISTRAL3,
+    "internvl": INTERNVL,
     "smolvlm": idefics_family("SmolVLM"),
-    "qwen3_5": qwen(
-        "Qwen3_5",
-        "Qwen3VLProcessor",
-        qwen3_5,
-        image_settings=QWEN3_PIXELS,
-        norm_offset=1.0,
-        # States that last.
-        changes={"A_log": (1.0, -3.0), "embed_tokens.weight": (0.5, 0.0)},
-    ),
+    "qwen3_5": qwen("Qwen3_5", "Qwen3VLProcessor", qwen3_5, **QWEN3_5),
     "gemma4": GEMMA4,
     "gemma4_e2b": replace(GEMMA4, config=gemma4_e2b),
+    "gemma4_unified": replace(
+        GEMMA4,
+        model="Gemma4UnifiedForConditionalGeneration",
+        processor="Gemma4UnifiedProcessor",
+        image_processor="Gemma4UnifiedImageProcessor",
+        config=gemma4_unified,
+        video_processor="Gemma4UnifiedVideoProcessor",
+    ),
     "llava_next": Family(
         model="LlavaNextForConditionalGeneration",
         processor="LlavaNextProcessor",
@@ -594,6 +715,11 @@ FAMILIES: dict[str, Family] = {
         image="<image>",
         template=chat_template("<image>\n"),
         image_settings={"size": {"height": 24, "width": 24}, "image_grid_pinpoints": TILES_ONEVISION},
+        video_processor="LlavaOnevisionVideoProcessor",
+        video_settings={"size": {"height": 24, "width": 24}},
+        video="<video>",
+        clip=(3, 24, 24),
+        nests_images=True,
         processor_settings={
             "num_image_tokens": 16,
             "vision_feature_select_strategy": "full",
@@ -604,6 +730,39 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4v": GLM,
     "glm4v_moe": replace(GLM, model="Glm4vMoeForConditionalGeneration", config=glm4v_moe),
+    "glm46v_moe": replace(
+        GLM,
+        model="Glm46VForConditionalGeneration",
+        processor="Glm46VProcessor",
+        image_processor="Glm46VImageProcessor",
+        config=glm46v_moe,
+    ),
+    "llama4": Family(
+        model="Llama4ForConditionalGeneration",
+        processor="Llama4Processor",
+        image_processor="Llama4ImageProcessor",
+        specials=(
+            *("<|finetune_right_pad|>", "<|begin_of_text|>", "<|eot|>", "<|header_start|>", "<|header_end|>"),
+            *("<|image_start|>", "<|image_end|>", "<|image|>", "<|patch|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ),
+        config=llama4,
+        image="<|image|>",
+        template=(
+            "{{ bos_token }}{% for message in messages %}<|header_start|>{{ message.role }}<|header_end|>\n\n"
+            "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+            "{% if part.type == 'text' %}{{ part.text }}{% else %}<|image|>{% endif %}{% endfor %}{% endif %}<|eot|>"
+            "{% endfor %}{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
+        ),
+        image_settings={"size": {"height": 32, "width": 32}, "max_patches": 3},
+        processor_settings={"patch_size": 4, "pixel_shuffle_ratio": 0.5},
+        newlines=2,
+    ),
+    "ministral3": replace(MISTRAL3, config=ministral3),
+    "internvl_moe": replace(INTERNVL, config=internvl_moe),
+    "internvl_gpt_oss": replace(INTERNVL, config=internvl_gpt_oss),
+    "gemma4_moe": replace(GEMMA4, config=gemma4_moe),
+    "qwen3_5_moe": qwen("Qwen3_5Moe", "Qwen3VLProcessor", qwen3_5_moe, **QWEN3_5),
     "qwen3_vl_moe": replace(
         qwen("Qwen3VLMoe", "Qwen3VLProcessor", qwen3_vl_moe, image_settings=QWEN3_PIXELS), transposes_experts=True
     ),

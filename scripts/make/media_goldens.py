@@ -27,18 +27,13 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-# torchvision's own operators need the libraries of CUDA. No processor calls them; declared, they let it be imported.
-_LIBRARY = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-from transformers import PreTrainedTokenizerFast  # noqa: E402
-from transformers.video_utils import VideoMetadata  # noqa: E402
+from make import torchvision_operators  # noqa: F401
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "media"
 NUM_VALUES = 256
-SIZES = ((30, 47), (300, 200), (64, 900), (517, 389), (1, 1), (3, 190))
+SIZES = ((30, 47), (300, 200), (64, 900), (517, 389), (1, 1), (3, 190), (757, 1003), (900, 71), (7, 5))
 
 
 def picture(height: int, width: int) -> Image.Image:
@@ -59,6 +54,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model", "patch_size": 14}},
         {},
     ),
+    "clip_padded": (
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 31},
+            "crop_size": {"height": 56, "width": 70},
+        },
+        {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model", "patch_size": 14}},
+        {},
+    ),
     "gemma3": (
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}},
         {"model_type": "gemma3", "mm_tokens_per_image": 4, "vision_config": {"patch_size": 14}},
@@ -72,6 +76,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gemma4": (
         {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70},
         {"model_type": "gemma4", "vision_config": {"patch_size": 16, "pooling_kernel_size": 3}},
+        {},
+    ),
+    "gemma4_unified": (
+        {"image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 70},
+        {"model_type": "gemma4_unified", "vision_config": {"patch_size": 16, "pooling_kernel_size": 3}},
         {},
     ),
     "glm4v": (
@@ -181,7 +190,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
-MODULES = {"internvl": "got_ocr2", "gemma3_crops": "gemma3", "llama4_canvas": "llama4", "qwen3_vl": "qwen2_vl"}
+GEMMA4 = ("gemma4", "gemma4_unified")
+"""Families whose processors give patches with their places, and padding."""
+MODULES = {
+    "clip_padded": "clip",
+    "gemma3_crops": "gemma3",
+    "internvl": "got_ocr2",
+    "llama4_canvas": "llama4",
+    "qwen3_vl": "qwen2_vl",
+}
 
 
 def image_processor(name: str) -> Any:
@@ -205,7 +222,7 @@ def patches_of(name: str, image: Image.Image) -> np.ndarray:
         options = {"pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2, **options}
     outputs = image_processor(name)(image, return_tensors="pt", **options)
     pixels = outputs["pixel_values"].float()
-    if name == "gemma4":
+    if name in GEMMA4:
         return pixels[0][outputs["image_position_ids"][0, :, 0] >= 0].numpy()
     if pixels.ndim == 2:
         return pixels.numpy()
@@ -274,9 +291,13 @@ def model_processor(name: str) -> Any:
 
     def video(family: str, kind: str) -> Any:
         module = import_module(f"transformers.models.{family}.video_processing_{family}")
-        return getattr(module, kind)(do_sample_frames=False)
+        return getattr(module, kind)(do_sample_frames=False, **VIDEO_SETTINGS.get(name, {}))
 
     qwen = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    gemma4 = {
+        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+        "audio_token": "<video>", "boa_token": "<img>", "eoa_token": "</img>",
+    }  # fmt: skip
     make = {
         "qwen2_vl": lambda: of("qwen2_vl", "Qwen2VLProcessor")(
             images, tokenizer(**qwen), video("qwen2_vl", "Qwen2VLVideoProcessor")
@@ -288,6 +309,11 @@ def model_processor(name: str) -> Any:
             images,
             tokenizer(image_token="<|image|>", video_token="<|video|>"),
             video("glm4v", "Glm4vVideoProcessor"),
+        ),
+        "glm46v": lambda: of("glm46v", "Glm46VProcessor")(
+            images,
+            tokenizer(image_token="<|image|>", video_token="<|video|>"),
+            video("glm46v", "Glm46VVideoProcessor"),
         ),
         "gemma3": lambda: of("gemma3", "Gemma3Processor")(
             images,
@@ -330,17 +356,20 @@ def model_processor(name: str) -> Any:
             video("internvl", "InternVLVideoProcessor"),
             image_seq_length=config["image_seq_length"],
         ),
+        "smolvlm": lambda: of("smolvlm", "SmolVLMProcessor")(
+            images, tokenizer(image_token="<image>"), video("smolvlm", "SmolVLMVideoProcessor"), image_seq_len=4
+        ),
         "idefics3": lambda: of("idefics3", "Idefics3Processor")(
             images, tokenizer(image_token="<image>"), image_seq_len=4
         ),
         "gemma4": lambda: of("gemma4", "Gemma4Processor")(
-            of_features(),
+            of_features("gemma4", "Gemma4"), images, tokenizer(**gemma4), video("gemma4", "Gemma4VideoProcessor")
+        ),
+        "gemma4_unified": lambda: of("gemma4_unified", "Gemma4UnifiedProcessor")(
+            of_features("gemma4_unified", "Gemma4Unified"),
             images,
-            tokenizer(
-                image_token="<|image|>", boi_token="<|image>", eoi_token="<image|>",
-                audio_token="<video>", boa_token="<img>", eoa_token="</img>",
-            ),
-            video("gemma4", "Gemma4VideoProcessor"),
+            tokenizer(**gemma4),
+            video("gemma4_unified", "Gemma4UnifiedVideoProcessor"),
         ),
     }  # fmt: skip
     make["llama4"] = lambda: of("llama4", "Llama4Processor")(images, tokenizer(), patch_size=14)
@@ -348,19 +377,21 @@ def model_processor(name: str) -> Any:
     return make[name]()
 
 
-def of_features() -> Any:
-    """Return the extractor of sounds that Gemma 4's processor wants; no sound comes."""
-    module = import_module("transformers.models.gemma4.feature_extraction_gemma4")
-    return module.Gemma4AudioFeatureExtractor()
+def of_features(family: str, kind: str) -> Any:
+    """Return the extractor of sounds that Gemma 4's processors want; no sound comes."""
+    module = import_module(f"transformers.models.{family}.feature_extraction_{family}")
+    return getattr(module, f"{kind}AudioFeatureExtractor")()
 
 
 PLACEHOLDERS = {
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm46v": "<|begin_of_image|><|image|><|end_of_image|>",
     "gemma3": "<start_of_image>",
     "gemma3_crops": "<start_of_image>",
     "gemma4": "<|image|>",
+    "gemma4_unified": "<|image|>",
     "clip": "<image>",
     "llava_next": "<image>",
     "llava_onevision": "<image>",
@@ -401,6 +432,13 @@ def write_prompts() -> None:
 
 
 CLIPS = ((6, 64, 96), (5, 300, 200))
+CLIP_FPS = {"gemma4": 0.15, "gemma4_unified": 0.15, "smolvlm": 0.15}
+"""Frames a second of slow videos: some frames are minutes after the first."""
+VIDEO_SETTINGS: dict[str, dict[str, Any]] = {
+    "internvl": {"size": {"height": 56, "width": 56}},
+    "llava_onevision": {"size": {"height": 56, "width": 56}},
+    "smolvlm": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
+}
 MARKED = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
@@ -419,7 +457,15 @@ def video_cases() -> list[dict[str, Any]]:
         "qwen2_vl": "see <|vision_start|><|video_pad|><|vision_end|> now",
         "qwen3_vl": "see <|video_pad|> now",
         "glm4v": "see <|begin_of_video|><|video|><|end_of_video|> now",
+        "glm46v": "see <|begin_of_video|><|video|><|end_of_video|> now",
+        "gemma4": "see <|video|> now",
+        "gemma4_unified": "see <|video|> now",
+        "internvl": "see <video>\nnow",
+        "smolvlm": "see <video>\n\nnow",
+        "llava_onevision": "see <video> now",
     }
+    from transformers.video_utils import VideoMetadata
+
     cases: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for name, text in texts.items():
@@ -427,9 +473,11 @@ def video_cases() -> list[dict[str, Any]]:
             frames = clip(num_frames, height, width)
             processor = model_processor(name)
             indices = [3 * number for number in range(num_frames)]
-            metadata = VideoMetadata(total_num_frames=3 * num_frames, fps=12.0, frames_indices=indices)
+            fps = CLIP_FPS.get(name, 12.0)
+            duration = 3 * num_frames / fps if num_frames == CLIPS[0][0] else None
+            metadata = VideoMetadata(3 * num_frames, fps, frames_indices=indices, duration=duration)
             outputs = processor(text=text, videos=[frames], video_metadata=[metadata], return_tensors="pt")
-            patches = outputs["pixel_values_videos"].numpy()
+            patches, grid = video_patches(name, outputs)
             rng = np.random.default_rng(num_frames)
             rows, columns = (rng.integers(0, most, NUM_VALUES) for most in patches.shape)
             arrays[f"{name}-{num_frames}-{height}-{width}"] = patches[rows, columns]
@@ -439,12 +487,30 @@ def video_cases() -> list[dict[str, Any]]:
                     "config": FAMILIES[name][1],
                     "text": marked,
                     "video": [num_frames, height, width],
-                    "grid": outputs["video_grid_thw"][0].tolist(),
+                    "settings": VIDEO_SETTINGS.get(name, {}),
+                    "fps": fps,
+                    "duration": duration,
+                    "grid": grid,
                     "ids": outputs["input_ids"][0].tolist(),
                 }
             )
     np.savez_compressed(FOLDER / "videos.npz", **arrays)
     return cases
+
+
+def video_patches(name: str, outputs: Any) -> tuple[np.ndarray, list[int]]:
+    """Return a video's patches and its grid: steps in time, and lines and columns of patches."""
+    if "video_grid_thw" in outputs:
+        return outputs["pixel_values_videos"].numpy(), outputs["video_grid_thw"][0].tolist()
+    if name in GEMMA4:
+        positions = outputs["video_position_ids"].numpy()
+        columns, lines = (positions[0].max(axis=0) + 1).tolist()
+        return outputs["pixel_values_videos"].numpy()[positions[..., 0] >= 0], [len(positions), lines, columns]
+    pixels = outputs["pixel_values_videos" if "pixel_values_videos" in outputs else "pixel_values"].float()
+    pixels = pixels.reshape(-1, *pixels.shape[-3:])
+    side = 14
+    columns = torch.nn.functional.unfold(pixels, side, stride=side).transpose(1, 2)
+    return columns.reshape(-1, columns.shape[-1]).numpy(), [len(pixels), *(size // side for size in pixels.shape[-2:])]
 
 
 ROPE_MODELS = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel",

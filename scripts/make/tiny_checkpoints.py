@@ -396,10 +396,10 @@ def llama4_text(**changes: Any) -> Any:
 def llama4() -> Any:
     """Return a multimodal Llama 4 config without norms of queries and keys; its vision tower is as small as it gets."""
     vision = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 8)
-    vision |= {"image_size": 28, "patch_size": 14}
+    vision |= {"image_size": 28, "patch_size": 14, "intermediate_size": 4 * VISION["hidden_size"]}
     return transformers.Llama4Config(
         text_config=llama4_text(num_hidden_layers=2, no_rope_layer_interval=2, use_qk_norm=False),
-        vision_config=transformers.Llama4VisionConfig(**VISION, **vision),
+        vision_config=transformers.Llama4VisionConfig(**VISION | vision),
         boi_token_index=3,
         eoi_token_index=4,
         image_token_index=5,

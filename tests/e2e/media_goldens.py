@@ -11,11 +11,13 @@ from PIL import Image
 
 from jaxllm import RequestOutput
 from jaxllm.inputs import TokensPrompt
-from tests.e2e.pictures import draw
+from tests.e2e.pictures import clip_metadata, draw, draw_clip
 
 MEDIA = Path(__file__).parents[1] / "data" / "media"
 FAMILIES = tuple(sorted(path.parent.name for path in MEDIA.glob("*/config.json")))
 NAMES = ("text", "one", "two", "turn")
+WITH_VIDEO = tuple(family for family in FAMILIES if (MEDIA / family / "video_preprocessor_config.json").exists())
+"""The families with a golden "video" too."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,15 @@ def picture(family: str, number: int) -> Image.Image:
     return Image.fromarray(draw(width, height, number))
 
 
+def video(family: str) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the video of the golden "video", frames [t, h, w, 3] and their metadata."""
+    with np.load(folder(family) / "golden.npz") as arrays:
+        frames = draw_clip(*arrays["clip"].tolist())
+    return np.stack(frames), clip_metadata(len(frames))
+
+
 def read_golden(family: str, name: str) -> MediaGolden:
-    """Return one golden of a family: `name` is of NAMES."""
+    """Return one golden of a family: `name` is of NAMES, or "video" in a family of WITH_VIDEO."""
     with np.load(folder(family) / "golden.npz") as arrays:
         return MediaGolden(
             text=str(arrays[f"{name}_text"]),

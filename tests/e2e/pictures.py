@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
@@ -19,6 +21,17 @@ def draw(width: int, height: int, seed: int) -> np.ndarray:
     picture_hwc[(x_hw - x) ** 2 + (y_hw - y) ** 2 <= radius**2] = colours[1]
     picture_hwc[(x_hw + y_hw * (1 + seed % 3)) % 29 < 3] = colours[2]
     return picture_hwc
+
+
+def draw_clip(num_frames: int, width: int, height: int) -> list[np.ndarray]:
+    """Return the frames of a video, [height, width, 3] each."""
+    return [draw(width, height, 10 + number) for number in range(num_frames)]
+
+
+def clip_metadata(num_frames: int) -> dict[str, Any]:
+    """Return what is known of the video: every thirtieth frame is taken, one a minute."""
+    indices = list(range(0, 30 * num_frames, 30))
+    return {"total_num_frames": 30 * num_frames, "fps": 0.5, "duration": 60.0 * num_frames, "frames_indices": indices}
 
 
 def change_middle(picture_hwc: np.ndarray, size: int = 8) -> np.ndarray:

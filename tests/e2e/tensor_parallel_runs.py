@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.check.hlo import count_collectives
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import replicated_params
@@ -32,6 +32,7 @@ from tests.e2e.media_goldens import folder as media_folder
 from tests.e2e.media_goldens import logprobs_of as media_logprobs
 from tests.e2e.media_goldens import prompt_of as media_prompt
 from tests.e2e.media_goldens import read_golden
+from tests.e2e.media_rows import made_rows
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
 from tests.models.heads import model_folder
@@ -167,22 +168,27 @@ def with_adapters(case: str, size: int) -> dict[str, Any]:
 
 
 def with_pictures(family: str, **engine: Any) -> list[dict[str, Any]]:
-    """Return HF's tokens and ours for a prompt with a picture and one with two, and the largest difference of
-    log-probabilities.
+    """Return HF's tokens and ours for a prompt with two pictures, for the same with the rows that the tower has made,
+    and for one with a picture, and the largest difference of log-probabilities.
     """
-    goldens = [read_golden(family, name) for name in ("one", "two")]
-    greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, logprobs=-1)
+    one, two = read_golden(family, "one"), read_golden(family, "two")
+    greedy = SamplingParams(temperature=0, max_tokens=len(one.tokens), ignore_eos=True, logprobs=-1)
     arguments: dict[str, Any] = {"max_num_batched_tokens": 320, "max_num_seqs": 8, "num_gpu_blocks_override": 65}
     arguments |= {"skip_tokenizer_init": False, "max_model_len": 320, "cudagraph_capture_sizes": [8]}
-    with tiny_llm(media_folder(family), max_logprobs=-1, **arguments, **engine) as (llm, _):
-        outputs = llm.generate([media_prompt(family, golden) for golden in goldens], greedy, use_tqdm=False)
+    arguments |= {"max_logprobs": -1, "enable_mm_embeds": True, **engine}
+    with tiny_llm(media_folder(family), **arguments) as (llm, scheduler):
+        prompt = media_prompt(family, two)
+        outputs = llm.generate(prompt, greedy, use_tqdm=False)
+        data = {"image": made_rows(llm, scheduler, family, two)}
+        again = TokensPrompt(prompt_token_ids=prompt["prompt_token_ids"], multi_modal_data=data)
+        outputs += llm.generate([again, media_prompt(family, one)], greedy, use_tqdm=False)
     return [
         {
             "expected": golden.tokens.tolist(),
             "got": list(output.outputs[0].token_ids),
             "error": float(np.abs(media_logprobs(output) - golden.logprobs).max()),
         }
-        for golden, output in zip(goldens, outputs, strict=True)
+        for golden, output in zip((two, two, one), outputs, strict=True)
     ]
 
 

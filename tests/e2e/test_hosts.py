@@ -102,7 +102,7 @@ def test_other_steps_give_what_one_process_gives(tmp_path: Path, repository: Pat
 
 def test_prompts_with_pictures_give_hf_tokens(tmp_path: Path, repository: Path) -> None:
     outputs = run("pictures", 2, 1, tmp_path / "two.json", repository)
-    assert len(outputs) == 2
+    assert len(outputs) == 3
     for got, expected in outputs:
         assert got == expected
 

@@ -17,7 +17,18 @@ from PIL import Image
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.inputs import PromptType
 from tests.e2e.inside import limited
-from tests.e2e.media_goldens import FAMILIES, NAMES, MediaGolden, folder, logprobs_of, picture, read_golden
+from tests.e2e.media_goldens import (
+    FAMILIES,
+    NAMES,
+    WITH_VIDEO,
+    MediaGolden,
+    folder,
+    logprobs_of,
+    picture,
+    read_golden,
+    video,
+)
+from tests.e2e.media_rows import made_rows
 from tests.e2e.pictures import draw
 from tests.e2e.tiny_engine import RecordingScheduler, bits, tiny_llm
 
@@ -27,9 +38,11 @@ TOLERANCE = 1e-4
 BLOCK_SIZE = 16
 WHOLE = 320
 """Tokens a step: more than the longest prompt."""
-BOTH_SIDES = {"gemma3": 48, "gemma4": 80}
+BOTH_SIDES = {"gemma3": 48, "gemma4": 80, "gemma4_moe": 80, "gemma4_unified": 80}
 """Families with pictures that are attended to from both sides: the tokens of a step that takes one, but not two."""
-CHUNKED = 24
+IN_CHUNKS = ("llama4",)
+"""Families whose prompts are always cut: a step ends where a chunk of attention does."""
+CHUNKED = 16
 """Tokens a step in the other families: fewer than a picture's rows."""
 
 
@@ -79,6 +92,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         "max_num_seqs": 8,
         "num_gpu_blocks_override": 400,
         "max_logprobs": -1,
+        "enable_mm_embeds": True,
     }
     with tiny_llm(folder(family), **arguments) as (llm, scheduler):
         yield Engine(family, llm, scheduler, {name: read_golden(family, name) for name in NAMES})
@@ -88,7 +102,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def alone(engine: Engine) -> dict[str, RequestOutput]:
     """Run every golden alone, its prompt whole."""
     outputs = engine.run_alone([engine.prompt(name) for name in NAMES])
-    assert {engine.scheduler.num_prompt_chunks(output.request_id) for output in outputs} == {1}
+    num_chunks = {engine.scheduler.num_prompt_chunks(output.request_id) for output in outputs}
+    assert num_chunks == {1} or engine.family in IN_CHUNKS
     assert {output.num_cached_tokens for output in outputs} == {0}
     return dict(zip(NAMES, outputs, strict=True))
 
@@ -178,6 +193,24 @@ def test_preempted(engine: Engine, alone: dict[str, RequestOutput]) -> None:
         assert logprobs_of(output).tobytes() == logprobs_of(alone[name]).tobytes()
 
 
+@pytest.mark.parametrize("name", ["two", "turn"])
+def test_computed_embeddings(engine: Engine, alone: dict[str, RequestOutput], name: str) -> None:
+    """Rows that the tower has made give what the pictures give; they are written as they are, and found again."""
+    media = engine.scheduler.media
+    assert media.forget_all()
+    engine.scheduler.plans.clear()
+    engine.run_alone([engine.prompt(name)])
+    data = made_rows(engine.llm, engine.scheduler, engine.family, engine.goldens[name])
+    prompt = engine.prompt(name) | {"multi_modal_data": {"image": data}}
+    assert media.forget_all()
+    engine.scheduler.plans.clear()
+    output, again = engine.run_alone([prompt, prompt])
+    written = [encode for plan in engine.scheduler.plans for encode in plan.encodes]
+    assert [encode.item.is_encoded for encode in written] == [True] * len(set(engine.goldens[name].pictures))
+    assert output.prompt_token_ids == engine.goldens[name].expanded.tolist()
+    assert bits(output) == bits(again) == bits(alone[name])
+
+
 def test_among_seven_others(engine: Engine) -> None:
     """Eight requests with pictures and without, that share some of their pictures, give what each gives alone."""
     pictures = [picture(engine.family, number) for number in range(3)]
@@ -190,6 +223,30 @@ def test_among_seven_others(engine: Engine) -> None:
     outputs = engine.run(prompts)
     assert max(len(plan.chunks) for plan in engine.scheduler.plans) == len(prompts)
     assert [bits(output) for output in outputs] == [bits(output) for output in expected]
+
+
+def test_video(engine: Engine) -> None:
+    """A video's frames, and the texts between them, are those of HF, whether the prompt is whole, ids, or in chunks."""
+    if engine.family not in WITH_VIDEO:
+        pytest.skip("no golden with a video")
+    golden = read_golden(engine.family, "video")
+    data = {"multi_modal_data": {"video": video(engine.family)}}
+    prompts: list[dict[str, Any]] = [{"prompt": golden.text} | data, {"prompt_token_ids": golden.ids.tolist()} | data]
+    whole, of_ids = engine.run_alone(prompts)
+    check(golden, whole)
+    assert of_ids.prompt_token_ids == whole.prompt_token_ids
+    assert bits(of_ids) == bits(whole)
+    engine.forget()
+    with limited(engine.scheduler, BOTH_SIDES.get(engine.family, CHUNKED)):
+        [cut] = engine.run(prompts[:1])
+    assert engine.scheduler.num_prompt_chunks(cut.request_id) > 1
+    assert bits(cut) == bits(whole)
+    frames, metadata = video(engine.family)
+    later = metadata | {"frames_indices": [index + 1 for index in metadata["frames_indices"]]}
+    backwards = {"prompt": golden.text, "multi_modal_data": {"video": (frames[::-1], later)}}
+    [again, other] = engine.run([prompts[0], backwards])
+    assert bits(again) == bits(whole)
+    assert np.abs(logprobs_of(other) - logprobs_of(again)).max() > 100 * TOLERANCE
 
 
 def test_two_sequences(engine: Engine) -> None:

@@ -16,6 +16,8 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.engine.client.replicated_core import ReplicatedCore
 from jaxllm.engine.front.metrics import Counter
 from jaxllm.exceptions import VLLMValidationError
+from tests.e2e.media_goldens import folder as media_folder
+from tests.e2e.media_goldens import prompt_of, read_golden
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
 
@@ -85,6 +87,23 @@ def test_the_order_and_the_tokens_are_those_of_one_engine_to_the_bit(llm: LLM) -
     assert llm.reset_prefix_cache()
     with pytest.raises(VLLMValidationError, match="logits_processors"):
         LLM(str(folder(CASE)), data_parallel_size=2, logits_processors=[lambda logits: logits], **SETTINGS)
+
+
+def test_prompts_with_pictures_go_to_where_their_blocks_are() -> None:
+    family = "qwen2_vl"
+    goldens = [read_golden(family, name) for name in ("one", "two", "turn")]
+    params = SamplingParams(temperature=0.0, max_tokens=len(goldens[0].tokens), ignore_eos=True)
+    settings = SETTINGS | {"skip_tokenizer_init": False, "max_model_len": 320, "max_num_batched_tokens": 320}
+    with LLM(str(media_folder(family)), data_parallel_size=2, **settings) as llm:
+        for is_cached in (False, True):
+            for golden in goldens:  # one after the other: without blocks of theirs, replicas take turns
+                [output] = llm.generate(prompt_of(family, golden), params, use_tqdm=False)
+                assert list(output.outputs[0].token_ids) == golden.tokens.tolist()
+                assert bool(output.num_cached_tokens) == is_cached
+        outputs = llm.generate([prompt_of(family, golden) for golden in goldens * 3], params, use_tqdm=False)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == [
+            each.tokens.tolist() for each in goldens * 3
+        ]
 
 
 def test_a_beam_search_stays_with_one_replica(llm: LLM) -> None:

@@ -134,7 +134,7 @@ def test_draft_heads_guess_as_hf_does(results: dict[str, Any], case: str) -> Non
 
 @pytest.mark.parametrize("case", MEDIA_CASES)
 def test_prompts_with_pictures_equal_hf(results: dict[str, Any], case: str) -> None:
-    assert len(results["pictures"][case]) == 2
+    assert len(results["pictures"][case]) == 3
     for output in results["pictures"][case]:
         assert output["got"] == output["expected"]
         assert output["error"] < TOLERANCE
