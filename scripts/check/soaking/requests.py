@@ -59,6 +59,23 @@ class Ask:
     path: str
     body: dict[str, Any]
     may_stream: bool
+    has_media: bool = False
+
+    @property
+    def num_items(self) -> int:
+        """Return the number of pictures and videos."""
+        contents = [message["content"] for message in self.body["messages"]] if self.has_media else []
+        return sum(part["type"] != "text" for parts in contents if isinstance(parts, list) for part in parts)
+
+    def unshared(self, source: random.Random) -> dict[str, Any]:
+        """Return fields with which the request finds nothing of others in any cache; its answer must be the same.
+
+        A prefix has its own salt, and an item its own name.
+        """
+        fields: dict[str, Any] = {"cache_salt": str(source.random())}
+        if self.has_media:
+            fields["messages"] = [_renamed(message, source) for message in self.body["messages"]]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,14 @@ class Lengths:
     long_words: int
     """The number of words of prompts that are computed in chunks."""
     max_tokens: int
+
+
+def _renamed(message: dict[str, Any], source: random.Random) -> dict[str, Any]:
+    """Return a message with a new name for each of its items."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [part if part["type"] == "text" else part | {"uuid": str(source.random())} for part in message["content"]]
+    return message | {"content": parts}
 
 
 def make_asks(source: random.Random, num: int, lengths: Lengths) -> list[Ask]:
@@ -89,10 +114,16 @@ def _make_chat(source: random.Random, lengths: Lengths) -> Ask:
     if source.random() < 0.3:
         more = [("assistant", some_words(source, 3)), ("user", some_words(source, 2))]
         messages += [{"role": role, "content": text} for role, text in more]
-    body = {"messages": messages} | _options(source, lengths)
-    if source.random() < 0.3:
-        body |= {"logprobs": True, "top_logprobs": source.randint(0, 5)}
+    body = {"messages": messages} | chat_options(source, lengths)
     return _with_prompt_logprobs(source, Ask(CHAT, body, may_stream=True))
+
+
+def chat_options(source: random.Random, lengths: Lengths) -> dict[str, Any]:
+    """Return random options of a chat."""
+    options = _options(source, lengths)
+    if source.random() < 0.3:
+        options |= {"logprobs": True, "top_logprobs": source.randint(0, 5)}
+    return options
 
 
 def _make_completion(source: random.Random, lengths: Lengths) -> Ask:

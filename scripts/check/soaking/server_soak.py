@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from lib.servers import HOST, RefusedError, ServerError, ServerProcess, get
 
 from check.soaking.answers import Said, fetch, open_session, open_slow_session, read_stream, read_whole
 from check.soaking.census import Census
-from check.soaking.requests import BAD, COMPLETIONS, LOOKS, STEADY, Ask, Lengths, make_asks
+from check.soaking.requests import BAD, COMPLETIONS, LOOKS, STEADY, Ask
 from check.soaking.watch import Watch
 
-NUM_ASKS = 60
 LOST_SECONDS = 120.0
 """A client that has waited this long is lost."""
 CLOSE_SECONDS = 1.0
@@ -42,17 +41,22 @@ class ServerSoak:
     def __init__(
         self,
         server: ServerProcess,
-        seed: int,
-        lengths: Lengths,
+        source: random.Random,
+        asks: Sequence[Ask],
         *,
-        num_asks: int = NUM_ASKS,
+        bad: Sequence[tuple[str, Any, int]] = BAD,
+        others: Mapping[Ask, Ask] | None = None,
         num_clients: int = 12,
         compiles_ahead: bool = True,
     ) -> None:
-        """Load a server that has started. One that compiles nothing ahead (--enforce-eager) is never warm."""
+        """Load a server that has started with `asks`, and `bad` ones that it refuses with a status.
+
+        `others` has, for each one with pictures or videos, the same about others of the same sizes.
+        One that compiles nothing ahead (--enforce-eager) is never warm.
+        """
         self._server, self._url = server, f"http://{HOST}:{server.port}"
-        self._random, self._num_clients = random.Random(seed), num_clients
-        self._asks = make_asks(self._random, num_asks, lengths)
+        self._random, self._num_clients = source, num_clients
+        self._asks, self._bad, self._others = list(asks), bad, others or {}
         self._alone: dict[Ask, Said] = {}
         self.compiles_ahead = compiles_ahead
         self._looks: dict[str, bytes] = {}
@@ -65,6 +69,14 @@ class ServerSoak:
         self.loaded = Watch(server)
         """Censuses under load."""
         self.outcomes: Counter[str] = Counter()
+        self.num_with_media = 0
+        """The number of requests with pictures or videos, without those that were asked alone and the bad ones."""
+        self.num_moved, self.num_others = 0, len(self._others)
+        """How many of the answers about other items differ from those about the first ones, and of how many."""
+        self.num_renamed = 0
+        """The number of items that were sent under a new name in requests that were answered."""
+        self.num_processed = 0
+        """The number of items that the front end did not find among its processed ones, so that they are encoded."""
         self.violations: list[str] = []
         self.left: list[str] = []
         """What was not free, or not at rest, at the end of a phase."""
@@ -74,19 +86,23 @@ class ServerSoak:
         self.end: dict[str, Any] = {}
         """How the server ended."""
 
-    async def run(self, seconds: float, phase_seconds: float) -> None:
-        """Load the server for some seconds, and end it. Raises ServerError if it does not become warm."""
+    async def run(self, seconds: float, phase_seconds: float, least_with_media: int = 0) -> None:
+        """Load the server for some seconds, and until this many requests with media have come, and end it.
+
+        Raises ServerError if it does not become warm.
+        """
         if self.compiles_ahead:
             await self.watch.warm()
         await self._note_counts()
         async with self._clients():
             await self._answer_alone()
+            await self._ask_about_others()
             # Memory reaches its greatest use at once, not whenever chance brings many requests together.
             await asyncio.gather(*(self._client() for _ in range(CROWD * self._num_clients)))
         await self._rest()
         self.watch.held = {name: [] for name in self.watch.pids}  # the first census is that of the first phase
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or self.num_with_media < least_with_media:
             looking = asyncio.create_task(self.loaded.look_every(LOOK_SECONDS))
             async with self._clients():
                 await self._load(phase_seconds)
@@ -115,6 +131,15 @@ class ServerSoak:
         for path, body in LOOKS:
             self._looks[repr((path, body))] = await fetch(self._session, path, body)
 
+    async def _ask_about_others(self) -> None:
+        """Count the answers that differ when nothing but the pixels does, their log-probabilities included."""
+        for pair in self._others.items():
+            try:
+                first, second = [await read_whole(self._session, ask, logprobs=True) for ask in pair]
+                self.num_moved += first != second
+            except (ServerError, aiohttp.ClientError) as error:
+                self.violations.append(f"{pair[1]}, about other items: {error}")
+
     async def _load(self, seconds: float) -> None:
         """Keep clients busy, and let the last ones end."""
         end = time.monotonic() + seconds
@@ -134,6 +159,8 @@ class ServerSoak:
         async with open_session(self._url) as session:
             if not json.loads(await fetch(session, "/reset_prefix_cache", {}))["success"]:
                 left["blocks"] = "in use"
+            if not json.loads(await fetch(session, "/reset_encoder_cache", {}))["success"]:
+                left["encoded items"] = "in use"
         if left:
             self.left.append(str(left))
         await self._note_counts()
@@ -143,12 +170,14 @@ class ServerSoak:
         """Print the progress."""
         memory = ", ".join(f"{name} {held[-1].resident_mib:.0f} MiB" for name, held in self.watch.held.items())
         num, wrong = sum(self.outcomes.values()), len(self.violations) + len(self.left)
-        print(f"soak: {num} requests, {wrong} wrong, {memory}, {max(0.0, seconds):.0f} s to go", file=sys.stderr)
+        shown = f" ({self.num_with_media} with media)" if self.num_with_media else ""
+        print(f"soak: {num} requests{shown}, {wrong} wrong, {memory}, {max(0.0, seconds):.0f} s to go", file=sys.stderr)
 
     async def _note_counts(self) -> None:
         metrics = await self.watch.metrics()
         self.num_compiled.append(int(metrics["vllm:programs_compiled_total"]))
         self.num_preemptions = int(metrics["vllm:num_preemptions_total"])
+        self.num_processed = int(metrics["vllm:mm_cache_queries_total"] - metrics["vllm:mm_cache_hits_total"])
 
     async def _client(self) -> None:
         manner = self._random.choices(MANNERS, WEIGHTS)[0]
@@ -170,13 +199,14 @@ class ServerSoak:
         if manner == "look":
             return await self._look_around()
         ask = self._random.choice(self._asks)
-        # With its own salt a request finds no prefix of others in the cache; its answer must be the same.
-        more: dict[str, Any] = {"cache_salt": str(self._random.random())} if self._random.random() < 0.3 else {}
+        self.num_with_media += ask.has_media
+        more = ask.unshared(self._random) if self._random.random() < 0.3 else {}
         if manner == "cancel":
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._random.random()):
                     return self._compared(ask, await read_whole(self._session, ask, **more))
             return "cut"
+        self.num_renamed += ask.num_items if more else 0
         if manner == "whole" or not ask.may_stream:
             return self._compared(ask, await read_whole(self._session, ask, **more))
         if manner == "leave":
@@ -195,7 +225,7 @@ class ServerSoak:
         return "mixed"
 
     async def _ask_for_what_cannot_be(self) -> str:
-        path, body, status = self._random.choice(BAD)
+        path, body, status = self._random.choice(self._bad)
         try:
             await fetch(self._session, path, body)
         except RefusedError as error:

@@ -2,10 +2,11 @@
 
     torch_layers.py delta '{"layers": 4, "sequences": 16, "tokens": 1, "heads": [16, 32], "dims": [128, 128]}'
     torch_layers.py latents '{"layers": 4, "sequences": 16, "tokens": 1, "length": 9, "heads": 16, "dims": [192, 128]}'
+    torch_layers.py segments '{"layers": 1, "segments": 9, "tokens": 64, "heads": 12, "dims": 64, "dtype": "float32"}'
 
-It prints "ready" once, then a line after each run. Data is random bfloat16. The delta rule is HF's function, which
-continues from a float32 state in a decode. HF attends over keys and values of all heads, which it makes from the
-latents and caches; making them, and growing the cache, are left out.
+It prints "ready" once, then a line after each run. Data is random, in bfloat16 or the dtype that is named. The delta
+rule is HF's function, which continues from a float32 state in a decode. HF attends over keys and values of all heads,
+which it makes from the latents and caches; making them, and growing the cache, are left out.
 """
 
 from __future__ import annotations
@@ -63,7 +64,19 @@ def make_latents(
     return run
 
 
-MAKERS = {"delta": make_delta, "latents": make_latents}
+def make_segments(layers: int, segments: int, tokens: int, heads: int, dims: int, dtype: str) -> Callable[[], None]:
+    """Return the attention of layers over segments of equal length, within each."""
+    kind = getattr(torch, dtype)
+    inputs = [[torch.rand(segments, heads, tokens, dims).to(kind) for _ in range(3)] for _ in range(layers)]
+
+    def run() -> None:
+        for query, key, value in inputs:
+            torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return run
+
+
+MAKERS = {"delta": make_delta, "latents": make_latents, "segments": make_segments}
 
 
 def main() -> None:
