@@ -2,7 +2,7 @@
 
 SHAPE is smolvlm, SmolVLM-256M whole, or qwen3_vl, Qwen3-VL-2B with two layers in its tower and two in its text model.
 The text is split as in GGUF, the file of SmolLM2, with the special tokens of the shape behind it. SmolVLM shows a
-picture whole, in one tile of 512 x 512 pixels, and resizes it with bicubic weights: torchvision has no others for it.
+picture whole, in one tile of 512 x 512 pixels, and resizes it with bicubic weights.
 
 Runs in the environment of `scripts/peers.sh DIR hf`.
 """
