@@ -38,6 +38,8 @@ class Implementation(NamedTuple):
     """True if steps of decodes alone are faster without room for tiles, `AttentionBatch.without_tiles`."""
     takes_architecture: bool = False
     """True if `function` and `tiles` take the device's `architecture` too."""
+    device_refusal: Callable[[str | None], str | None] = lambda _: None
+    """A function of a device's architecture that returns why the implementation does not run there, or None."""
 
     def refusal(self, shape: Any) -> str | None:
         """Return why it cannot run a shape, or None if it can."""
@@ -45,10 +47,6 @@ class Implementation(NamedTuple):
         if reason is None and self.platform == "cpu":
             return load("native.compiling:refuse")()
         return reason
-
-    def device_refusal(self, architecture: str | None) -> str | None:
-        """Return why it cannot run on a device of its platform, or None if it can."""
-        return hopper_refusal(architecture) if self.platform == "gpu" else None
 
 
 type Implementations = Mapping[str, Implementation]
@@ -93,6 +91,7 @@ PAGED_ATTENTION: Implementations = {
         row_alignment=16,
         fuses_rope=lambda _: True,
         takes_decodes_alone=True,
+        device_refusal=hopper_refusal,
     ),
 }
 
@@ -127,6 +126,7 @@ LATENT_ATTENTION: Implementations = {
         tiles="latent_attention.gpu.sizes:gpu_tiles",
         row_alignment=16,
         takes_decodes_alone=True,
+        device_refusal=hopper_refusal,
     ),
 }
 
@@ -140,7 +140,12 @@ SEGMENT_ATTENTION: Implementations = {
         prepare="segment_attention.cpu:cpu_prepare",
     ),
     "tpu": Implementation("tpu", "segment_attention.tpu:tpu_segment_attention", "segment_attention.tpu:refusal"),
-    "gpu": Implementation("gpu", "segment_attention.gpu:gpu_segment_attention", "segment_attention.gpu:refusal"),
+    "gpu": Implementation(
+        "gpu",
+        "segment_attention.gpu:gpu_segment_attention",
+        "segment_attention.gpu:refusal",
+        device_refusal=hopper_refusal,
+    ),
 }
 
 # "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere.
@@ -151,7 +156,7 @@ LINEAR: Implementations = {
         "cpu", "linear.cpu:cpu_int8_linear", "linear.cpu:cpu_refusal", "linear.cpu:cpu_int8_prepare"
     ),
     "tpu": Implementation("tpu", "linear.tpu:tpu_linear", "linear.tpu.sizes:refusal"),
-    "gpu": Implementation("gpu", "linear.gpu:gpu_linear", "linear.gpu.sizes:refusal"),
+    "gpu": Implementation("gpu", "linear.gpu:gpu_linear", "linear.gpu.sizes:refusal", device_refusal=hopper_refusal),
 }
 
 LORA: Implementations = {
@@ -172,7 +177,11 @@ GROUPED_MATMUL: Implementations = {
         "tpu", "grouped_matmul.tpu:tpu_grouped_matmul", "grouped_matmul.tpu.sizes:refusal", row_alignment=16
     ),
     "gpu": Implementation(
-        "gpu", "grouped_matmul.gpu:gpu_grouped_matmul", "grouped_matmul.gpu.sizes:refusal", row_alignment=16
+        "gpu",
+        "grouped_matmul.gpu:gpu_grouped_matmul",
+        refuses="grouped_matmul.gpu.sizes:refusal",
+        row_alignment=16,
+        device_refusal=hopper_refusal,
     ),
 }
 
@@ -193,6 +202,7 @@ def _recurrent(op: str, **pool_specs: str) -> Implementations:
             refuses=f"{module}:{platform}_refusal",
             prepare=f"{module}:cpu_prepare" if platform == "cpu" else None,
             pool_spec=f"{module}:{pool_specs[platform]}" if platform in pool_specs else pool_spec,
+            device_refusal=hopper_refusal if platform == "gpu" else lambda _: None,
         )
     return table
 
@@ -211,6 +221,20 @@ class _Choice(NamedTuple):
     """Why the platform's own kernels do not run the op; None if they do, or if the caller named an implementation."""
 
 
+def default_for(implementations: Implementations, platform: str, architecture: str | None) -> tuple[str, str | None]:
+    """Return the platform's first implementation that runs on a device of the architecture.
+
+    If none does, return plain XLA, and why the last one does not; no reason if the platform has none.
+    """
+    reason = None
+    for name, entry in implementations.items():
+        if entry.platform == platform:
+            reason = entry.device_refusal(architecture)
+            if reason is None:
+                return name, None
+    return "xla", reason
+
+
 def choose(
     implementations: Implementations,
     shapes: Sequence[Any],
@@ -222,10 +246,11 @@ def choose(
     """Choose one implementation for all shapes, as `paged_attention.pick` does; `op` is the op's name for people."""
     if name not in (None, *implementations):
         raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
-    default = next((key for key, entry in implementations.items() if entry.platform == platform), "xla")
+    default, reason = default_for(implementations, platform, architecture)
     entry = implementations[name or default]
     is_elsewhere = entry.platform not in (None, platform)
-    reason = None if is_elsewhere else entry.device_refusal(architecture)
+    if name is not None:
+        reason = None if is_elsewhere else entry.device_refusal(architecture)
     reason = reason or next(filter(None, map(entry.refusal, shapes)), None)
     if name is None:
         return _Choice(default if reason is None else "xla", False, reason)

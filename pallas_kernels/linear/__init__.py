@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.implementations import LINEAR, load
+from pallas_kernels.implementations import LINEAR, default_for, load
 from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
@@ -91,6 +91,5 @@ def pick(platform: str, *, architecture: str | None = None) -> tuple[Linear, str
 
     `architecture` is a GPU's compute capability, such as "9.0".
     """
-    name = next((key for key, entry in LINEAR.items() if entry.platform == platform), "xla")
-    reason = LINEAR[name].device_refusal(architecture)
-    return Linear(name if reason is None else "xla"), reason
+    name, reason = default_for(LINEAR, platform, architecture)
+    return Linear(name), reason
