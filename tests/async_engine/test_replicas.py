@@ -142,9 +142,10 @@ def test_what_goes_wrong_between_two_cores_loses_nothing(monkeypatch: pytest.Mon
         long = asyncio.create_task(read_on(llm, "long", 1, 2 * NUM_TOKENS))
         await until(lambda: bool(replicas.router.sequences(1)))
         drained = asyncio.create_task(llm.scale_elastic_ep(1))
-        await until(lambda: replicas.is_scaling)
+        await until(lambda: any(not each.is_open for each in replicas._replicas))
         await llm.scale_elastic_ep(2)
-        await drained
+        with pytest.raises(RuntimeError, match="to 1 replicas was replaced by scaling to 2"):
+            await drained
         assert len(tokens_of(await long)) == 2 * NUM_TOKENS
         assert llm.core_pids == pids, "the one that drained is taken back"
 

@@ -41,6 +41,7 @@ class ReplicaSet:
         """The file descriptors of each replica's core, which cannot be asked for them once it has closed."""
         self._endings: list[threading.Thread] = []
         self._ready: EngineReady | None = None
+        self._wanted = count
         self._scale_error: str | None = None
         self._tend_at = 0.0
         self.router = Router(None)
@@ -225,8 +226,11 @@ class ReplicaSet:
     # -- More or fewer of them ------------------------------------------------------------------------------------
 
     def scale(self, count: int, drain_seconds: float) -> None:
-        """Begin to have `count` replicas: others start, or the last ones drain, for `drain_seconds` at most."""
-        self._scale_error = None
+        """Begin to have `count` replicas: others start, or the last ones drain, for `drain_seconds` at most.
+
+        This replaces a change that has not ended.
+        """
+        self._wanted, self._scale_error = count, None
         taken = {each.index for each in self._replicas}
         staying = sorted(self._replicas, key=lambda kept: (not kept.is_open, kept.index))  # draining ones last
         for rank, replica in enumerate(staying):
@@ -239,15 +243,18 @@ class ReplicaSet:
             self._meet(self._add(index))
         self.retire()
 
-    @property
-    def is_scaling(self) -> bool:
-        """Return whether replicas start for the first time, or drain."""
-        return any(not each.is_open or not each.has_served for each in self._replicas)
+    def has_scaled(self, count: int) -> bool:
+        """Return whether `scale(count)` has ended: no replica starts for the first time, and none drains.
 
-    def take_scale_error(self) -> str | None:
-        """Return, once, why a replica that `scale` has added could not be started, or has not drained."""
-        error, self._scale_error = self._scale_error, None
-        return error
+        Raises RuntimeError if a replica could not be started, or if another number has been asked for since.
+        """
+        if self._wanted != count:
+            raise RuntimeError(f"Scaling to {count} replicas was replaced by scaling to {self._wanted}.")
+        if any(not each.is_open or not each.has_served for each in self._replicas):
+            return False
+        if self._scale_error is not None:
+            raise RuntimeError(f"A replica cannot be started: {self._scale_error}")
+        return True
 
     def retire(self) -> None:
         """End replicas that have drained."""

@@ -422,7 +422,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         """Have another number of replicas; return when the new ones are ready, and those to go have ended.
 
         Those end their requests first, for `drain_timeout` seconds at most. Raises VLLMValidationError for an engine
-        that was started with data_parallel_size=1, RuntimeError if a new replica cannot be started.
+        that was started with data_parallel_size=1, RuntimeError if a new replica cannot be started, or if another call
+        asks for another number meanwhile.
         """
         check_int("new_data_parallel_size", new_data_parallel_size, 1, MAX_REPLICAS)
         check_int("drain_timeout", drain_timeout, 0, INT32_MAX)
@@ -434,12 +435,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
             message = "an engine of one replica has no others: start it with data_parallel_size of 2 or more."
             raise VLLMValidationError(message, parameter="new_data_parallel_size", value=new_data_parallel_size)
         remote.replicas.scale(new_data_parallel_size, drain_timeout)
-        while remote.replicas.is_scaling:
+        while not remote.replicas.has_scaled(new_data_parallel_size):
             await asyncio.sleep(_POLL_SECONDS)
             self._check_awake()
             self._core.look()
-        if (error := remote.replicas.take_scale_error()) is not None:
-            raise RuntimeError(f"A replica cannot be started: {error}")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """End the core, and so release the device with all that it holds, until `wake_up`.
