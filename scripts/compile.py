@@ -4,7 +4,7 @@
     scripts/compile.py attention --target v6e:1x1 --cases llama-3-8b --kv bfloat16
     scripts/compile.py steps llama-3.2-1b --target h100 --layers 2
 
-A TPU topology needs `libtpu` in the environment, an H100 needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc
+A TPU topology needs `libtpu` in the environment, a GPU needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc
 (ptxas 13.3 or later). These are static figures: nothing runs. scripts/compile_check.sh makes such environments and
 compiles everything.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from jaxllm.check.compilers import compiler_environment
 from jaxllm.resolve.hardware import find_topology
+from pallas_kernels.targets import hopper_refusal
 
 OPS = {
     "attention": {"tpu": "attention_tpu", "gpu": "attention_gpu"},
@@ -32,12 +33,14 @@ OPS = {
     "steps": {"tpu": "steps", "gpu": "steps"},
 }
 """The module of each op, by platform."""
+HOPPER_OPS = ("attention", "latents", "grouped_matmul", "segment_attention", "states", "state_decodes")
+"""The ops whose kernels for GPUs are for Hopper only; other GPUs run them in plain XLA, as `steps` shows."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("op", choices=OPS, help="what to compile; with a target, --help shows the options of the op")
-    parser.add_argument("--target", required=True, help="a TPU topology such as v5e:1x1, v6e:1x1, tpu7x:1x1x1; or h100")
+    parser.add_argument("--target", required=True, help="a topology such as v5e:1x1, v6e:1x1, tpu7x:1x1x1, a100, h100")
     parser.add_argument("--json", type=Path, metavar="OUT")
     words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
     known, _ = parser.parse_known_args(words or None)
@@ -58,7 +61,10 @@ def main() -> int:
         parser.description = module.__doc__
         module.add_arguments(parser)
         args = parser.parse_args()
-        return module.main(args, importlib.import_module("compile.target").make_target(args.target, Path(folder)))
+        target = importlib.import_module("compile.target").make_target(args.target, Path(folder))
+        if target.is_gpu and args.op in HOPPER_OPS and (reason := hopper_refusal(target.architecture)):
+            parser.error(f"{args.op}: {reason}; compile `steps` instead, which shows what runs there")
+        return module.main(args, target)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _gpu(
 # GPUs: memory and bandwidth are those of the descriptions in pallas_kernels/targets, which name their sources.
 # Arithmetic is NVIDIA's figure for bfloat16 with sums in float32, without sparsity, or half of that with sparsity: of
 # the data sheets of A100, H100, H200, L4, L40S, HGX B200 and GB300 NVL72, and of the white papers on the architectures
-# Ada (RTX 4090) and RTX Blackwell (RTX 5090).
+# GA102 (RTX 3090), Ada (RTX 4090) and RTX Blackwell (RTX 5090).
 HARDWARE: Mapping[str, Hardware] = {
     each.name: each
     for each in (
@@ -172,6 +172,7 @@ HARDWARE: Mapping[str, Hardware] = {
         _gpu("gb300", "NVIDIA GB300", 297_021_079_552, 7928.064e9, 2500e12, devices_per_host=4),
         _gpu("l4", "NVIDIA L4", 23_583_784_960, 300.048e9, 121e12),
         _gpu("l40s", "NVIDIA L40S", 47_576_711_168, 864.096e9, 362.05e12),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 25_447_170_048, 936.096e9, 71e12),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 25_250_627_584, 1008.096e9, 165.2e12),
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 33_677_180_928, 1792.128e9, 209.5e12),
     )

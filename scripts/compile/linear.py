@@ -77,7 +77,7 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
 def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Target, *, is_plain: bool) -> Row:
     """Compile a matmul and return its row."""
     num_outputs, num_inputs = map(int, matrix.split("x"))
-    op, _ = pick("gpu", architecture="9.0") if target.is_gpu else pick("tpu")
+    op, _ = pick(target.hardware.platform, architecture=target.architecture)
     op = Linear() if is_plain else op
     shape = LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)
     runs = "xla" if op.refusal(shape) else op.implementation

@@ -75,30 +75,30 @@ def main(args: argparse.Namespace, target: Target) -> int:
 
 def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callable[[], Row]]]:
     for dtype in args.dtypes:
-        for name, layer in layers(jnp.dtype(dtype)):
+        for name, layer in layers(jnp.dtype(dtype), target):
             yield {"case": name, "kernel": layer.kernel, "dtype": dtype}, partial(compile_layer, layer, target)
 
 
-def layers(dtype: Any) -> Iterator[tuple[str, Layer]]:
-    """Yield the layers of real models by name, for inputs of a dtype."""
+def layers(dtype: Any, target: Target) -> Iterator[tuple[str, Layer]]:
+    """Yield the layers of real models by name, for inputs of a dtype on a target."""
     f32 = jnp.float32
     for name, case in real(DELTA_CASES):
         shape = case.shape(dtype)
-        op, _ = gated_delta.pick(shape, "gpu", architecture="9.0")
+        op, _ = gated_delta.pick(shape, "gpu", architecture=target.architecture)
         keys, heads = spec(dtype, SEQS, shape.num_key_heads, shape.key_dim), shape.num_value_heads
         inputs = keys, keys, spec(dtype, SEQS, heads, shape.value_dim)
         gates = spec(f32, SEQS, heads, shape.decay_dim), spec(f32, SEQS, heads)
         yield name, Layer(op, (*inputs, *gates), {}, "gated_delta_decode", PART * shape.key_dim * 4)
     for name, case in real(SPACE_CASES):
         shape = case.shape(dtype)
-        op, _ = state_space.pick(shape, "gpu", architecture="9.0")
+        op, _ = state_space.pick(shape, "gpu", architecture=target.architecture)
         x, of_heads = spec(dtype, SEQS, shape.num_heads, shape.head_dim), spec(f32, shape.num_heads)
         written = spec(dtype, SEQS, shape.num_groups, shape.state_dim)
         inputs = x, spec(f32, SEQS, shape.num_heads), of_heads, written, written, of_heads
         yield name, Layer(op, inputs, {}, "state_space_decode", PART * shape.state_dim * 4)
     for name, case in real(CONV_CASES):
         shape = case.shape(dtype)
-        op, _ = causal_conv.pick(shape, "gpu", architecture="9.0")
+        op, _ = causal_conv.pick(shape, "gpu", architecture=target.architecture)
         inputs = spec(dtype, SEQS, shape.num_channels), spec(dtype, shape.kernel_size, shape.num_channels)
         settings: dict[str, Any] = {"activation": case.activation}
         if case.has_bias:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.check.compilers import describe_devices
 from jaxllm.resolve.hardware import Hardware, find_topology
+from jaxllm.resolve.resolve_engine import detect_architecture
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
 """HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
@@ -30,8 +31,10 @@ class Target(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """The name by which kernels are picked."""
-        return "9.0" if self.is_gpu else self.hardware.device_kind
+        """The name by which kernels are picked: a GPU's compute capability, a TPU's kind."""
+        architecture = detect_architecture(list(self.sharding.device_set))
+        assert architecture is not None
+        return architecture
 
     @property
     def bandwidth(self) -> float:

@@ -38,6 +38,10 @@ LATENT: dict[str, Any] = {
 }  # fmt: skip
 YARN: dict[str, Any] = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32}
 YARN |= {"beta_slow": 1}
+AWQ: dict[str, Any] = {
+    "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+    "modules_to_not_convert": None,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": LLAMA | {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -67,6 +71,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
         "max_window_layers": 36,
     },
+    "qwen3-8b-awq": QWEN3 | {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "max_window_layers": 36, "torch_dtype": "float16", "quantization_config": AWQ,
+    },
     "qwen3-32b": QWEN3 | {
         "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64,
         "max_window_layers": 64,
@@ -74,10 +82,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-32b-awq": QWEN3 | {
         "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64,
         "max_window_layers": 64, "torch_dtype": "float16",
-        "quantization_config": {
-            "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
-            "modules_to_not_convert": None,
-        },
+        "quantization_config": AWQ,
     },
     "qwen3-30b-a3b": QWEN3 | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
@@ -266,6 +271,7 @@ HUB_IDS = {
     "llama-3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-8b-awq": "Qwen/Qwen3-8B-AWQ",
     "qwen3-32b-awq": "Qwen/Qwen3-32B-AWQ",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",

@@ -28,6 +28,7 @@ V5E, H100 = HARDWARE["v5e"], HARDWARE["h100"]
         ("h200", "h200", 1),
         ("gb300:4", "gb300", 4),
         ("rtx4090:2", "rtx4090", 2),
+        ("rtx3090", "rtx3090", 1),
     ],
 )
 def test_topologies(topology: str, kind: str, num_devices: int):
@@ -59,7 +60,7 @@ def test_topologies_ascend():
 GPUS = [hardware for hardware in HARDWARE.values() if hardware.platform == "gpu"]
 FLOPS_PER_CYCLE = {
     "a100": 2048, "h100": 4096, "h200": 4096, "b200": 8192, "gb300": 8192,
-    "l4": 1024, "l40s": 1024, "rtx4090": 512, "rtx5090": 512,
+    "l4": 1024, "l40s": 1024, "rtx3090": 512, "rtx4090": 512, "rtx5090": 512,
 }  # fmt: skip
 """The dense bfloat16 operations of one core (SM) in a cycle, of NVIDIA's papers on each architecture. A GeForce sums in
 float32 at half of the rate of the same architecture's data center GPUs."""
