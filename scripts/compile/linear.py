@@ -2,7 +2,7 @@
 
 Checked, for each format and number of rows: nothing of the size of the weights, in the dtype of what they are
 multiplied by, is held in memory, and neither are the codes of all layers copied; on an H100 no register is spilled and
-shared memory suffices. At the end the cost sheet.
+shared memory suffices, and from 512 rows on one widened matrix is held. At the end the cost sheet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compile.target import Target
 from compile.tpu_listing import read_loops
 from pallas_kernels.linear import Linear, LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS, RARE
-from pallas_kernels.linear.gpu.sizes import CONSUMERS, DEPTH, WORD_BYTES, choose_sizes, piece
+from pallas_kernels.linear.gpu.sizes import CONSUMERS, DEPTH, WIDENED_ROWS, WORD_BYTES, choose_sizes, piece
 from pallas_kernels.linear.tpu.sizes import CHUNKS_AT_ONCE, FEW_ROWS, LANES, few_outputs
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
 from pallas_kernels.weights import WeightFormat
@@ -81,17 +81,27 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
     op = Linear() if is_plain else op
     shape = LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)
     runs = "xla" if op.refusal(shape) else op.implementation
+    is_widened = runs == "gpu" and num_rows >= WIDENED_ROWS
     program = compile_program(op.__call__, abstract_arguments(shape, num_rows), target)
     wide = held_wide(program.hlo, num_outputs * num_inputs)
-    may_widen = is_plain or (runs == "xla" and form in RARE.values())
+    may_widen = is_plain or is_widened or (runs == "xla" and form in RARE.values())
     missed = [] if may_widen else [f"held in memory: {array}" for array in wide]
     figures: Row = {"holds": ", ".join(wide)} if may_widen else {}
-    if runs == "gpu":
+    if is_widened:
+        runs, missed = "widened", missed_by_widening(wide, program.temp_mib, shape)
+    elif runs == "gpu":
         figures, missed = gpu_figures(shape, num_rows, program), missed + ptxas_misses(program)
     elif runs == "tpu":
         figures = tpu_figures(shape, num_rows, target)
     last = {"temp_MiB": program.temp_mib, "seconds": program.seconds, "missed": missed}
     return {"runs": runs} | figures | last
+
+
+def missed_by_widening(wide: list[str], temp_mib: float, shape: LinearShape) -> list[str]:
+    """Return what is wrong with a matmul that widens its matrix first: it holds that matrix once."""
+    missed = [f"held in memory: {array}" for array in wide[1:]]
+    is_large = temp_mib * 2**20 >= 2 * (2 * shape.num_outputs * shape.num_inputs)
+    return missed + ([f"scratch of {temp_mib} MiB"] if is_large else [])
 
 
 def held_wide(text: str, num_weights: int) -> list[str]:

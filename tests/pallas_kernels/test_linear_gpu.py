@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ import pytest
 from pallas_kernels.linear import LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS
 from pallas_kernels.linear.gpu import gpu_linear
-from pallas_kernels.linear.gpu.sizes import WORKERS, Sizes, choose_sizes
-from tests.pallas_kernels.gpu import interpreted
+from pallas_kernels.linear.gpu.sizes import WIDENED_ROWS, WORKERS, Sizes, choose_sizes
+from tests.pallas_kernels.gpu import interpreted, traced
 from tests.pallas_kernels.quantized_linear import LAYER, Call, exact, make, sizes_of_sums
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -54,6 +55,17 @@ def test_bfloat16_is_rounded_once() -> None:
     call = make(FORMATS["awq"], 19, OUTPUTS, INPUTS)
     for sizes in (FEW, MANY):
         np.testing.assert_allclose(run(call, sizes, jnp.bfloat16), exact(call), rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "fp8"])
+def test_many_rows_widen_the_matrix_first(name: str) -> None:
+    """No kernel of this project runs then."""
+    call = make(FORMATS[name], WIDENED_ROWS, 64, 256)
+    multiply = jax.jit(partial(gpu_linear, layer=LAYER, out_dtype=jnp.float32))
+    assert "quantized_linear" not in traced(multiply, call.x, call.weight)
+    assert "quantized_linear" in traced(multiply, call.x[:-1], call.weight)
+    error = abs(np.asarray(multiply(call.x, call.weight), np.float64) - exact(call))
+    assert (error <= 2e-6 * sizes_of_sums(call)).all()
 
 
 @pytest.mark.parametrize("name", ["gptq", "int8"])

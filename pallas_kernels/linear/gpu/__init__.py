@@ -1,7 +1,8 @@
 """Matmuls by quantized weights on Hopper GPUs, in one Mosaic GPU kernel on the codes of all layers.
 
 Codes become bfloat16 in registers, so nothing is widened in device memory. A row's sum runs over its inputs in the same
-order whatever the other rows are.
+order whatever the other rows are. From `WIDENED_ROWS` rows on XLA widens a matrix in device memory and multiplies by it
+instead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention.gpu.common import TILED_ROWS
 from pallas_kernels.weights.held import Quantized
 
-from ..xla import finish
+from ..xla import finish, xla_linear
 from .kernel import COLUMNS, Item, Items, divide, is_by_row, multiply_tiles
 from .operands import as_words, in_planes
-from .sizes import Sizes, choose_sizes
+from .sizes import WIDENED_ROWS, Sizes, choose_sizes
 
 __all__ = ["gpu_linear"]
 
@@ -43,13 +44,16 @@ def gpu_linear(
     `interpret` runs the kernel on a CPU, in an interpreter that looks for races. `sizes` is for tests; by default they
     follow from the shapes.
     """
-    del num_rows
     (t, i), o = x_ti.shape, weight.shape[1]
+    added = {"activation": activation, "is_gated": is_gated, "plus_to": plus_to, "bias_o": bias_o}
+    if sizes is None and t >= WIDENED_ROWS:
+        return xla_linear(x_ti, weight, layer, out_dtype=out_dtype, **added)
+    del num_rows
     sizes = sizes or choose_sizes(t, o, i, weight.format)
     if interpret:  # idle thread blocks take their time too
         sizes = sizes._replace(workers=2)
     product_to = _multiply(x_ti, weight, layer, jnp.dtype(out_dtype), sizes, interpret=interpret)
-    return finish(product_to, activation, plus_to, bias_o, is_gated=is_gated)
+    return finish(product_to, **added)
 
 
 def _multiply(
