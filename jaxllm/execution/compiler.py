@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -172,6 +174,16 @@ class StepCompiler:
         # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
         self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
+        self._tracing = threading.Lock()
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Return whether a larger program that is compiled may run a step instead of the right one that is not.
+
+        It may if rows do not depend on the shape of their batch, or if that is not promised, and nobody should wait: a
+        program for an accelerator takes seconds to compile, and all streams would wait for it.
+        """
+        return self.config.batch_invariant or self.config.platform != "cpu"
 
     @property
     def max_rows(self) -> int:
@@ -230,12 +242,16 @@ class StepCompiler:
         return [self.pool_shape(bucket, by_token=by_token) for bucket in dict.fromkeys(self._ordered_buckets())]
 
     def _ordered_buckets(self) -> list[Bucket]:
-        # The first steps are the largest, then come the decodes. Where a larger program can stand in for the right one,
-        # the first is one that fits most first prompts, and runs quickly.
+        # The first steps are the largest, then come the decodes.
         order = [self.buckets[-1], *self.buckets]
         if self.config.batch_invariant:
+            # The first is one that fits most first prompts, and runs quickly.
             stand_in = pick_bucket(self.buckets, min(_STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
             order = [stand_in, self.buckets[0], *order]
+        elif self.has_stand_ins:
+            # The largest stands in for all, and the largest step of decodes for all of those.
+            decodes = pick_bucket(self.buckets, self.max_rows, self.max_rows)
+            order = [self.buckets[-1], decodes, *self.buckets]
         return order
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
@@ -267,8 +283,12 @@ class StepCompiler:
         if isinstance(shape, PoolShape):
             shapes = [self.pool_shape(bucket, by_token=shape.by_token) for bucket in buckets]
         else:
-            shapes = [self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets]
-        return [each for each in shapes if each != shape]
+            shapes = [
+                self.step_shape(bucket, is_full=shape.is_full, has_chunks=has_chunks)
+                for bucket in buckets
+                for has_chunks in ((False, True) if shape.decodes_only else (True,))
+            ]
+        return [each for each in dict.fromkeys(shapes) if each != shape]
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for requests that count nothing, and one per sequence."""
@@ -419,7 +439,10 @@ class StepCompiler:
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
         started = time.perf_counter()
-        compiled = self.lower(key, num_blocks).compile(compiler_options=self.options)
+        # Threads that trace at once take turns anyway, and the thread of the steps would wait for all of them.
+        with nullcontext() if isinstance(key, Upkeep) else self._tracing:
+            lowered = self.lower(key, num_blocks)
+        compiled = lowered.compile(compiler_options=self.options)
         log_phase(logger, describe(key), time.perf_counter() - started)
         return compiled
 

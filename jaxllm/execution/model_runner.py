@@ -236,10 +236,8 @@ class ModelRunner:
         return [EncodeLaunch(self._places[shape], [*arrays, slots])]
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
-        """Return the program to use: where rows do not depend on the shape of their batch, a larger program that is
-        compiled already comes before waiting for the right one.
-        """
-        if not self.compiler.config.batch_invariant or shape in self.programs:
+        """Return the program to use: the right one, or a larger one that is compiled while the right one is not."""
+        if not self.compiler.has_stand_ins or shape in self.programs:
             return shape
         return self.programs.nearest([shape, *self.compiler.larger(shape)])
 

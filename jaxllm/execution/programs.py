@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.utils.fork_safety import Home
@@ -20,16 +21,35 @@ from jaxllm.utils.freed_memory import give_back
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 3.0
-"""Compiling ahead pauses for this many times the time of the last compilation; a load is followed by no pause."""
+_MANY_CORES = 8
+"""From this many cores on, compilers leave enough of them to the host of an accelerator, and need no pauses."""
 _POLL_SECONDS = 0.05
 
 
+class Pace(NamedTuple):
+    """How fast programs are compiled ahead."""
+
+    num_threads: int
+    pause: float
+    """The pause after a compilation, as a multiple of its time; a load is followed by no pause."""
+
+
+GENTLE, FAST = Pace(num_threads=1, pause=3.0), Pace(num_threads=4, pause=0.0)
+"""Only one thread at a time can trace, which takes a third of the time: more than four would wait for each other."""
+
+
+def find_pace(platform: str) -> Pace:
+    """Return the pace for the cores that this process may use; a CPU's steps need all of them for themselves."""
+    # Some systems do not tell a process which cores it may use.
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return FAST if platform != "cpu" and num_cores >= _MANY_CORES else GENTLE
+
+
 class _Thread(threading.Thread):
-    """The background thread of an engine's programs."""
+    """The background thread of an engine's programs, which starts and joins the others."""
 
     is_stopping = False
-    """True once it has to stop: it ends after the program that it compiles, which cannot be interrupted."""
+    """True once it has to stop: it ends after the programs being compiled, which cannot be interrupted."""
 
     def run(self) -> None:
         """Compile, then return to the system the memory that compilers have freed."""
@@ -38,11 +58,11 @@ class _Thread(threading.Thread):
 
 
 class Programs[Key: Hashable]:
-    """Programs by key, loaded or compiled ahead by one background thread; `get` does so at once for a missing one.
+    """Programs by key, loaded or compiled ahead in the background; `get` does so at once for a missing one.
 
-    The first key comes first, then the program that `nearest` would have preferred, then the others in order, with
-    pauses: compiling takes a core and the interpreter from the rest of the start and from the steps. Rare programs that
-    are on disk are not held until a step needs one: each takes memory. The order never changes a result, only its time.
+    The first key comes first, then the program that `nearest` would have preferred, then the others in order, at a
+    pace: compiling takes cores and the interpreter from the rest of the start and from the steps. Rare programs that
+    are on disk are not held until a step needs one: each takes memory.
     """
 
     def __init__(
@@ -54,10 +74,12 @@ class Programs[Key: Hashable]:
         load: Callable[[Key], Any] = lambda _: None,
         is_kept: Callable[[Key], bool] = lambda _: False,
         rare: Iterable[Key] = (),
+        pace: Pace = GENTLE,
     ) -> None:
         """Compile only programs for which `load` returns None; `is_kept` tells without loading whether it would not."""
         self._compile, self._load, self._is_kept = compile_one, load, is_kept
         self.keys, self._rare = tuple(keys), frozenset(rare)
+        self._pace = pace
         self._ahead = iter(self.keys)
         """The keys are walked once: a file that is removed in between must not be compiled again and again."""
         self._done: dict[Key, Any] = {}
@@ -79,7 +101,7 @@ class Programs[Key: Hashable]:
         self._thread: _Thread | None = None
         if ahead:
             # A daemon, so that exit does not wait for the whole list. A process that exits during a compilation
-            # crashes, so exit waits for the one program that is being compiled, and keeps it. Exit hooks run last
+            # crashes, so exit waits for the programs that are being compiled, and keeps them. Exit hooks run last
             # first: that of weakref.finalize, which takes the constants of JAX's traces, is registered before ours.
             weakref.finalize(self, lambda: None).atexit = False
             atexit.register(self._stop_at_exit)
@@ -163,7 +185,16 @@ class Programs[Key: Hashable]:
     def _run(self) -> None:
         try:
             self._wait_for_stopping()
+            others = [
+                threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
+                for _ in range(1, self._pace.num_threads)
+            ]
+            for thread in others:
+                thread.start()
             self._run_ahead()
+            for thread in others:
+                thread.join()
+            self.is_warm = self.is_warm or not self._is_stopped
         finally:
             self._has_ended.set()
             # Only now: a process whose `stop` was interrupted waits again when it exits.
@@ -188,19 +219,19 @@ class Programs[Key: Hashable]:
             except Exception:
                 # The step that needs it compiles it again, and raises the error to its caller.
                 logger.exception("compiling %s ahead failed", key)
-            if self.num_compiled > num_compiled:
-                self._wake.wait(PAUSE * (time.monotonic() - started))
+            if self._pace.pause and self.num_compiled > num_compiled:
+                self._wake.wait(self._pace.pause * (time.monotonic() - started))
             self._wake.clear()
-        self.is_warm = self.is_warm or not self._is_stopped
 
     def _next(self) -> tuple[Key, bool] | None:
         """Return the key to compile now and whether to hold its program, or None if nothing is left to compile."""
-        if self._is_stopped:
-            return None
-        if self._asked:
-            return self._asked.popleft(), True
-        key = next(filter(self._is_missing, self._ahead), None)
-        return None if key is None else (key, key not in self._rare)
+        with self._lock:
+            if self._is_stopped:
+                return None
+            if self._asked:
+                return self._asked.popleft(), True
+            key = next(filter(self._is_missing, self._ahead), None)
+            return None if key is None else (key, key not in self._rare)
 
     def _is_missing(self, key: Key) -> bool:
         return key not in self._done and not (key in self._rare and self._is_kept(key))
@@ -217,7 +248,8 @@ class Programs[Key: Hashable]:
             program = self._load(key)
             if program is None:
                 program = self._compile(key)
-                self.num_compiled += 1
+                with self._lock:
+                    self.num_compiled += 1
             if holds or not self._is_kept(key):
                 self._done[key] = program
             else:

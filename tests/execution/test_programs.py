@@ -1,5 +1,6 @@
 """Programs compile ahead in order, once each; one that is needed jumps the queue; failures and stops are handled."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs import FAST, GENTLE, Pace, Programs, find_pace
 
 pytestmark = pytest.mark.programs
 
@@ -87,8 +88,7 @@ def test_eager_compiles_only_what_is_asked_for() -> None:
     assert compiled == [2]
 
 
-def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.execution.programs.PAUSE", 1e9)
+def test_what_a_step_would_rather_have_had_is_compiled_next() -> None:
     compiled: list[int] = []
 
     def compile_one(key: int) -> int:
@@ -96,7 +96,7 @@ def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.
         compiled.append(key)
         return key
 
-    programs = Programs(compile_one, [1, 2, 3, 4, 5], ahead=True)
+    programs = Programs(compile_one, [1, 2, 3, 4, 5], ahead=True, pace=Pace(1, 1e9))
     wait_until(lambda: 1 in programs)
     time.sleep(0.05)
     assert compiled == [1], "the others are in no hurry"
@@ -110,15 +110,73 @@ def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.
     programs.stop()
 
 
-def test_what_can_be_loaded_is_not_compiled_and_needs_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.execution.programs.PAUSE", 1e9)
+def test_what_can_be_loaded_is_not_compiled_and_needs_no_pause() -> None:
     compiled: list[int] = []
     load = {1: "one", 2: "two", 3: "three"}.get
-    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3, 4], ahead=True, load=load)
+    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3, 4], ahead=True, load=load, pace=Pace(1, 1e9))
     wait_until(lambda: 4 in programs)
     assert [programs.get(key) for key in (1, 2, 3, 4)] == ["one", "two", "three", 4]
     assert compiled == [4]
     programs.stop()
+
+
+@pytest.mark.parametrize(
+    ("platform", "num_cores", "pace"),
+    [("gpu", 8, FAST), ("tpu", 200, FAST), ("gpu", 7, GENTLE), ("tpu", 1, GENTLE), ("cpu", 64, GENTLE)],
+)
+@pytest.mark.parametrize("knows_its_cores", [True, False])
+def test_the_pace_depends_on_the_cores_that_steps_leave(
+    monkeypatch: pytest.MonkeyPatch, platform: str, num_cores: int, pace: Pace, knows_its_cores: bool
+) -> None:
+    if knows_its_cores:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    else:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    assert find_pace(platform) == pace
+
+
+def test_several_threads_compile_at_once_without_pauses_and_nothing_twice() -> None:
+    meeting, compiled = threading.Barrier(4), list[int]()
+
+    def compile_one(key: int) -> int:
+        meeting.wait(10)
+        compiled.append(key)
+        return key
+
+    programs = Programs(compile_one, range(8), ahead=True, pace=FAST)
+    wait_until(lambda: programs.is_warm)
+    assert sorted(compiled) == list(range(8))
+    assert programs.num_compiled == len(programs) == 8
+    programs.stop()
+
+
+def test_an_engine_is_warm_and_stopped_once_all_threads_have_ended() -> None:
+    started, go_on = threading.Semaphore(0), [threading.Event() for _ in range(3)]
+
+    def compile_one(key: int) -> int:
+        started.release()
+        assert go_on[key].wait(10)
+        return key
+
+    programs = Programs(compile_one, range(3), ahead=True, pace=Pace(2, 0.0))
+    assert started.acquire(timeout=10)
+    assert started.acquire(timeout=10)
+    go_on[0].set()
+    assert started.acquire(timeout=10)
+    go_on[2].set()
+    wait_until(lambda: 2 in programs)
+    time.sleep(0.02)
+    assert not programs.is_warm, "one is still being compiled"
+    stopping = threading.Thread(target=programs.stop)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive(), "a process that ends while something is compiled crashes"
+    go_on[1].set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert len(programs) == 3
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

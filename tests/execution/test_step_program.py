@@ -97,11 +97,41 @@ def test_decodes_alone_have_plain_programs_where_attention_takes_less_for_them()
         bucket = shape.batch.bucket
         assert shape == compiler.step_shape(bucket, is_full=False, has_chunks=False)
         mixed = compiler.step_shape(bucket, is_full=False, has_chunks=True)
-        assert compiler.larger(shape)[0] == mixed
+        larger = compiler.larger(shape)
+        assert larger[0] == mixed
+        assert larger[1:] == [
+            compiler.step_shape(each, is_full=False, has_chunks=has_chunks)
+            for each in compiler.buckets[compiler.buckets.index(bucket) + 1 :]
+            for has_chunks in ([False, True] if each.num_tokens == each.num_seqs else [True])
+        ]
+        assert not any(each.decodes_only for each in compiler.larger(mixed)), "they take no chunks"
         assert mixed in compiler.shapes(), "a prompt may be short enough for the same bucket"
         assert not mixed.decodes_only
         assert not compiler.step_shape(bucket, is_full=True, has_chunks=False).decodes_only
     assert not any(shape.decodes_only for shape in make_compiler().shapes())
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_on_an_accelerator_the_largest_programs_come_first(platform: str) -> None:
+    """They stand in for the others, which take seconds to compile."""
+    attention = PagedAttention(AttentionShape(4, 2, 64, 16, jnp.dtype("bfloat16"), jnp.dtype("bfloat16")), platform)
+    groups = (replace(make_group(), attention=attention),)
+    compiler = make_compiler(dtype=jnp.bfloat16, groups=groups, platform=platform)
+    assert compiler.has_stand_ins
+    shapes = compiler.shapes()
+    plain = [shape for shape in shapes if not shape.is_full]
+    assert shapes[: len(plain)] == plain
+    buckets = [shape.batch.bucket for shape in plain]
+    assert buckets[:2] == [compiler.buckets[-1], Bucket(64, 64)]
+    for shape in shapes:
+        first = next(each for each in shapes if each.is_full == shape.is_full)
+        assert shape == first or first in compiler.larger(shape)
+    if platform == "gpu":
+        decodes = [shape for shape in plain if shape.decodes_only]
+        assert plain[1] == decodes[0]
+        assert all(decodes[0] in compiler.larger(shape) for shape in decodes[1:])
+    rest = [bucket for bucket in dict.fromkeys(buckets[1:]) if bucket != Bucket(64, 64)]
+    assert rest == sorted(rest), "then the smallest"
 
 
 def test_nothing_compiles_after_warm_up() -> None:

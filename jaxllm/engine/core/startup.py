@@ -32,7 +32,7 @@ from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs import Programs, find_pace
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.lora.adapter_weights import load_adapter
 from jaxllm.lora.peft import PeftAdapter, find_adapter
@@ -226,8 +226,15 @@ def _compile_ahead(
 ) -> Programs[ProgramKey]:
     """Begin to compile programs, or to load those that are kept."""
     cache = ProgramCache(compiler, num_blocks, folders, environment(_XLA_VARIABLES))
-    ahead = not config.args.enforce_eager
-    return Programs(cache.compile, keys, ahead=ahead, load=cache.load, is_kept=cache.is_kept, rare=rare)
+    return Programs(
+        cache.compile,
+        keys,
+        ahead=not config.args.enforce_eager,
+        load=cache.load,
+        is_kept=cache.is_kept,
+        rare=rare,
+        pace=find_pace(config.platform),
+    )
 
 
 def _make_host_processors(config: EngineConfig) -> HostProcessors | None:

@@ -1,0 +1,95 @@
+"""Where a program takes seconds to compile, a larger one runs its steps meanwhile, and the answers are the same."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jaxllm.execution.compiler import ProgramKey, StepCompiler
+from jaxllm.execution.launcher import Launcher
+from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.packing import Bucket
+from jaxllm.execution.programs import FAST, Programs
+from jaxllm.execution.step import StepShape
+from jaxllm.loading.load import init_dummy
+from jaxllm.models import LayerLoop
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.plan import Chunk, StepPlan
+from tests.execution.support import make_compiler
+
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("quick_compile")]
+
+NUM_BLOCKS = 33
+PARAMS = {False: SamplingParams(temperature=0), True: SamplingParams(temperature=0, presence_penalty=1.5, logprobs=2)}
+"""The parameters of a plain step, and of a full one."""
+
+
+class Gated:
+    """Programs that a thread compiles ahead once the test lets it; the largest are there."""
+
+    def __init__(self, compiler: StepCompiler) -> None:
+        self.compiler, self.gate = compiler, threading.Event()
+        self.programs = Programs(self._compile, compiler.programs(), ahead=True, pace=FAST)
+
+    def _compile(self, key: ProgramKey) -> object:
+        if isinstance(key, StepShape) and key.batch.bucket != self.compiler.buckets[-1]:
+            assert self.gate.wait(60)
+        return self.compiler.compile(key, NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def gated() -> Iterator[tuple[ModelRunner, Gated]]:
+    """Return a runner on a CPU that takes it for a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxllm.execution.compiler.PLATFORMS", {"gpu": "cpu"})
+        compiler = make_compiler(1, loop=LayerLoop.SCAN, platform="gpu", max_num_seqs=8, max_num_batched_tokens=16)
+        made = Gated(compiler)
+        runner = ModelRunner(
+            Launcher(compiler, made.programs, lambda: init_dummy(compiler.model.specs.param_specs(), 0))
+        )
+        yield runner, made
+        made.gate.set()
+        runner.shutdown()
+
+
+def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: SamplingParams) -> list[list[int]]:
+    """Return what a step of new prompts samples; the prompts are cut from `tokens`."""
+    chunks = [
+        Chunk(
+            request_id=str(i),
+            start=0,
+            token_ids=tokens[i : i + length],
+            previous_row=None,
+            block_ids=(array("i", [i + 1]),),
+            samples=True,
+            num_prompt_tokens=length,
+            params=params,
+            seed=i,
+            num_output_tokens=0,
+            **({} if params is PARAMS[False] else {"count_row": i + 1, "history": tokens[i : i + length]}),
+        )
+        for i, length in enumerate(lengths)
+    ]
+    plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
+    return [list(ids) for ids in runner.run(plan, [None] * len(chunks)).result().token_ids]
+
+
+def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(gated: tuple[ModelRunner, Gated]) -> None:
+    runner, made = gated
+    compiler, programs = made.compiler, made.programs
+    assert compiler.buckets == (Bucket(8, 8), Bucket(16, 8))
+    tokens = array("i", np.random.default_rng().integers(1, 300, 40).tolist())
+    steps = [(lengths, is_full) for is_full in (False, True) for lengths in ([3], [5, 1], [1] * 8)]
+    for is_full in (False, True):
+        run(runner, [16], tokens, PARAMS[is_full])  # nothing larger stands in
+    early = [run(runner, lengths, tokens, PARAMS[is_full]) for lengths, is_full in steps]
+    small = [shape for shape in compiler.shapes() if shape.batch.bucket != compiler.buckets[-1]]
+    assert not any(shape in programs for shape in small)
+    made.gate.set()
+    runner.warm_up()
+    assert all(shape in programs for shape in small)
+    assert [run(runner, lengths, tokens, PARAMS[is_full]) for lengths, is_full in steps] == early
