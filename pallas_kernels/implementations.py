@@ -38,6 +38,8 @@ class Implementation(NamedTuple):
     """True if steps of decodes alone are faster without room for tiles, `AttentionBatch.without_tiles`."""
     takes_architecture: bool = False
     """True if `function` and `tiles` take the device's `architecture` too."""
+    takes_cores: bool = False
+    """True if `function` takes the number of the device's multiprocessors, `num_cores`, too."""
     device_refusal: Callable[[str | None], str | None] = lambda _: None
     """A function of a device's architecture that returns why the implementation does not run there, or None."""
 
@@ -91,6 +93,7 @@ PAGED_ATTENTION: Implementations = {
         row_alignment=16,
         fuses_rope=lambda _: True,
         takes_decodes_alone=True,
+        takes_cores=True,
         device_refusal=hopper_refusal,
     ),
 }
@@ -126,6 +129,7 @@ LATENT_ATTENTION: Implementations = {
         tiles="latent_attention.gpu.sizes:gpu_tiles",
         row_alignment=16,
         takes_decodes_alone=True,
+        takes_cores=True,
         device_refusal=hopper_refusal,
     ),
 }
@@ -156,7 +160,9 @@ LINEAR: Implementations = {
         "cpu", "linear.cpu:cpu_int8_linear", "linear.cpu:cpu_refusal", "linear.cpu:cpu_int8_prepare"
     ),
     "tpu": Implementation("tpu", "linear.tpu:tpu_linear", "linear.tpu.sizes:refusal"),
-    "gpu": Implementation("gpu", "linear.gpu:gpu_linear", "linear.gpu.sizes:refusal", device_refusal=hopper_refusal),
+    "gpu": Implementation(
+        "gpu", "linear.gpu:gpu_linear", "linear.gpu.sizes:refusal", takes_cores=True, device_refusal=hopper_refusal
+    ),
 }
 
 LORA: Implementations = {
@@ -181,6 +187,7 @@ GROUPED_MATMUL: Implementations = {
         "grouped_matmul.gpu:gpu_grouped_matmul",
         refuses="grouped_matmul.gpu.sizes:refusal",
         row_alignment=16,
+        takes_cores=True,
         device_refusal=hopper_refusal,
     ),
 }

@@ -26,6 +26,8 @@ class PoolOp:
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
     architecture: str | None = None
     """The device's architecture, as `pick` takes it. TPU kernels run on all TPUs, and use what a kind of TPU has."""
+    num_cores: int | None = None
+    """The number of a GPU's multiprocessors, as `pick` takes it."""
 
     @property
     def _entry(self) -> Implementation:
@@ -64,8 +66,13 @@ class PoolOp:
 
 
 def pick_pool_op[Op: PoolOp](
-    op: type[Op], shape: Any, platform: str, name: str | None, architecture: str | None
+    op: type[Op],
+    shape: Any,
+    platform: str,
+    name: str | None,
+    architecture: str | None,
+    num_cores: int | None = None,
 ) -> tuple[Op, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`."""
     choice = choose(op.implementations, [shape], platform, name, architecture, op.name)
-    return op(shape, choice.implementation, choice.interpret, architecture), choice.reason
+    return op(shape, choice.implementation, choice.interpret, architecture, num_cores), choice.reason

@@ -22,7 +22,7 @@ from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.towers.tower import Tower
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.engine_config import EngineConfig
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_engine import detect_architecture, device_facts
 from jaxllm.resolve.resolve_speculation import refused_draft
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear, rounding_refusal
@@ -178,14 +178,14 @@ def _choose_ops(
     Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, unless
     `may_round_nothing`.
     """
-    architecture = detect_architecture(list(mesh.devices.flat))
+    device = device_facts(list(mesh.devices.flat))
     if linear_backend == "auto":
-        linear = _choose_linear(specs, platform, architecture)
+        linear = _choose_linear(specs, platform, device)
     else:
         linear = _rounding_linear(specs, linear_backend, may_round_nothing=may_round_nothing)
     grouped, shapes = GroupedMatmul(), grouped_shapes(specs)
     if shapes:
-        grouped, reason = pick(shapes, platform, architecture=architecture)
+        grouped, reason = pick(shapes, platform, **device)
         if reason is not None:
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
     lora = pick_lora("cpu") if specs.loop is LayerLoop.IN_PLACE else Lora()
@@ -241,7 +241,7 @@ def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -
     raise VLLMValidationError(message, parameter="linear_backend", value=name)
 
 
-def _choose_linear(specs: ModelSpecs, platform: str, architecture: str | None) -> Linear:
+def _choose_linear(specs: ModelSpecs, platform: str, device: Mapping[str, Any]) -> Linear:
     if specs.loop is LayerLoop.IN_PLACE:
         return Linear("cpu")
     if platform == "cpu":
@@ -249,7 +249,7 @@ def _choose_linear(specs: ModelSpecs, platform: str, architecture: str | None) -
     quantized = [shape for shape in linear_shapes(specs) if shape.format is not None]
     if not quantized:
         return Linear("xla")
-    linear, reason = pick_linear(platform, architecture=architecture)
+    linear, reason = pick_linear(platform, **device)
     refusals = sorted({refusal for shape in quantized if (refusal := linear.refusal(shape))})
     for text in [reason, *refusals] if reason else refusals:
         logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, text)

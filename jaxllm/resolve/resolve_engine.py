@@ -176,6 +176,12 @@ def detect_architecture(devices: Sequence[Device]) -> str | None:
     return device.device_kind if device.platform == "tpu" else getattr(device, "compute_capability", None)
 
 
+def device_facts(devices: Sequence[Device]) -> dict[str, Any]:
+    """Return what ops are picked by: `architecture`, and `num_cores`, the number of a GPU's multiprocessors."""
+    num_cores = getattr(devices[0], "core_count", None) if devices[0].platform == "gpu" else None
+    return {"architecture": detect_architecture(devices), "num_cores": num_cores}
+
+
 def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
@@ -285,11 +291,11 @@ def _resolve_attention(
 
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
-        architecture = detect_architecture(list(mesh.devices.flat))
+        device = device_facts(list(mesh.devices.flat))
         if isinstance(shape, latent_attention.LatentShape):
-            attention, reason = latent_attention.pick(shape, platform, backend, architecture=architecture)
+            attention, reason = latent_attention.pick(shape, platform, backend, **device)
         else:
-            attention, reason = paged_attention.pick(shape, platform, backend, architecture=architecture)
+            attention, reason = paged_attention.pick(shape, platform, backend, **device)
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error

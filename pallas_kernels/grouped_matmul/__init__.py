@@ -41,6 +41,8 @@ class GroupedMatmul(MatmulOp):
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
     architecture: str | None = None
     """The device's, as `pick` takes it."""
+    num_cores: int | None = None
+    """The number of a GPU's multiprocessors, as `pick` takes it."""
 
     @property
     def row_alignment(self) -> int:
@@ -90,6 +92,7 @@ class GroupedMatmul(MatmulOp):
             activation=activation,
             out_dtype=out_dtype,
             interpret=self.interpret,
+            **({"num_cores": self.num_cores} if self._entry.takes_cores else {}),
         )
 
 
@@ -111,13 +114,19 @@ def _check(x_ri: Array, weight: Array | Quantized, groups: Groups, activation: s
 
 
 def pick(
-    shapes: Sequence[MatmulShape], platform: str, name: str | None = None, *, architecture: str | None = None
+    shapes: Sequence[MatmulShape],
+    platform: str,
+    name: str | None = None,
+    *,
+    architecture: str | None = None,
+    num_cores: int | None = None,
 ) -> tuple[GroupedMatmul, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernel if it is not.
 
     One op runs all of a layer's matmuls, of these shapes, since they share their groups. `name` is a key of
-    `GROUPED_MATMUL`; a CPU runs the kernels of other platforms in their interpreters. `architecture` is as
-    `paged_attention.pick` takes it. Raises ValueError for a name that does not exist, or that cannot run these shapes.
+    `GROUPED_MATMUL`; a CPU runs the kernels of other platforms in their interpreters. `architecture` and
+    `num_cores` are as `paged_attention.pick` takes them. Raises ValueError for a name that does not exist, or that
+    cannot run these shapes.
     """
     choice = choose(GROUPED_MATMUL, shapes, platform, name, architecture, "grouped matmul")
-    return GroupedMatmul(choice.implementation, choice.interpret, architecture), choice.reason
+    return GroupedMatmul(choice.implementation, choice.interpret, architecture, num_cores), choice.reason

@@ -98,7 +98,12 @@ class LatentAttention(PoolAttention):
 
 
 def pick(
-    shape: LatentShape, platform: str, name: str | None = None, *, architecture: str | None = None
+    shape: LatentShape,
+    platform: str,
+    name: str | None = None,
+    *,
+    architecture: str | None = None,
+    num_cores: int | None = None,
 ) -> tuple[LatentAttention, str | None]:
     """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`."""
-    return pick_pool_op(LatentAttention, shape, platform, name, architecture)
+    return pick_pool_op(LatentAttention, shape, platform, name, architecture, num_cores)

@@ -29,6 +29,8 @@ class Linear(MatmulOp):
 
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
+    num_cores: int | None = None
+    """The number of a GPU's multiprocessors, as `pick` takes it."""
 
     def __call__(
         self,
@@ -72,7 +74,8 @@ class Linear(MatmulOp):
             x_ti = x_ti.astype(dtype)
         shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
         name = "xla" if dtype != x_ti.dtype or self.refusal(shape) else self.implementation
-        return load(LINEAR[name].function)(
+        entry = LINEAR[name]
+        return load(entry.function)(
             x_ti,
             weight,
             layer,
@@ -83,13 +86,14 @@ class Linear(MatmulOp):
             plus_to=plus_to,
             bias_o=bias_o,
             interpret=self.interpret,
+            **({"num_cores": self.num_cores} if entry.takes_cores else {}),
         )
 
 
-def pick(platform: str, *, architecture: str | None = None) -> tuple[Linear, str | None]:
+def pick(platform: str, *, architecture: str | None = None, num_cores: int | None = None) -> tuple[Linear, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own if it is not.
 
-    `architecture` is a GPU's compute capability, such as "9.0".
+    `architecture` and `num_cores` are as `paged_attention.pick` takes them.
     """
     name, reason = default_for(LINEAR, platform, architecture)
-    return Linear(name), reason
+    return Linear(name, num_cores=num_cores), reason

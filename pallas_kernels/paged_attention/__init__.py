@@ -135,13 +135,18 @@ class PagedAttention(PoolAttention):
 
 
 def pick(
-    shape: AttentionShape, platform: str, name: str | None = None, *, architecture: str | None = None
+    shape: AttentionShape,
+    platform: str,
+    name: str | None = None,
+    *,
+    architecture: str | None = None,
+    num_cores: int | None = None,
 ) -> tuple[PagedAttention, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
 
     `name` is a key of `PAGED_ATTENTION`; a CPU runs the kernels of other platforms in their interpreters.
     `architecture` is a GPU's compute capability, such as "9.0" (None for a GPU without one), or a TPU's kind, such as
-    "TPU v6 lite" (None for any). Raises ValueError for a name that does not exist, or that cannot run this shape on
-    this device.
+    "TPU v6 lite" (None for any). `num_cores` is the number of a GPU's multiprocessors (None: an H100's). It changes no
+    result. Raises ValueError for a name that does not exist, or that cannot run this shape on this device.
     """
-    return pick_pool_op(PagedAttention, shape, platform, name, architecture)
+    return pick_pool_op(PagedAttention, shape, platform, name, architecture, num_cores)

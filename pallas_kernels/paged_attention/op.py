@@ -28,11 +28,16 @@ class PoolAttention(PoolOp):
     @property
     def tiles(self) -> Tiles:
         """Return how the host cuts chunks for it, and how it cuts its work."""
-        return load(self._entry.tiles)(self.shape, **self._device) if self._entry.tiles else XLA_TILES
+        return load(self._entry.tiles)(self.shape, **self._architecture) if self._entry.tiles else XLA_TILES
+
+    @property
+    def _architecture(self) -> dict[str, Any]:
+        return {"architecture": self.architecture} if self._entry.takes_architecture else {}
 
     @property
     def _device(self) -> dict[str, Any]:
-        return {"architecture": self.architecture} if self._entry.takes_architecture else {}
+        """What the implementation's function takes of the device."""
+        return self._architecture | ({"num_cores": self.num_cores} if self._entry.takes_cores else {})
 
     @property
     def row_alignment(self) -> int:

@@ -23,7 +23,7 @@ from lib.machine import describe_device, jax_platform
 from lib.workloads import ALLOWED, LAYER, NUM_LAYERS, Chunks
 
 from bench.kernels import DECODES, PREFILLS, figures
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_engine import device_facts
 from pallas_kernels.latent_attention import LatentAttention, LatentPool, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.paged_attention import AttentionBatch
@@ -59,7 +59,7 @@ def main() -> int:
     evidence.note(peaks=peaks)
     for model in args.models[: 1 if args.dry_run else None]:
         shape = CASES[model].shape(16 if args.dry_run else args.block_size)
-        op, reason = pick(shape, jax_platform(), args.dry_run, architecture=detect_architecture(jax.devices()))
+        op, reason = pick(shape, jax_platform(), args.dry_run, **device_facts(jax.devices()))
         if op.implementation == "xla":
             evidence.add({"model": model, "missed": [f"plain XLA: {reason}"]})
             continue

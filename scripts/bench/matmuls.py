@@ -21,7 +21,7 @@ from lib.device_time import measure_peaks, time_calls
 from lib.evidence import Evidence, make_parser
 from lib.machine import describe_device, jax_platform
 
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_engine import device_facts
 from pallas_kernels import grouped_matmul
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.linear import Linear, LinearShape, pick
@@ -73,7 +73,7 @@ class Bench:
         self._dry_run = dry_run
         self._repeats = repeats
         self._bytes_per_second = bytes_per_second
-        self._place = {"platform": jax_platform(), "architecture": detect_architecture(jax.devices())}
+        self._place: dict[str, Any] = {"platform": jax_platform()} | device_facts(jax.devices())
 
     def linear(self, form: WeightFormat, sizes: list[int]) -> Iterator[Row]:
         """Yield a result for each number of rows multiplied by weights of one format."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_engine import device_facts
 from lib.machine import jax_platform
 from pallas_kernels.paged_attention import (
     NO_WINDOW,
@@ -75,8 +75,8 @@ def pick_kernels(case: Case, block_size: int, kv_dtype: Any, implementation: str
     Raises ValueError where they cannot run the shape.
     """
     platform = jax_platform()
-    shape, architecture = case.shape(block_size, jnp.bfloat16, kv_dtype), detect_architecture(jax.devices())
-    op, reason = pick(shape, platform, implementation, architecture=architecture)
+    shape = case.shape(block_size, jnp.bfloat16, kv_dtype)
+    op, reason = pick(shape, platform, implementation, **device_facts(jax.devices()))
     if op.implementation not in ("gpu", "tpu"):
         raise ValueError(f"there are no kernels of a {platform} for this shape: {reason}")
     return op

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.paged_attention.gpu.common import num_workers
 from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
@@ -32,19 +33,19 @@ def gpu_grouped_matmul(
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
+    num_cores: int | None = None,
     sizes: Sizes | None = None,
 ) -> Array:
     """See `GroupedMatmul`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races.
 
-    `sizes` is for tests; by default they follow from the shapes.
+    `num_cores` is the number of the GPU's multiprocessors. `sizes` is for tests; by default the shapes decide.
     """
     if isinstance(weight, Quantized):
-        product_ro = multiply_quantized(x_ri, weight, layer, groups, interpret=interpret)
+        product_ro = multiply_quantized(x_ri, weight, layer, groups, interpret=interpret, num_cores=num_cores)
         return finish(product_ro.astype(jnp.float32), None, activation, out_dtype)
     num_experts, num_columns = weight.shape[1], weight.shape[2] // (1 if activation is None else 2)
     sizes = sizes or choose_sizes(x_ri.shape[0], num_experts, num_columns, out_dtype)
-    if interpret:  # idle thread blocks take their time too
-        sizes = sizes._replace(workers=2)
+    sizes = sizes._replace(workers=num_workers(num_cores, interpret))
     tiles = cut(groups, x_ri.shape[0], ROW_SLAB, sizes.rows)
     options = {"activation": activation, "out_dtype": out_dtype, "sizes": sizes, "interpret": interpret}
     return multiply_tiles(x_ri, weight, layer, tiles, **options)

@@ -10,6 +10,7 @@ from jax import Array, lax
 from pallas_kernels.linear.gpu import sizes as linear_sizes
 from pallas_kernels.linear.gpu.kernel import COLUMNS, Item, Items, divide, multiply_tiles
 from pallas_kernels.linear.gpu.operands import as_words, in_planes
+from pallas_kernels.paged_attention.gpu.common import num_workers
 from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
@@ -24,13 +25,13 @@ def multiply_quantized(
     groups: Groups,
     *,
     interpret: bool,
+    num_cores: int | None = None,
     sizes: linear_sizes.Sizes | None = None,
 ) -> Array:
     """Return the product [r, o] in bfloat16; rows of no group hold anything."""
     form, (_, num_experts, num_outputs, num_inputs) = weight.format, weight.shape
     sizes = sizes or quantized_sizes(x_ri.shape[0], num_experts, num_outputs, num_inputs, form)
-    if interpret:  # idle thread blocks take their time too
-        sizes = sizes._replace(workers=2)
+    sizes = sizes._replace(workers=num_workers(num_cores, interpret))
     spans = cut(groups, x_ri.shape[0], ROW_SLAB, sizes.rows)
     column_tiles = -(-num_outputs // COLUMNS)
 

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.linear.gpu import sizes as linear_sizes
-from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED, TILED_ROWS
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED, TILED_ROWS, WORKERS
 from pallas_kernels.weights import WeightFormat
 
 from ..shape import MatmulShape
@@ -21,8 +21,6 @@ _ROW_TILES = (16, 32, 64, 128)
 _HALF_COLUMNS = (128, 64, 32)
 DEPTH = 64
 """The inputs that are multiplied at a time: in bfloat16 the width of a swizzled tile."""
-WORKERS = 132
-"""The number of thread blocks: one for each multiprocessor of an H100 or H200."""
 _MOST_STAGES = 12
 
 
@@ -36,6 +34,7 @@ class Sizes(NamedTuple):
     stages: int
     """The number of pieces of tiles, `DEPTH` deep, that the ring holds."""
     workers: int = WORKERS
+    """The number of thread blocks."""
 
     @property
     def consumers(self) -> int:

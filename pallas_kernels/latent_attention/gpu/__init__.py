@@ -15,6 +15,7 @@ from jax import Array
 
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
 from pallas_kernels.paged_attention.gpu.combine import combine_splits
+from pallas_kernels.paged_attention.gpu.common import num_workers
 from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work
 
 from ..layout import LatentPool
@@ -23,9 +24,6 @@ from .sizes import TILE, divide_heads, gpu_tiles, split_rule
 from .write import write_latents
 
 __all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention"]
-
-# The number of thread blocks in the interpreter, where idle ones take time too.
-INTERPRETED_WORKERS = 2
 
 
 def gpu_latent_attention(
@@ -40,13 +38,17 @@ def gpu_latent_attention(
     latent_dim: int,
     tiles: Tiles,
     interpret: bool = False,
+    num_cores: int | None = None,
 ) -> tuple[Array, LatentPool]:
-    """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
+    """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races.
+
+    `num_cores` is the number of the GPU's multiprocessors.
+    """
     del tiles
     common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     rows = jax.ShapeDtypeStruct((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
     out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **common)
-    settings: dict[str, Any] = common | {"scale": scale}
+    settings: dict[str, Any] = common | {"scale": scale, "num_cores": num_cores}
     if batch.tile_seqs_i.shape[0]:
         out_tnl = prefill_attention(q_tnh, kv_pool, batch, out_tnl, **settings)
     return decode_attention(q_tnh, kv_pool, batch, out_tnl, **settings), kv_pool
@@ -62,6 +64,7 @@ def prefill_attention(
     num_layers: int,
     scale: float,
     interpret: bool = False,
+    num_cores: int | None = None,
 ) -> Array:
     """Return `out_tnl` with the results of the rows of the batch's tiles; the step's latents are in the pool.
 
@@ -72,6 +75,7 @@ def prefill_attention(
     t, n, h = q_tnh.shape
     heads, latent_dim = divide_heads(n), out_tnl.shape[2]
     config = Config(latent_dim, heads.groups, heads.size, heads.rows, scale, is_split=False, interpret=interpret)
+    config = config._replace(workers=num_workers(num_cores, interpret))
     out_vl = jax.new_ref(out_tnl.reshape(t * n, latent_dim))
     _attend(q_tnh.reshape(t * n, h), kv_pool, batch, _tile_work(batch, heads.rows), out_vl, config, layer, num_layers)
     return jax.freeze(out_vl).reshape(out_tnl.shape)
@@ -88,6 +92,7 @@ def decode_attention(
     scale: float,
     rule: SplitRule | None = None,
     interpret: bool = False,
+    num_cores: int | None = None,
 ) -> Array:
     """Return `out_tnl` with the results of the leading decode rows; the step's latents are in the pool.
 
@@ -105,6 +110,7 @@ def decode_attention(
         q_rkgh = q_tnh[:s].reshape(-1, heads.groups, heads.size, h)
         q_vh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, heads.padded - heads.size), (0, 0))).reshape(-1, h)
     config = Config(latent_dim, heads.groups, heads.padded, 1, scale, is_split=True, interpret=interpret)
+    config = config._replace(workers=num_workers(num_cores, interpret))
     parts, logs = _attend(q_vh, kv_pool, batch, work, None, config, layer, num_layers)
     out_tc = jax.new_ref(out_tnl.reshape(t, n * latent_dim))
     combine_splits(parts, logs, splits, None, out_tc, interpret)
@@ -140,7 +146,5 @@ def _attend(
 ) -> tuple[Array, ...]:
     pool = kv_pool.latents
     config = fill_smem(config._replace(kv_dtype=pool.dtype), pool.shape[2])
-    if config.interpret:
-        config = config._replace(workers=INTERPRETED_WORKERS)
     first_row = jnp.asarray(layer * (len(pool) // num_layers), jnp.int32).reshape(1)
     return attend(q_vh, pool, batch.block_tables_sm, first_row, work, out_vl, config)

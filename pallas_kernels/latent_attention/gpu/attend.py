@@ -28,6 +28,7 @@ from pallas_kernels.paged_attention.gpu.common import (
     SMEM_BYTES,
     SMEM_RESERVED,
     TINY,
+    WORKERS,
     accumulator,
     add_product,
     along_rows,
@@ -39,7 +40,7 @@ from pallas_kernels.paged_attention.gpu.common import (
     tiled_smem,
 )
 
-from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE, WORKERS
+from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE
 
 # 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 224, 56

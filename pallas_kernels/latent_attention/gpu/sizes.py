@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, TILED_ROWS
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, TILED_ROWS, WORKERS
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.layout import FLOAT8
 from pallas_kernels.paged_attention.tiles import Tiles
@@ -23,8 +23,6 @@ STORE_BYTES = 512
 PART_COLUMNS = 64
 # Chunks of a prompt begin at multiples of this many rows.
 _ROW_ALIGNMENT = 16
-# The number of thread blocks: one for each multiprocessor of an H100 or H200.
-WORKERS = 132
 # The least tiles of a split, in steps of up to this many rows, and in larger ones. For each split the sums of a row are
 # written and read: 256 KiB for 64 heads of 512 columns, where a tile has 72.
 _LEAST_TILES, _MANY_ROWS_TILES = {8: 2, 32: 4}, 8

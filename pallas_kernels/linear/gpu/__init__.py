@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention.gpu.common import TILED_ROWS
+from pallas_kernels.paged_attention.gpu.common import TILED_ROWS, num_workers
 from pallas_kernels.weights.held import Quantized
 
 from ..xla import finish, xla_linear
@@ -37,12 +37,13 @@ def gpu_linear(
     plus_to: Array | None = None,
     bias_o: Array | None = None,
     interpret: bool = False,
+    num_cores: int | None = None,
     sizes: Sizes | None = None,
 ) -> Array:
     """See `Linear`; all rows are multiplied.
 
-    `interpret` runs the kernel on a CPU, in an interpreter that looks for races. `sizes` is for tests; by default they
-    follow from the shapes.
+    `interpret` runs the kernel on a CPU, in an interpreter that looks for races. `num_cores` is the number of the GPU's
+    multiprocessors. `sizes` is for tests; by default they follow from the shapes.
     """
     (t, i), o = x_ti.shape, weight.shape[1]
     added = {"activation": activation, "is_gated": is_gated, "plus_to": plus_to, "bias_o": bias_o}
@@ -50,8 +51,7 @@ def gpu_linear(
         return xla_linear(x_ti, weight, layer, out_dtype=out_dtype, **added)
     del num_rows
     sizes = sizes or choose_sizes(t, o, i, weight.format)
-    if interpret:  # idle thread blocks take their time too
-        sizes = sizes._replace(workers=2)
+    sizes = sizes._replace(workers=num_workers(num_cores, interpret))
     product_to = _multiply(x_ti, weight, layer, jnp.dtype(out_dtype), sizes, interpret=interpret)
     return finish(product_to, **added)
 

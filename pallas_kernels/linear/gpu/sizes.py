@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED, WORKERS
 from pallas_kernels.weights import WeightFormat
 
 from ..shape import LinearShape
@@ -21,8 +21,6 @@ _ROW_TILES = (8, 16, 32, 64, 128)
 ROW_SLAB = 16
 """The rows of a piece in which a group's results are stored."""
 CONSUMERS = 2
-WORKERS = 132
-"""The number of thread blocks: one for each multiprocessor of an H100 or H200."""
 WIDENED_ROWS = 512
 """The number of rows from which on a matrix is widened in device memory first.
 
@@ -48,6 +46,7 @@ class Sizes(NamedTuple):
     stages: int
     """The number of pieces that the ring holds."""
     workers: int = WORKERS
+    """The number of thread blocks."""
 
 
 def codes_per_word(form: WeightFormat) -> int:

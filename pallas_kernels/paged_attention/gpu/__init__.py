@@ -57,8 +57,12 @@ def gpu_paged_attention(
     sinks_n: Array | None = None,
     tiles: Tiles,
     interpret: bool = False,
+    num_cores: int | None = None,
 ) -> tuple[Array, FusedPool]:
-    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
+    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races.
+
+    `num_cores` is the number of the GPU's multiprocessors.
+    """
     common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     num_rows = batch.context_lens_s.shape[0]
     queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
@@ -69,7 +73,7 @@ def gpu_paged_attention(
         "sinks_n": sinks_n,
     }
     out_tc = jax.new_ref(queries.all_tc)
-    decode_attention(queries.decode_rkgh, kv_pool, batch, out_tc, **settings)
+    decode_attention(queries.decode_rkgh, kv_pool, batch, out_tc, num_cores=num_cores, **settings)
     if batch.tile_seqs_i.shape[0]:
         prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
     return jax.freeze(out_tc).reshape(q_tnh.shape), kv_pool

@@ -30,6 +30,11 @@ TILED_ROWS = 8
 # The shared memory of a thread block of an H100, and the part that Mosaic GPU needs (barriers, reductions).
 SMEM_BYTES = 227 * 1024
 SMEM_RESERVED = 3 * 1024
+# The thread blocks that work is divided for: one for each multiprocessor of an H100 or H200. GPUs with other numbers of
+# them divide it in the same way, so that sums are the same on all.
+WORKERS = 132
+# The thread blocks of a persistent kernel in the interpreter, where idle ones take time too.
+_INTERPRETED_WORKERS = 2
 # The threads of XLA's pool: the interpreter blocks one for each warpgroup that runs.
 INTERPRETER_THREADS = 8
 
@@ -45,6 +50,14 @@ def interpret_params(interpret: bool) -> Any:
         return None
     require_interpreter_threads()
     return plgpu.InterpretGPUParams(detect_races=True)
+
+
+def num_workers(num_cores: int | None, interpret: bool) -> int:
+    """Return the thread blocks of a persistent kernel: one for each of the multiprocessors, `WORKERS` if None.
+
+    They take items in turn and never wait for each other, so that any number of them is right.
+    """
+    return _INTERPRETED_WORKERS if interpret else num_cores or WORKERS
 
 
 def require_interpreter_threads() -> None:

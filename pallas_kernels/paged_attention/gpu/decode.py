@@ -33,10 +33,12 @@ from .common import (
     SMEM_BYTES,
     SMEM_RESERVED,
     TINY,
+    WORKERS,
     accumulator,
     along_rows,
     compiler_params,
     interpret_params,
+    num_workers,
     product,
     row_vector,
     scaled_scores,
@@ -53,8 +55,6 @@ _VALUE_COLUMNS = 64
 _STORE_COLUMNS = 32
 # The columns of a float8 pool that are converted at a time: a swizzled tile of it.
 _CONVERTED_COLUMNS = 128
-# The number of thread blocks: one for each multiprocessor of an H100 or H200.
-WORKERS = 132
 
 
 class DecodeConfig(NamedTuple):
@@ -106,6 +106,7 @@ def decode_attention(
     sinks_n: Array | None = None,
     config: DecodeConfig | None = None,
     interpret: bool = False,
+    num_cores: int | None = None,
 ) -> None:
     """Attend the leading decode rows; K and V of the step are in the pool.
 
@@ -116,14 +117,13 @@ def decode_attention(
       out_tc: a Ref to [t, n * h] that gets the result in the decode rows; the others are unchanged.
       config: sizes to use instead of the shape's.
       interpret: run in the interpreter.
+      num_cores: the number of the GPU's multiprocessors.
     """
     k, h = q_rkgh.shape[1], q_rkgh.shape[3]
     s, max_blocks = batch.block_tables_sm.shape
     rows_l, _, o, _ = kv_pool.kv.shape
     if config is None:
-        config = decode_config(h, kv_pool.kv.dtype, s, k)
-        if interpret:  # idle thread blocks take their time too
-            config = config._replace(workers=2)
+        config = decode_config(h, kv_pool.kv.dtype, s, k)._replace(workers=num_workers(num_cores, interpret))
     work = decode_work(batch, config.splits, config.tile, window, max_blocks * o)
     first_row = jnp.asarray(layer * (rows_l // num_layers), jnp.int32).reshape(1)
     heads = heads_at_a_time(h)
