@@ -159,6 +159,11 @@ def compile_alone() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_shard_autotuning=false".strip()
 
 
+def sets_xla_flag(name: str) -> bool:
+    """Return whether the user sets one of XLA's flags."""
+    return f"--{name}=" in os.environ.get("XLA_FLAGS", "")
+
+
 def reserve_gpu_memory(utilization: float) -> None:
     """Give JAX's allocator the share of a GPU that the engine may use; by default it takes 75 % of the free memory.
 

@@ -169,7 +169,10 @@ class StepCompiler:
         self.caches = Caches(config.kv_layout, mesh)
         self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
         quantized = model.specs.quantization is not None
-        self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
+        devices = list(mesh.devices.flat)
+        self.options = compiler_options(
+            config.platform, model.dtype, config.batch_invariant, quantized=quantized, devices=devices
+        )
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
         # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}

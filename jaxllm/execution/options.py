@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxllm.config.environment import sets_xla_flag
 from jaxllm.execution.kv_pool import KVGroup
+from jaxllm.execution.mesh import Device
 from jaxllm.models import LayerLoop
+from pallas_kernels.targets import hopper_refusal
 
 # The operations that XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
@@ -29,6 +32,11 @@ _GPU_OPTIONS: dict[str, Any] = {
     # With it small matmuls of the same rows become one, and each step puts their weights side by side in memory.
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
+_GRAPH_COMMANDS: tuple[str, ...] = ("FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION")
+"""What XLA puts into CUDA graphs by default."""
+_GRAPH_LOOPS = ("WHILE", "CONDITIONAL")
+_GRAPH_OPTION = "xla_gpu_enable_command_buffer"
+_SUMS_OPTION = "xla_gpu_experimental_use_collective_kernels"
 # cuBLAS fuses the addition after a matmul, and chooses its own algorithm. XLA's own matmuls take one more kernel for
 # it, and would be tuned at each first start: bits would depend on the winner. Neither has been measured on a device
 # (scripts/bench.py engine --autotuned).
@@ -36,9 +44,11 @@ CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_
 
 
 def compiler_options(
-    platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False
+    platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False, devices: Sequence[Device] = ()
 ) -> dict[str, Any]:
     """Return the compiler options of a step; `quantized` means that matmuls read weights of 8 bits.
+
+    `devices` are those of the mesh; options of GPUs depend on them.
 
     Raises ValueError where a row cannot be kept from depending on the others; `resolve` refuses such configurations.
     """
@@ -47,7 +57,7 @@ def compiler_options(
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
         # cuBLAS needs such weights in another dtype first, in memory.
-        return _GPU_OPTIONS if quantized else _GPU_OPTIONS | CUBLAS_OPTIONS
+        return _GPU_OPTIONS | _graph_options(devices) | ({} if quantized else CUBLAS_OPTIONS)
     if platform == "tpu":
         return _TPU_OPTIONS
     # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
@@ -55,6 +65,28 @@ def compiler_options(
     if batch_invariant:
         options[YNN_OPERATIONS] = _invariant_operations(name)
     return options
+
+
+def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:
+    """Return what becomes part of CUDA graphs on some GPUs beside what does by default.
+
+    - Loops and branches, which the host would run otherwise, one pass at a time. Not on Hopper, where own kernels leave
+      few, until a device has run such graphs.
+    - Collectives of the GPUs of one host. Hosts might launch their graphs in different orders. Small sums are then made
+      by one kernel that reads the memory of the other GPUs.
+
+    A flag in XLA_FLAGS takes precedence.
+    """
+    commands, options = [*_GRAPH_COMMANDS], {}
+    architecture = getattr(devices[0], "compute_capability", None) if devices else None
+    if architecture is not None and hopper_refusal(architecture) is not None:
+        commands += _GRAPH_LOOPS
+    if len(devices) > 1 and len({device.process_index for device in devices}) == 1:
+        commands.append("COLLECTIVES")
+        options[_SUMS_OPTION] = "COLLECTIVE_KERNEL_ALL_REDUCE"
+    if len(commands) > len(_GRAPH_COMMANDS):
+        options[_GRAPH_OPTION] = ",".join(commands)
+    return {name: value for name, value in options.items() if not sets_xla_flag(name)}
 
 
 def _invariant_operations(dtype: str) -> str:

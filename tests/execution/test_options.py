@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options
@@ -38,6 +41,33 @@ def test_weights_of_a_gpu_and_of_a_tpu_stay_as_they_are() -> None:
     assert compiler_options("tpu", "bfloat16", batch_invariant=False) == {
         "xla_tpu_control_large_2nd_minor_layout_for_x16": False
     }
+
+
+def gpus(architecture: str, *hosts: int) -> list[Any]:
+    return [SimpleNamespace(compute_capability=architecture, process_index=host) for host in hosts]
+
+
+@pytest.mark.parametrize(
+    ("devices", "added"),
+    [
+        (gpus("9.0", 0), None),
+        (gpus("8.9", 0), "WHILE,CONDITIONAL"),
+        (gpus("9.0", 0, 0), "COLLECTIVES"),
+        (gpus("12.0", 0, 0), "WHILE,CONDITIONAL,COLLECTIVES"),
+        (gpus("9.0", 0, 1), None),
+    ],
+)
+def test_graphs_hold_loops_except_on_hopper_and_collectives_of_one_host(
+    devices: list[Any], added: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    options = compiler_options("gpu", "bfloat16", batch_invariant=False, devices=devices)
+    graphs = options.get("xla_gpu_enable_command_buffer")
+    assert graphs == (added and f"FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,{added}")
+    assert ("xla_gpu_experimental_use_collective_kernels" in options) is ("COLLECTIVES" in (added or ""))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
+    options = compiler_options("gpu", "bfloat16", batch_invariant=False, devices=devices)
+    assert "xla_gpu_enable_command_buffer" not in options
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("gpu", "bfloat16"), ("tpu", "float32"), ("cpu", "float16")])
