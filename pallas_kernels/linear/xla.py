@@ -1,4 +1,8 @@
-"""The matmul in plain XLA, for platforms and shapes without a kernel of their own."""
+"""The matmul in plain XLA, for platforms and shapes without a kernel of their own.
+
+A matrix product by quantized weights writes them to memory in x's dtype first. On a GPU a few rows are sums of products
+instead, of which XLA makes one kernel that reads the codes once and widens them in registers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,9 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
+SUMMED_ROWS = 8
+"""The most rows that a GPU multiplies by quantized weights as sums of products; with more, arithmetic takes longer than
+writing and reading the widened weights would."""
 
 
 def xla_linear(
@@ -34,25 +41,49 @@ def xla_linear(
 ) -> Array:
     """See `Linear`; all rows are multiplied, and there is nothing to interpret."""
     del num_rows, interpret
-    precision = lax.Precision.HIGHEST if x_ti.dtype == jnp.float32 else None
-    multiply = partial(jnp.einsum, "ti,oi->to", x_ti, precision=precision)
 
     def one(stack: Array) -> Array:
         return lax.dynamic_index_in_dim(stack, layer, keepdims=False)
 
     if isinstance(weight, Quantized):
-        held = weight.map(one)
-        w_oi = held.numbers().astype(x_ti.dtype)
-        if held.format.scales_rows:
-            sums_to = multiply(w_oi, preferred_element_type=jnp.float32)
-            out_to = (sums_to * held.scales.reshape(1, -1)).astype(out_dtype)
-        else:
-            out_to = multiply(w_oi, preferred_element_type=out_dtype)
+        widened = partial(_multiply_widened, out_dtype=out_dtype)
+        few = partial(multiply_few, out_dtype=out_dtype) if len(x_ti) <= SUMMED_ROWS else widened
+        out_to = lax.platform_dependent(x_ti, weight.map(one), cuda=few, default=widened)
     elif weight.dtype != x_ti.dtype:
         out_to = _multiply_in_parts(x_ti, one(weight)).astype(out_dtype)
     else:
-        out_to = multiply(one(weight), preferred_element_type=out_dtype)
+        out_to = _dot(x_ti, one(weight), out_dtype)
     return finish(out_to, activation, plus_to, bias_o, is_gated=is_gated)
+
+
+def _dot(x_ti: Array, w_oi: Array, dtype: DTypeLike) -> Array:
+    precision = lax.Precision.HIGHEST if x_ti.dtype == jnp.float32 else None
+    return jnp.einsum("ti,oi->to", x_ti, w_oi, precision=precision, preferred_element_type=dtype)
+
+
+def _multiply_widened(x_ti: Array, held: Quantized, *, out_dtype: DTypeLike) -> Array:
+    """Return the product of rows and quantized weights [o, i], widened to x's dtype."""
+    w_oi = held.numbers().astype(x_ti.dtype)
+    if not held.format.scales_rows:
+        return _dot(x_ti, w_oi, out_dtype)
+    return (_dot(x_ti, w_oi, jnp.float32) * held.scales.reshape(1, -1)).astype(out_dtype)
+
+
+def multiply_few(x_ti: Array, held: Quantized, *, out_dtype: DTypeLike) -> Array:
+    """Return the product of a few rows and quantized weights [o, i], as a sum of float32 products for each result.
+
+    All rows are one reduction: a kernel then reads each code once, however many rows there are.
+    """
+    w_oi = held.numbers()
+    products = tuple(w_oi * x_i.astype(jnp.float32) for x_i in x_ti)
+
+    def add(sums: tuple[Array, ...], terms: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(total + term for total, term in zip(sums, terms, strict=True))
+
+    sums_to = jnp.stack(lax.reduce(products, (jnp.float32(0),) * len(products), add, (1,)))
+    if held.format.scales_rows:
+        sums_to = sums_to * held.scales.reshape(1, -1)
+    return sums_to.astype(out_dtype)
 
 
 def _multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:

@@ -69,7 +69,7 @@ class Quantized:
         if self.is_packed:
             codes = _unpack(codes, form.bits)
         if form.values in CODEBOOKS:
-            return jnp.asarray(form.table())[codes.astype(jnp.int32)]
+            return jnp.asarray(form.table()).at[codes.astype(jnp.uint32)].get(mode="promise_in_bounds")
         return codes.astype(jnp.float32) - jnp.float32(form.offset)
 
     def numbers(self) -> Array:

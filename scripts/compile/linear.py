@@ -27,6 +27,7 @@ from pallas_kernels.linear import Linear, LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS, RARE
 from pallas_kernels.linear.gpu.sizes import CONSUMERS, DEPTH, WIDENED_ROWS, WORD_BYTES, choose_sizes, piece
 from pallas_kernels.linear.tpu.sizes import CHUNKS_AT_ONCE, FEW_ROWS, LANES, few_outputs
+from pallas_kernels.linear.xla import SUMMED_ROWS
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
@@ -84,7 +85,7 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
     is_widened = runs == "gpu" and num_rows >= WIDENED_ROWS
     program = compile_program(op.__call__, abstract_arguments(shape, num_rows), target)
     wide = held_wide(program.hlo, num_outputs * num_inputs)
-    may_widen = is_plain or is_widened or (runs == "xla" and form in RARE.values())
+    may_widen = is_plain or is_widened or (runs == "xla" and may_xla_widen(form, num_rows, target))
     missed = [] if may_widen else [f"held in memory: {array}" for array in wide]
     figures: Row = {"holds": ", ".join(wide)} if may_widen else {}
     if is_widened:
@@ -102,6 +103,11 @@ def missed_by_widening(wide: list[str], temp_mib: float, shape: LinearShape) -> 
     missed = [f"held in memory: {array}" for array in wide[1:]]
     is_large = temp_mib * 2**20 >= 2 * (2 * shape.num_outputs * shape.num_inputs)
     return missed + ([f"scratch of {temp_mib} MiB"] if is_large else [])
+
+
+def may_xla_widen(form: WeightFormat, num_rows: int, target: Target) -> bool:
+    """Return whether plain XLA may write widened weights to memory."""
+    return num_rows > SUMMED_ROWS if target.is_gpu else form in RARE.values()
 
 
 def held_wide(text: str, num_weights: int) -> list[str]:
