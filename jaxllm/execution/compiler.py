@@ -226,7 +226,12 @@ class StepCompiler:
         return self._shapes(is_full=False) + self._shapes(is_full=True)
 
     def rare_programs(self) -> list[ProgramKey]:
-        """Return the programs that most engines never need."""
+        """Return the programs that most engines never need, and that are not held until then.
+
+        On an accelerator a step would wait for the load, and the host has memory for all.
+        """
+        if self.config.platform != "cpu":
+            return []
         return [*self._shapes(is_full=True), *(self._pool_shapes(by_token=True) if self.config.pools_sequences else ())]
 
     def _shapes(self, *, is_full: bool) -> list[StepShape]:

@@ -36,7 +36,11 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 1 << 30
 """The most bytes of all programs on disk; those used longest ago are removed first."""
 _CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
-"""Machine code starts with these bytes, on Linux and on macOS."""
+"""A CPU's machine code starts with these bytes, on Linux and on macOS."""
+_COMPILERS = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu", "nvidia-cuda-nvcc")
+"""The packages that compile for an accelerator, as far as they are installed."""
+_DEVICE_FACTS = ("id", "platform", "device_kind", "compute_capability", "core_count", "coords", "core_on_chip")
+"""JAX's attributes of a device that a program may depend on, as far as its platform has them."""
 _LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
 _CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
 """jaxllm's own packages that a program may depend on."""
@@ -49,12 +53,13 @@ class Folders(NamedTuple):
     kernels: Path | None
 
 
-def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
+def use_cache(cache_dir: str, *, keeps_programs: bool, platform: str = "cpu") -> Folders:
     """Keep compiled programs in a folder per CPU model: code for another CPU must be a clean miss.
 
     Returns the folders for a ProgramCache. It keeps no programs if `keeps_programs` is False, where JAX's own cache
     takes its place, and nothing if the user disabled the cache, or the folder is not this user's own. If the user set a
-    folder for JAX's cache, both caches use it.
+    folder for JAX's cache, both caches use it. On an accelerator JAX's cache is used as well: for the small programs
+    that prepare weights, and after a change of the code that leaves a program as it was.
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -62,13 +67,11 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
     folder = Path(user_folder or Path(cache_dir, "xla", _cpu_digest()))
     if not jax.config.jax_enable_compilation_cache:
         return Folders(None, None)
-    kernels = _own(folder / "kernels")
-    if keeps_programs:
-        return Folders(_own(folder / "programs"), kernels)
-    if user_folder is None and _own(folder):
+    kernels, programs = _own(folder / "kernels"), _own(folder / "programs") if keeps_programs else None
+    if not (keeps_programs and platform == "cpu") and user_folder is None and _own(folder):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         compilation_cache.reset_cache()  # a program compiled before has fixed that there is no cache
-    return Folders(None, kernels)
+    return Folders(programs, kernels)
 
 
 def _own(folder: Path) -> Path | None:
@@ -97,12 +100,9 @@ class ProgramCache:
         if self._folder is None:
             return None
         path = self._path(key)
-        try:
-            payload = zlib.decompress(read_own(path))
-        except FileNotFoundError:
+        payload = _read(path)
+        if payload is None:
             return None
-        except (OSError, zlib.error) as error:
-            return _give_up(path, error)
         devices = self._compiler.mesh.devices.flat
         try:
             self._compiler.prepare(self._kernels)
@@ -119,6 +119,20 @@ class ProgramCache:
         log_phase(logger, describe(key), time.perf_counter() - started)
         return program
 
+    def used_bytes(self) -> int:
+        """Return `StepCompiler.used_bytes` of the compiler, which takes a compilation, or the number kept on disk."""
+        if self._folder is None:
+            return self._compiler.used_bytes()
+        path = self._path("used bytes")
+        kept = _read(path) or b""
+        if kept.isdigit():
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return int(kept)
+        used = self._compiler.used_bytes()
+        _write(path, str(used).encode())
+        return used
+
     def is_kept(self, key: ProgramKey) -> bool:
         """Return whether a program has a file."""
         return self._folder is not None and os.path.exists(self._path(key))
@@ -131,7 +145,7 @@ class ProgramCache:
             self._save(program, self._path(key))
         return program
 
-    def _path(self, key: ProgramKey) -> Path:
+    def _path(self, key: ProgramKey | str) -> Path:
         assert self._folder is not None
         return self._folder / hashlib.sha256(f"{self._facts}\n{key}".encode()).hexdigest()
 
@@ -140,17 +154,15 @@ class ProgramCache:
         """Return everything that a program depends on besides its key, as text."""
         compiler = self._compiler
         settings = {name: value for name, value in jax.config.values.items() if counts(name)}
+        devices = list(compiler.mesh.devices.flat)
         return "\n".join(
             str(each)
             for each in (
                 code_digest(),
-                _cpu_digest(),
-                # The number of threads, which XLA divides its loops by.
-                os.cpu_count(),
-                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+                _host_facts() if self._is_for_cpu else (devices[0].client.platform_version, *map(_version, _COMPILERS)),
                 sorted(self._environment.items()),
                 sorted(settings.items()),
-                [(device.id, device.platform, device.device_kind) for device in compiler.mesh.devices.flat],
+                [[getattr(device, name, None) for name in _DEVICE_FACTS] for device in devices],
                 jax.process_index(),
                 compiler.config,
                 compiler.options,
@@ -160,16 +172,39 @@ class ProgramCache:
             )
         )
 
+    @property
+    def _is_for_cpu(self) -> bool:
+        return self._compiler.config.platform == "cpu"
+
     def _save(self, program: jax.stages.Compiled, path: Path) -> None:
         try:
             payload, _, _ = serialize_executable.serialize(program)
-            # XLA:CPU does not serialize a program that was itself loaded, as from JAX's cache.
-            if any(magic in payload for magic in _CODE_MAGIC):
-                make_own(path.parent)
-                _make_room(path.parent)
-                write_whole(path, zlib.compress(payload, 1))
         except Exception as error:  # noqa: BLE001 (JAX and XLA raise every kind here, and the program is there)
             logger.warning("a compiled program cannot be kept: %s", error)
+            return
+        # XLA:CPU does not serialize a program that was itself loaded, as from JAX's cache.
+        if not self._is_for_cpu or any(magic in payload for magic in _CODE_MAGIC):
+            _write(path, payload)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file that only this user can have written; None if there is none, or it is damaged."""
+    try:
+        return zlib.decompress(read_own(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, zlib.error) as error:
+        return _give_up(path, error)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file for `_read`, if that is possible."""
+    try:
+        make_own(path.parent)
+        _make_room(path.parent)
+        write_whole(path, zlib.compress(content, 1))
+    except OSError as error:
+        logger.warning("a compiled program cannot be kept: %s", error)
 
 
 def _give_up(path: Path, error: Exception) -> None:
@@ -209,6 +244,19 @@ def source_digest(packages: Iterable[Path]) -> str:
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _host_facts() -> tuple[str, int | None, int | None]:
+    """Return what a CPU's programs depend on: its model, and the number of threads, which XLA divides its loops by."""
+    return _cpu_digest(), os.cpu_count(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _cpu_digest() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.utils.fork_safety import Home
 from jaxllm.utils.freed_memory import give_back
+from pallas_kernels.native import cores
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,7 @@ GENTLE, FAST = Pace(num_threads=1, pause=3.0), Pace(num_threads=4, pause=0.0)
 
 def find_pace(platform: str) -> Pace:
     """Return the pace for the cores that this process may use; a CPU's steps need all of them for themselves."""
-    # Some systems do not tell a process which cores it may use.
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return FAST if platform != "cpu" and num_cores >= _MANY_CORES else GENTLE
+    return FAST if platform != "cpu" and cores.num_cores() >= _MANY_CORES else GENTLE
 
 
 class _Thread(threading.Thread):

@@ -116,18 +116,19 @@ def size_engine(
     *,
     draft: tuple[Model, Mapping[str, ParamSpec]] | None = None,
     make_host: Callable[[EngineConfig], HostProcessors | None] = lambda _: None,
+    measure: Callable[[StepCompiler], int] = lambda compiler: compiler.used_bytes(),
 ) -> EngineSize:
     """Settle the number of sequences, of KV blocks and the context length, for `limit` bytes of each device.
 
     `draft` is the draft model with the specs of its parameters. `make_host` makes the logits processors that are
-    classes, once the number of sequences is settled.
+    classes, once the number of sequences is settled. `measure` returns the `used_bytes` of a compiler.
     """
     config = fit_num_seqs(config, specs, limit)
     steps, memory, num_blocks, refusal = step_config(config, make_host(config)), None, 0, None
     try:
-        memory = _measure_memory(steps, config.mesh, model, specs, limit)
+        memory = _measure_memory(steps, config.mesh, model, specs, limit, measure)
         if config.draft is not None and draft is not None:
-            draft_memory = _measure_memory(step_config(config.draft), config.mesh, *draft, limit)
+            draft_memory = _measure_memory(step_config(config.draft), config.mesh, *draft, limit, measure)
             memory = _beside_draft(memory, draft_memory)
         num_blocks, max_model_len = size_pool(config, memory)
         steps, config = replace(steps, max_model_len=max_model_len), _shortened(config, max_model_len)
@@ -171,7 +172,12 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
 
 
 def _measure_memory(
-    steps: StepConfig, mesh: Mesh, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
+    steps: StepConfig,
+    mesh: Mesh,
+    model: Model,
+    specs: Mapping[str, ParamSpec],
+    limit: int | None,
+    measure: Callable[[StepCompiler], int],
 ) -> _DeviceMemory:
     """Return the memory that the model takes; the largest step is compiled if its scratch matters."""
     params, scratch = param_bytes(mesh, specs), 0
@@ -179,7 +185,7 @@ def _measure_memory(
         compiler = StepCompiler(steps, model, mesh)
         # A draft head's program also takes the tables that belong to the model; none takes the tower's parameters.
         read = {path: spec for path, spec in specs.items() if not path.startswith("vision.")} | dict(model.specs.lent)
-        scratch = compiler.used_bytes() - param_bytes(mesh, read)
+        scratch = measure(compiler) - param_bytes(mesh, read)
     return _DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 
 

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -65,10 +66,20 @@ def lookup(compiler: StepCompiler, disk: Path, num_blocks: int = NUM_BLOCKS, **e
 
 
 class Idle(StepCompiler):
-    """Compiles nothing."""
+    """Traces and compiles nothing."""
+
+    def lower(self, key: Any, num_blocks: int) -> Any:
+        pytest.fail(f"{key} was traced")
 
     def compile(self, key: Any, num_blocks: int) -> Any:
         pytest.fail(f"{key} was compiled")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the platform that this CPU stands in for."""
+    monkeypatch.setattr("jaxllm.execution.compiler.PLATFORMS", {"cpu": "cpu", "gpu": "cpu"})
+    return "gpu"
 
 
 def idle(compiler: StepCompiler) -> StepCompiler:
@@ -140,6 +151,66 @@ def test_whatever_else_is_different_is_a_miss(
     assert len(files(disk) - before) == 1
 
 
+def test_an_accelerators_programs_come_back_without_a_trace(disk: Path, gpu: str) -> None:
+    compiler = small(platform=gpu, num_layers=1)
+    shape = compiler.shapes()[0]
+    lookup(compiler, disk).get(shape)
+    assert lookup(idle(compiler), disk).load(shape) is not None
+    assert not compiler.rare_programs(), "no step waits for a disk"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_missed"),
+    [
+        ("_version", lambda package: "another compiler" if package == "libtpu" else None, True),
+        ("code_digest", lambda: "other code or versions", True),
+        ("_DEVICE_FACTS", ("id", "platform", "process_index"), True),
+        ("_host_facts", lambda: "another CPU with other cores", False),
+    ],
+)
+def test_an_accelerators_programs_depend_on_its_compiler_and_not_on_the_host(
+    disk: Path, gpu: str, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, is_missed: bool
+) -> None:
+    compiler = small(platform=gpu)
+    lookup(compiler, disk).get(QUICK)
+    assert lookup(small(), disk).load(QUICK) is None, "a CPU's programs are others"
+    monkeypatch.setattr(program_cache, name, value)
+    assert (lookup(compiler, disk).load(QUICK) is None) == is_missed
+
+
+def test_the_drivers_version_counts(disk: Path, gpu: str) -> None:
+    class Device:
+        client = SimpleNamespace(platform_version="cuda 13010")
+
+    compiler = small(platform=gpu)
+    newer = StepCompiler(compiler.config, compiler.model, cast(Any, SimpleNamespace(devices=np.array([Device()]))))
+    assert "cuda 13010" in lookup(newer, disk)._facts
+
+
+def test_the_largest_step_is_measured_once(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: measured.append(1) or 12_345)
+    assert [lookup(small(), folder).used_bytes() for folder in (disk, disk)] == [12_345] * 2
+    assert len(measured) == 1
+    lookup(small(max_model_len=256), disk).used_bytes()
+    assert len(measured) == 2
+    for path in files(disk):
+        path.write_bytes(zlib.compress(b"many"))
+    assert lookup(small(), disk).used_bytes() == 12_345
+    assert len(measured) == 3
+    assert Programs(small(), 2, Folders(None, None), {}).used_bytes() == 12_345
+    assert len(measured) == 4
+
+
+def test_a_size_of_another_user_is_not_believed(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: 12_345)
+    lookup(small(), disk).used_bytes()
+    (path,) = files(disk)
+    path.write_bytes(zlib.compress(b"1"))
+    give_away(monkeypatch, path)
+    assert lookup(small(), disk).used_bytes() == 12_345
+
+
 def test_jax_settings_count(disk: Path) -> None:
     lookup(small(), disk).get(QUICK)
     before = files(disk)
@@ -174,11 +245,12 @@ class Harmful:
         return os.mkdir, (os.environ["HARM"],)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_a_program_of_another_user_is_not_loaded(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    disk: Path, gpu: str, platform: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HARM", str(disk.parent / "harm"))
-    compiler = small()
+    compiler = small(platform=platform)
     lookup(compiler, disk).get(QUICK)
     (path,) = files(disk)
     path.write_bytes(zlib.compress(pickle.dumps(Harmful())))
@@ -288,6 +360,19 @@ def test_an_engine_keeps_what_comes_from_our_code_alone(
         config = replace(config, kv_groups=(replace(group, attention=attention),))
     assert use_cache(str(disk), keeps_programs=keeps_programs(config)).programs is None
     assert (jax.config.jax_compilation_cache_dir is None) == (outside == "disabled")
+
+
+def test_an_accelerators_programs_are_kept_on_one_host(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's cache keeps the small programs beside them, and all of a mesh that spans hosts."""
+    config = EngineArgs(model=str(folder("llama3_tied"))).create_engine_config()
+    on_gpu = replace(config, platform="gpu")
+    assert keeps_programs(on_gpu)
+    folders = use_cache(str(disk), keeps_programs=True, platform="gpu")
+    assert folders.programs is not None
+    assert jax.config.jax_compilation_cache_dir == str(folders.programs.parent)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert not keeps_programs(on_gpu)
+    assert keeps_programs(config)
 
 
 def test_programs_used_longest_ago_make_room(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Programs compile ahead in order, once each; one that is needed jumps the queue; failures and stops are handled."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.execution.programs import FAST, GENTLE, Pace, Programs, find_pace
+from pallas_kernels.native import cores
 
 pytestmark = pytest.mark.programs
 
@@ -124,16 +124,10 @@ def test_what_can_be_loaded_is_not_compiled_and_needs_no_pause() -> None:
     ("platform", "num_cores", "pace"),
     [("gpu", 8, FAST), ("tpu", 200, FAST), ("gpu", 7, GENTLE), ("tpu", 1, GENTLE), ("cpu", 64, GENTLE)],
 )
-@pytest.mark.parametrize("knows_its_cores", [True, False])
 def test_the_pace_depends_on_the_cores_that_steps_leave(
-    monkeypatch: pytest.MonkeyPatch, platform: str, num_cores: int, pace: Pace, knows_its_cores: bool
+    monkeypatch: pytest.MonkeyPatch, platform: str, num_cores: int, pace: Pace
 ) -> None:
-    if knows_its_cores:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)), raising=False)
-        monkeypatch.setattr(os, "cpu_count", lambda: 1000)
-    else:
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-        monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    monkeypatch.setattr(cores, "num_cores", lambda: num_cores)
     assert find_pace(platform) == pace
 
 

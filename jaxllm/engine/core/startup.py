@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
+_XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_", "LIBTPU_", "MOSAIC_")
 """The prefixes of environment variables that compiled programs depend on."""
 
 
@@ -190,10 +190,15 @@ def prepare(config: EngineConfig) -> Prepared:
     """
     started = time.monotonic()
     configs = [config] if config.draft is None else [config, config.draft]
-    folders = use_cache(config.cache_dir, keeps_programs=all(map(keeps_programs, configs)))
+    folders = use_cache(config.cache_dir, keeps_programs=all(map(keeps_programs, configs)), platform=config.platform)
     model, specs = checked_model(config)
     draft = None if config.draft is None else checked_draft(config, config.draft, specs)
-    size = size_engine(config, model, specs, memory_limit(config), draft=draft, make_host=_make_host_processors)
+
+    def measure(compiler: StepCompiler) -> int:
+        return ProgramCache(compiler, 0, folders, environment(_XLA_VARIABLES)).used_bytes()
+
+    limit = memory_limit(config)
+    size = size_engine(config, model, specs, limit, draft=draft, make_host=_make_host_processors, measure=measure)
     if size.refusal is not None:
         raise size.refusal
     config, num_blocks = size.config, size.num_blocks
@@ -336,10 +341,12 @@ def _activation(pooling: PoolingSettings | None) -> Activation:
 def keeps_programs(config: EngineConfig) -> bool:
     """Return whether programs can be kept on disk by their sources.
 
-    They can if they contain no code from outside jaxllm, and run from disk, as a CPU's are known to.
+    They can if they contain no code from outside jaxllm, and run from disk, which no interpreted kernel does; those of
+    an accelerator are not known to where a mesh spans hosts.
     """
     is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
-    return is_ours and config.platform == "cpu" and not any(group.attention.interpret for group in config.kv_groups)
+    is_known = config.platform == "cpu" or jax.process_count() == 1
+    return is_ours and is_known and not any(group.attention.interpret for group in config.kv_groups)
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
