@@ -9,8 +9,10 @@ however strong they are, every factor is at most 1 and as exact as float32 allow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -175,15 +177,20 @@ def prepare_and_advance(
     it and the state before, and returns the state after and the outputs.
     """
 
-    def step(pool: Array, taken: tuple[Tiles, Any]) -> tuple[Array, Array]:
-        tile, prepared = taken
+    def step(taken: tuple[Tiles, Any], pool: Array, index: Array) -> tuple[Array, Array]:
+        tile, prepared = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), taken)
         state = lax.dynamic_index_in_dim(pool, tile.reads_n, keepdims=False)
         # Otherwise a fusion that reads the pool may come after what writes it, and that would copy the pool.
         state = lax.optimization_barrier(jnp.where(tile.begins_n > 0, 0, state))
         state, read = lax.optimization_barrier(advance(prepared, state))
         return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(dtype)
 
-    return lambda pool, tiles, inputs: lax.scan(step, pool, (tiles, prepare(*inputs)))
+    def run(pool: Array, tiles: Tiles, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        # Slices that XLA:GPU knows to be those of a counted loop are copied outside of CUDA graphs.
+        order_n = lax.optimization_barrier(lax.iota(jnp.int32, len(tiles.starts_n)))
+        return lax.scan(partial(step, (tiles, prepare(*inputs))), pool, order_n)
+
+    return run
 
 
 def exact_dot(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
