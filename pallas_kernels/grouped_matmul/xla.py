@@ -1,7 +1,9 @@
 """The grouped matmul in plain XLA, for platforms and shapes without a kernel of their own.
 
-On a CPU `ragged_dot` would multiply every row by every expert, so a loop multiplies one tile of rows at a time by one
-expert's weights. Elsewhere it is `ragged_dot`.
+`ragged_dot` would multiply every row by every expert on a CPU and on a GPU. So on a CPU a loop multiplies one tile of
+rows at a time by one expert's weights. On a GPU a few rows are sums of products, in one kernel that reads and widens
+the weights of each row's expert; more rows go in tiles, of which one batched matmul takes as many as there is room for
+their experts' weights, side by side. Elsewhere it is `ragged_dot`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,14 @@ from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from .groups import Groups
+from .spans import Spans, cut
 
 _MIN_TILE, _MAX_TILE = 8, 64
+SUMMED_ROWS = 128
+"""The most rows that a GPU multiplies as sums of products; with more, several rows share an expert's weights."""
+_MIN_GPU_TILE, _MAX_GPU_TILE = 16, 128
+_GATHERED_BYTES = 256 << 20
+"""The most bytes of the experts' weights of the tiles that a GPU multiplies at once."""
 _DIMENSIONS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
 )
@@ -41,7 +49,8 @@ def xla_grouped_matmul(
     options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
     arguments = (x_ri, weight, jnp.asarray(layer, jnp.int32), groups)
     by_tiles, at_once = partial(_multiply_tiles, **options), partial(_multiply_at_once, **options)
-    return lax.platform_dependent(*arguments, cpu=by_tiles, default=at_once)
+    on_gpu = partial(multiply_rows if len(x_ri) <= SUMMED_ROWS else multiply_batches, **options)
+    return lax.platform_dependent(*arguments, cpu=by_tiles, cuda=on_gpu, default=at_once)
 
 
 def _multiply_tiles(
@@ -55,7 +64,7 @@ def _multiply_tiles(
 ) -> Array:
     """Multiply one tile after the other, each of one expert's rows."""
     num_rows, num_experts, num_columns = len(x_ri), weight.shape[1], weight.shape[2] // (2 if activation else 1)
-    tile = _tile(num_rows, num_experts)
+    tile = _tile(num_rows, num_experts, _MIN_TILE, _MAX_TILE)
     ends_e = jnp.cumsum(-(-groups.counts_e // tile))
     firsts_e = groups.starts_e - (ends_e + groups.counts_e // -tile) * tile
     # The last tile may reach beyond the rows.
@@ -74,12 +83,76 @@ def _multiply_tiles(
     return lax.fori_loop(0, ends_e[-1], body, jnp.zeros((num_rows + tile, num_columns), out_dtype))[:num_rows]
 
 
-def _tile(num_rows: int, num_experts: int) -> int:
+def _tile(num_rows: int, num_experts: int, least: int, most: int) -> int:
     """Return the number of rows that are multiplied at a time: about as many as an expert has."""
-    tile = _MIN_TILE
-    while tile < _MAX_TILE and 2 * tile * num_experts <= num_rows:
+    tile = least
+    while tile < most and 2 * tile * num_experts <= num_rows:
         tile *= 2
     return tile
+
+
+def multiply_rows(
+    x_ri: Array,
+    weight: Array | Quantized,
+    layer: Array,
+    groups: Groups,
+    *,
+    activation: str | None,
+    out_dtype: DTypeLike,
+) -> Array:
+    """Multiply each row by the weights of its expert, as a sum of float32 products for each result."""
+    experts_r = _experts_of_rows(groups, len(x_ri))
+    w_roi, scales_ro = _numbers(weight, lambda part: part[layer, experts_r])
+    product_ro = jnp.sum(w_roi.astype(jnp.float32) * x_ri.astype(jnp.float32)[:, None], axis=2)
+    return finish(product_ro, scales_ro, activation, out_dtype)
+
+
+def multiply_batches(
+    x_ri: Array,
+    weight: Array | Quantized,
+    layer: Array,
+    groups: Groups,
+    *,
+    activation: str | None,
+    out_dtype: DTypeLike,
+    most_bytes: int = _GATHERED_BYTES,
+) -> Array:
+    """Multiply tiles of one expert's rows each, as many at once as have weights of `most_bytes` bytes."""
+    num_rows, num_experts, (num_outputs, num_inputs) = len(x_ri), weight.shape[1], weight.shape[2:]
+    tile = _tile(num_rows, num_experts, _MIN_GPU_TILE, _MAX_GPU_TILE)
+    spans = cut(groups, num_rows, 1, tile)
+    num_tiles = len(spans.rows_n)
+    at_once = max(1, min(num_tiles, most_bytes // (num_outputs * num_inputs * x_ri.dtype.itemsize)))
+    # The last batch may reach beyond the tiles.
+    spans = Spans(spans.total, *(jnp.pad(x_n, (0, -num_tiles % at_once)) for x_n in spans[1:]))
+
+    def body(batch: Array, out_ro: Array) -> Array:
+        first = batch * at_once
+        experts_n, starts_n, counts_n = (
+            lax.dynamic_slice_in_dim(x_n, first, at_once) for x_n in (spans.experts_n, spans.rows_n, spans.counts_n)
+        )
+        counts_n = jnp.where(first + jnp.arange(at_once) < spans.total, counts_n, 0)
+        places_t = jnp.arange(tile)
+        is_row_nt = places_t < counts_n[:, None]
+        # Rows that a tile lacks are beyond the last one, each with another number.
+        beyond_nt = num_rows + lax.iota(jnp.int32, at_once * tile).reshape(at_once, tile)
+        rows_nt = jnp.where(is_row_nt, starts_n[:, None] + places_t, beyond_nt)
+        x_nti = x_ri.at[rows_nt].get(mode="fill", fill_value=0)
+        w_noi, scales_no = _numbers(weight, lambda part: part[layer, experts_n])
+        product_nto = _dot(partial(jnp.einsum, "nti,noi->nto"), x_nti, w_noi)
+        if scales_no is not None:
+            product_nto = product_nto * scales_no[:, None]
+        result_ro = finish(product_nto.reshape(at_once * tile, -1), None, activation, out_dtype)
+        return out_ro.at[rows_nt.reshape(-1)].set(result_ro, mode="drop", unique_indices=True)
+
+    num_columns = num_outputs // 2 if activation else num_outputs
+    nothing = jnp.zeros((num_rows, num_columns), out_dtype)
+    return lax.fori_loop(0, (spans.total + at_once - 1) // at_once, body, nothing)
+
+
+def _experts_of_rows(groups: Groups, num_rows: int) -> Array:
+    """Return the expert of each row, or of the group before it for rows that belong to none."""
+    return (jnp.arange(num_rows)[:, None] >= groups.starts_e).sum(axis=1) - 1
 
 
 def _multiply_at_once(
@@ -99,7 +172,7 @@ def _multiply_at_once(
     product_ro = _dot(multiply, x_ri, w_eoi)
     scales_ro = None
     if scales_eo is not None:
-        scales_ro = scales_eo[(jnp.arange(num_rows)[:, None] >= starts_e).sum(axis=1) - 1]
+        scales_ro = scales_eo[_experts_of_rows(groups, num_rows)]
     return finish(product_ro, scales_ro, activation, out_dtype)
 
 

@@ -1,6 +1,7 @@
 """A grouped matmul equals the reference in float64: ragged groups, every dtype, unwritten rows full of NaN."""
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick
+from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick, xla
 from pallas_kernels.grouped_matmul.cases import CASES, Case
 from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
 from pallas_kernels.weights import INT8, WeightFormat, dequantize
@@ -130,9 +131,9 @@ def test_bfloat16_to_float32(op: GroupedMatmul) -> None:
 
 
 @pytest.mark.parametrize(("is_int8", "activation"), [(False, None), (True, "silu")])
-def test_ragged_dot_of_other_platforms(is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run plain XLA as on a TPU or GPU."""
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, cpu, default: default(*arguments))
+def test_ragged_dot_of_a_tpu(is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run plain XLA as on a TPU."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, cpu, cuda, default: default(*arguments))
     op = GroupedMatmul("xla")
     for counts in (RAGGED["many and few"], RAGGED["one has all"]):
         work = make(op, counts, is_int8=is_int8, activation=activation)
@@ -140,14 +141,26 @@ def test_ragged_dot_of_other_platforms(is_int8: bool, activation: str | None, mo
         check(op, work._replace(x=jnp.nan_to_num(work.x)), activation=activation)
 
 
-def test_only_a_cpu_loops() -> None:
+@pytest.mark.parametrize(("is_int8", "activation"), [(False, None), (True, "silu")])
+@pytest.mark.parametrize("form", [xla.multiply_rows, partial(xla.multiply_batches, most_bytes=3 * 48 * 96 * 4)])
+def test_plain_xla_of_a_gpu(form: Any, is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles of a batch are of several experts, and there are several batches."""
+    options: dict[str, Any] = {"activation": activation, "out_dtype": jnp.float32}
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, **_: form(*arguments, **options))
+    op = GroupedMatmul("xla")
+    for counts in RAGGED.values():
+        check(op, make(op, counts, is_int8=is_int8, activation=activation), jnp.float32, activation)
+
+
+def test_only_a_cpu_loops_for_a_few_rows() -> None:
     arguments = make(GroupedMatmul(), RAGGED["one each"])
     traced = jax.jit(lambda work: GroupedMatmul()(work.x, work.w, 1, work.groups)).trace(arguments)
-    texts = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu")}
+    texts = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda", "tpu")}
     assert "while" in texts["cpu"]
     assert "ragged_dot" not in texts["cpu"]
     assert "ragged_dot" in texts["tpu"]
-    assert "while" not in texts["tpu"]
+    assert "while" not in texts["tpu"] + texts["cuda"]
+    assert "ragged_dot" not in texts["cuda"]
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
