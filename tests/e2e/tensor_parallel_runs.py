@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ from tests.e2e.media_goldens import read_golden
 from tests.e2e.media_rows import made_rows
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
+from tests.loading.files import write_folder
+from tests.loading.mxfp4_files import GPT_OSS, quantized, read_tensors
+from tests.loading.mxfp4_files import QUANTIZED as MXFP4
 from tests.models.heads import model_folder
 from tests.models.heads import read_goldens as read_head_goldens
 from tests.models.tiny import folder, read_goldens
@@ -67,6 +71,9 @@ DEALT = {
     "nemotron3": (2, 1),  # experts of latents
 }
 """Tiny checkpoints whose experts are dealt out, and the sizes of the mesh's expert axis and model axis."""
+WHOLE_EXPERTS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+DEALT_ADAPTED = "deepseek_v2_lite"
+"""A tiny checkpoint with experts and adapters."""
 QUANTIZED = (
     "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
 )  # fmt: skip
@@ -158,10 +165,19 @@ def with_experts(case: str, sizes: tuple[int, int]) -> dict[str, Any]:
     return {"golden": against_golden(case, mesh=mesh), "int8": rounded}
 
 
-def with_adapters(case: str, size: int) -> dict[str, Any]:
+def with_packed_experts() -> list[list[Any]]:
+    """Return what gpt-oss with experts in MXFP4 gives on one device, and with whole experts on each of two."""
+    stored, _ = quantized(read_tensors(GPT_OSS))
+    config = json.loads((GPT_OSS / "config.json").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as path:
+        checkpoint = write_folder(Path(path), stored, config | MXFP4)
+        return [as_quantized(checkpoint, **engine) for engine in ({}, WHOLE_EXPERTS)]
+
+
+def with_adapters(case: str, **engine: Any) -> dict[str, Any]:
     """Return HF's tokens with an adapter and ours, and the largest difference of log-probabilities."""
     golden = golden_of("all", case)
-    with LLM(str(folder(case)), tensor_parallel_size=size, **SETTINGS) as llm:
+    with LLM(str(folder(case)), **engine, **SETTINGS) as llm:
         output, _ = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
     error = float(np.abs(logprobs_of(output) - golden.logprobs).max())
     return {"expected": golden.tokens, "got": list(output.outputs[0].token_ids), "error": error}
@@ -318,7 +334,9 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     results: dict[str, Any] = {"refusals": refusals(smollm2, model)}
     results["families"] = {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
     results["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
-    results["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
+    results["adapters"] = {case: with_adapters(case, tensor_parallel_size=2) for case in ADAPTED}
+    results["experts with adapters"] = with_adapters(DEALT_ADAPTED, **WHOLE_EXPERTS)
+    results["packed experts"] = with_packed_experts()
     results["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
     results["pictures"] = {case: with_pictures(case, tensor_parallel_size=2) for case in MEDIA_CASES}
     results["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}

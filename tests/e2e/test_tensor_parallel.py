@@ -147,6 +147,16 @@ def test_adapters_equal_hf(results: dict[str, Any], case: str) -> None:
     assert adapted["error"] < TOLERANCE
 
 
+def test_adapters_beside_whole_experts_equal_hf(results: dict[str, Any]) -> None:
+    adapted = results["experts with adapters"]
+    assert adapted["got"] == adapted["expected"]
+    assert adapted["error"] < TOLERANCE
+
+
+def test_packed_experts_whole_on_each_device_equal_those_of_one(results: dict[str, Any]) -> None:
+    check_quantized(*results["packed experts"])
+
+
 def test_tokens_in_int8_equal_those_of_one_device(results: dict[str, Any], runs: dict[str, Any]) -> None:
     def tokens(outputs: list[dict[str, Any]]) -> list[list[int]]:
         return [each["token_ids"] for output in outputs for each in output["outputs"]]
