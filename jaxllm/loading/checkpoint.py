@@ -107,6 +107,11 @@ class Checkpoint(ABC):
     def release(self, name: str) -> None:  # noqa: B027 (nothing to let go of by default)
         """Mark the tensor as consumed; its pages may be dropped."""
 
+    @property
+    def is_local(self) -> bool:
+        """Return whether the weights are on this machine, so that `fetch` has nothing to download."""
+        return True
+
     def fetch(self) -> None:  # noqa: B027 (nothing to fetch by default)
         """Download the weights, with progress shown. `read` may be called after this."""
 

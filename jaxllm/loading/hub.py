@@ -117,6 +117,10 @@ class HubCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str | None:
         return local.tokenizer_digest(self._small)
 
+    @property
+    def is_local(self) -> bool:
+        return all((self._small / name).exists() for name in self._names)
+
     def fetch(self) -> None:
         if self._fetched is not None:
             return

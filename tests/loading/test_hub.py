@@ -80,7 +80,9 @@ for model, options, fetch in json.loads(sys.argv[1]):
             "dtype": checkpoint.dtype,
         }
         if fetch:
+            found["is_local"] = [checkpoint.is_local]
             checkpoint.fetch()
+            found["is_local"].append(checkpoint.is_local)
             found["sums"] = {name: float(checkpoint.read(name).sum()) for name in checkpoint.tensors}
     except VLLMValidationError as error:
         found = {"error": str(error), "parameter": error.parameter}
@@ -128,10 +130,11 @@ def test_opening_reads_headers_and_fetching_brings_the_weights(tmp_path: Path):
         assert before[SHARD_NAMES[0]] < 150_000  # a header's worth of 800,000
         (fetched,) = client(server, tmp_path, [("org/sharded", {}, True)])
         assert fetched["sums"] == {"a": float(BIG["a"].sum()), "b": 3.0}
+        assert fetched["is_local"] == [False, True]
         assert "consolidated.safetensors" not in received(server)
         server.requests.clear()
         (again,) = client(server, tmp_path, [("org/sharded", {}, True)])
-        assert again["sums"] == fetched["sums"]
+        assert (again["sums"], again["is_local"]) == (fetched["sums"], [True, True])
         assert received(server) == {}
     (offline,) = client(None, tmp_path, [("org/sharded", {}, True)], HF_HUB_OFFLINE="1")
     assert offline["sums"] == fetched["sums"]

@@ -18,6 +18,7 @@ from jax.experimental.layout import Format
 from jaxllm.config.environment import environment
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.engine.core.early_load import EarlyLoad
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.core.host_memory import keep_freed_memory
@@ -28,7 +29,7 @@ from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
-from jaxllm.execution.mesh import param_format
+from jaxllm.execution.mesh import param_bytes, param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
@@ -173,18 +174,23 @@ class Prepared:
     programs: Programs[ProgramKey]
     num_blocks: int
     started: float
+    weights: EarlyLoad | None = None
+    """The load of the weights, if it has begun."""
     draft: Prepared | None = None
     """The draft model's part, if there is one."""
 
     def stop(self) -> None:
-        """Compile nothing more: there will be no engine."""
+        """Compile and load nothing more: there will be no engine."""
+        self.programs.begin_stop()
+        if self.weights is not None:
+            self.weights.stop()
         self.programs.stop()
         if self.draft is not None:
             self.draft.stop()
 
 
 def prepare(config: EngineConfig) -> Prepared:
-    """Check names, size the pool and begin to compile.
+    """Check names, size the pool and begin to compile; on an accelerator begin to load the weights before that.
 
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
@@ -198,17 +204,34 @@ def prepare(config: EngineConfig) -> Prepared:
         return ProgramCache(compiler, 0, folders, environment(_XLA_VARIABLES)).used_bytes()
 
     limit = memory_limit(config)
-    size = size_engine(config, model, specs, limit, draft=draft, make_host=_make_host_processors, measure=measure)
-    if size.refusal is not None:
-        raise size.refusal
+    weights = _load_early(config, specs, limit)
+    try:
+        size = size_engine(config, model, specs, limit, draft=draft, make_host=_make_host_processors, measure=measure)
+        if size.refusal is not None:
+            raise size.refusal
+    except BaseException:
+        if weights is not None:
+            weights.stop()
+        raise
     config, num_blocks = size.config, size.num_blocks
     compiler = StepCompiler(size.steps, model, config.mesh)
     programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
-    prepared = Prepared(config, specs, compiler, programs, num_blocks, started)
+    prepared = Prepared(config, specs, compiler, programs, num_blocks, started, weights)
     if config.draft is None or draft is None:
         return prepared
     # The model's own programs come first.
     return dataclasses.replace(prepared, draft=_prepare_draft(config.draft, *draft, num_blocks, folders))
+
+
+def _load_early(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EarlyLoad | None:
+    """Begin to load weights that are on this machine and fit into the `limit` of a device, if sizing takes a while.
+
+    Nothing is downloaded before it is known that there is room for a KV cache, and several hosts do all in one order.
+    """
+    is_sized_slowly = limit is not None and param_bytes(config.mesh, specs) <= limit
+    if not is_sized_slowly or not config.checkpoint.is_local or jax.process_count() > 1:
+        return None
+    return EarlyLoad(lambda check: _load(config, specs, check))
 
 
 def _prepare_draft(
@@ -303,7 +326,8 @@ def make_core(
 
 def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:
     """Load the weights and return the launchers of a model and of its draft model, if there is one."""
-    model = Launcher(prepared.compiler, prepared.programs, partial(_load, prepared.config, prepared.specs))
+    load = partial(_load, prepared.config, prepared.specs) if prepared.weights is None else prepared.weights.result
+    model = Launcher(prepared.compiler, prepared.programs, load)
     draft = prepared.draft
     if draft is None:
         return model, None
@@ -349,10 +373,12 @@ def keeps_programs(config: EngineConfig) -> bool:
     return is_ours and is_known and not any(group.attention.interpret for group in config.kv_groups)
 
 
-def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
+def _load(config: EngineConfig, specs: Mapping[str, ParamSpec], check: Callable[[], None] = lambda: None) -> Any:
+    """Return the parameters; `check`, which is called before each array, may end it by raising."""
     arrays = array_specs(specs)
 
     def format_for(path: str) -> jax.sharding.Sharding | Format:
+        check()
         return param_format(config.mesh, arrays[path])
 
     if config.args.load_format == "dummy":

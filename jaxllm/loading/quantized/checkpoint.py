@@ -105,6 +105,10 @@ class QuantizedCheckpoint(Checkpoint):
         for stored in [name] if matrix is None else matrix.stored:
             self._inner.release(stored)
 
+    @property
+    def is_local(self) -> bool:
+        return self._inner.is_local
+
     def fetch(self) -> None:
         self._inner.fetch()
 
