@@ -56,8 +56,9 @@ def compiler_options(
     if batch_invariant and (platform != "cpu" or name not in _INVARIANT_DTYPES):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
-        # cuBLAS needs such weights in another dtype first, in memory.
-        return _GPU_OPTIONS | _graph_options(devices) | ({} if quantized else CUBLAS_OPTIONS)
+        # cuBLAS needs such weights in another dtype first, in memory. On Hopper that pays: own kernels take few rows.
+        is_plain = quantized and not _is_hopper(devices)
+        return _GPU_OPTIONS | _graph_options(devices) | ({} if is_plain else CUBLAS_OPTIONS)
     if platform == "tpu":
         return _TPU_OPTIONS
     # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
@@ -65,6 +66,10 @@ def compiler_options(
     if batch_invariant:
         options[YNN_OPERATIONS] = _invariant_operations(name)
     return options
+
+
+def _is_hopper(devices: Sequence[Device]) -> bool:
+    return bool(devices) and hopper_refusal(getattr(devices[0], "compute_capability", None)) is None
 
 
 def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def test_quantized_weights(name: str, num_in: int, activation: str | None) -> No
     num_out = 192
     call = make(COUNTS, num_in, num_out, jnp.bfloat16)
     weight, numbers = random_weights(form, (NUM_LAYERS, len(COUNTS), num_out, num_in))
-    w = np.asarray(jnp.asarray(numbers, jnp.bfloat16 if form.group else jnp.float32), np.float64)
+    # Numbers of Q4_K are rounded before their mins, those of MXFP4 once, and of the others only sums are scaled.
+    w = np.asarray(jnp.asarray(numbers, jnp.bfloat16 if form.values == "e2m1" else jnp.float32), np.float64)
     x = np.nan_to_num(np.asarray(call.x, np.float64))
     expected = reference_grouped_matmul(x, w, LAYER, call.groups, activation=activation)
     sizes = linear_sizes.Sizes(rows=32, parts=1, is_whole=True, stages=2)
@@ -114,7 +115,7 @@ def test_quantized_weights(name: str, num_in: int, activation: str | None) -> No
 
     got = np.asarray(interpreted(jax.jit(function), call, weight, jnp.int32(LAYER)), np.float64)
     # Products are bfloat16; before an activation two of them are rounded.
-    tolerance: dict[str, Any] = {"rtol": 2**-6 if activation else 2**-8, "atol": 1e-4 * abs(expected[call.rows]).max()}
+    tolerance: dict[str, Any] = {"rtol": 2**-6 if activation else 2**-8, "atol": 1e-3 * abs(expected[call.rows]).max()}
     np.testing.assert_allclose(got[call.rows], expected[call.rows], **tolerance)
 
 

@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from pallas_kernels.linear.gpu import sizes as linear_sizes
 from pallas_kernels.linear.gpu.kernel import COLUMNS, Item, Items, divide, multiply_tiles
-from pallas_kernels.linear.gpu.operands import as_words, in_planes
+from pallas_kernels.linear.gpu.operands import as_words, in_kernel_order
 from pallas_kernels.paged_attention.gpu.common import num_workers
 from pallas_kernels.weights.held import Quantized
 
@@ -48,4 +48,4 @@ def multiply_quantized(
     items = Items((layer_and_total, *spans[1:]), lambda refs: refs[0][1] * column_tiles, locate)
     grouped = {name: weight.parts[name].reshape(-1, *weight.parts[name].shape[2:]) for name in form.parts[1:]}
     options = {"out_dtype": jnp.dtype(jnp.bfloat16), "sizes": sizes, "interpret": interpret}
-    return multiply_tiles(in_planes(x_ri, form), as_words(weight), grouped, items, form, **options)[0]
+    return multiply_tiles(in_kernel_order(x_ri, form), as_words(weight), grouped, items, form, **options)[0]

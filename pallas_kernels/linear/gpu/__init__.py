@@ -19,7 +19,7 @@ from pallas_kernels.weights.held import Quantized
 
 from ..xla import finish, xla_linear
 from .kernel import COLUMNS, Item, Items, divide, is_by_row, multiply_tiles
-from .operands import as_words, in_planes
+from .operands import as_words, in_kernel_order
 from .sizes import WIDENED_ROWS, Sizes, choose_sizes
 
 __all__ = ["gpu_linear"]
@@ -74,7 +74,7 @@ def _multiply(
     items = Items((layer_of,), lambda _: row_tiles * column_tiles * parts, locate)
     grouped = {name: weight.parts[name] for name in form.parts[1:]}
     options = {"out_dtype": dtype, "sizes": sizes, "interpret": interpret}
-    y = multiply_tiles(in_planes(padded, form), as_words(weight), grouped, items, form, **options)
+    y = multiply_tiles(in_kernel_order(padded, form), as_words(weight), grouped, items, form, **options)
     sums = reduce(jnp.add, list(y))
     sums = (sums if is_by_row(dtype) else sums.T)[:t]
     if form.group is None and not sizes.is_whole:

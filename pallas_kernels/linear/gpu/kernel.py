@@ -1,18 +1,18 @@
 """The kernel in Mosaic GPU: weights stream through shared memory as codes and are widened in registers.
 
-The product is computed transposed, [out, rows], so that a wgmma takes weights from registers: a word of 32 bits holds
-codes of several inputs. The first codes of 16 words are the weights of one wgmma, the second codes those of the next,
-and so on. The rows of x come in that order. As many thread blocks as there are SMs each walk their share of the tiles:
-a producer warpgroup brings codes and rows by TMA into a ring of shared memory, and begins the next tile's before this
-one ends. Consumer warpgroups widen and multiply 64 outputs each.
+The product is computed transposed, [out, rows], so that a wgmma takes weights from registers: each of the four threads
+that share a row of an operand holds a word of 32 bits, with codes of several inputs, and the rows of x come in that
+order. As many thread blocks as there are SMs each walk their share of the tiles: a producer warpgroup brings codes and
+rows by TMA into a ring of shared memory, and begins the next tile's before this one ends. Consumer warpgroups widen and
+multiply 64 outputs each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -25,16 +25,19 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, compiler_params, interpret_params, tiled_smem
 from pallas_kernels.weights import WeightFormat
 
-from .sizes import CONSUMERS, DEPTH, ROW_SLAB, Sizes, codes_per_word, piece
-from .widen import widen
+from .sizes import CONSUMERS, DEPTH, ROW_SLAB, Sizes, depth_of_rows, piece
+from .widen import TILES, Widening
+from .words import WORDS, WORDS_BY_OUTPUT, Operands
 
 COLUMNS = CONSUMERS * MMA_ROWS
+_MULTIPLIED = 64
+"""The inputs that are multiplied together: as many as fill a swizzled row of shared memory."""
 _LAYOUT = plgpu.Layout.WGMMA
 _BY_OUTPUT = _LAYOUT.reduce(1)
 
 
 def multiply_tiles(
-    x_ptk: Array,
+    x_tk: Array,
     words_low: Array,
     grouped: Mapping[str, Array],
     items: Items,
@@ -47,7 +50,7 @@ def multiply_tiles(
     """Return [parts, o, t], or with `is_by_row` [parts, t, o]; there is one part if a tile computes whole sums.
 
     Args:
-      x_ptk: rows of x in the order of planes of codes, [i / 16, t, 16].
+      x_tk: rows of x in the order of `in_kernel_order`.
       words_low: codes of all matrices as int32 words, [l, o, words].
       grouped: all parts of the weights but their codes, [l, o, groups].
       items: the tiles.
@@ -56,23 +59,23 @@ def multiply_tiles(
       sizes: how the call is divided.
       interpret: run it on a CPU.
     """
-    num_rows, num_outputs, by_row = x_ptk.shape[1], words_low.shape[1], is_by_row(out_dtype)
-    planes = codes_per_word(form)
+    num_rows, num_outputs, by_row = x_tk.shape[0], words_low.shape[1], is_by_row(out_dtype)
+    widening = Widening(form)
     smem = _Smem(
-        x=tiled_smem((sizes.stages, planes, sizes.rows, DEPTH), x_ptk.dtype),
+        x=tiled_smem((sizes.stages, sizes.rows, depth_of_rows(form)), x_tk.dtype),
         # A row of codes must be a multiple of a tile.
         words=tiled_smem((sizes.stages, COLUMNS, DEPTH), words_low.dtype, columns=math.gcd(words_low.shape[2], DEPTH)),
         out=plgpu.SMEM((CONSUMERS, *((sizes.rows, MMA_ROWS) if by_row else (MMA_ROWS, sizes.rows))), out_dtype),
         full=plgpu.Barrier(num_arrivals=2, num_barriers=sizes.stages),
         free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=sizes.stages),
-        weights=tiled_smem((CONSUMERS, MMA_ROWS, DEPTH), x_ptk.dtype) if interpret else None,
+        weights=tiled_smem((CONSUMERS, MMA_ROWS, _MULTIPLIED), x_tk.dtype) if interpret else None,
     )
 
     def body(x: Any, words: Any, *refs: Any, smem: _Smem) -> None:
         *inputs, y = refs
         held, operands = dict(zip(grouped, inputs, strict=False)), tuple(inputs[len(grouped) :])
         own_items = items._replace(operands=operands)
-        _Program(x, words, held, own_items, y, smem, form, sizes).run()
+        _Program(x, words, held, own_items, y, smem, widening, sizes).run()
 
     kernel = plgpu.kernel(
         body,
@@ -89,7 +92,23 @@ def multiply_tiles(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(x_ptk, words_low, *grouped.values(), *items.operands)
+    entries = [_as_entries(part, name, widening) for name, part in grouped.items()]
+    return kernel(x_tk, words_low, *entries, *items.operands)
+
+
+def _as_entries(part: Array, name: str, widening: Widening) -> Array:
+    """Return a part that numbers are made with as int32 words, or, where rows are no words, as integers of an entry.
+
+    Parts that multiply sums stay as they are.
+    """
+    if name not in widening.number_parts:
+        return part
+    size = widening.entry_bytes(name)
+    per_word = 4 // size
+    if part.shape[2] % per_word or widening.count(name) % per_word:
+        return lax.bitcast_convert_type(part, {1: jnp.uint8, 2: jnp.uint16}[size])
+    by_word = part.reshape(*part.shape[:2], -1, per_word) if per_word > 1 else part
+    return lax.bitcast_convert_type(by_word, jnp.int32)
 
 
 class _Smem(NamedTuple):
@@ -102,6 +121,15 @@ class _Smem(NamedTuple):
     free: Any
     weights: Any = None
     """The place where the interpreter puts widened weights, since it multiplies only from shared memory."""
+
+
+class _Held(NamedTuple):
+    """What a piece is widened with, in registers."""
+
+    words: dict[str, list[Array]]
+    """The entries of the parts that numbers are made with, int32 words [64]."""
+    sum_scales: list[Array]
+    """What multiplies the sums of each accumulator, [64]."""
 
 
 class Item(NamedTuple):
@@ -143,8 +171,12 @@ class _Program:
     items: Items
     y: Any
     smem: _Smem
-    form: WeightFormat
+    widening: Widening
     sizes: Sizes
+
+    @property
+    def form(self) -> WeightFormat:
+        return self.widening.form
 
     @property
     def num_pieces(self) -> int:
@@ -199,7 +231,7 @@ class _Program:
     def _produce(self, item: Item, index: Array) -> None:
         """Load a tile's codes and rows."""
         first, end = (0, self.num_pieces) if self.sizes.is_whole else self._range(item.part)
-        planes = codes_per_word(self.form)
+        depth = depth_of_rows(self.form)
         rows = pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
 
         def bring(i, _):
@@ -214,7 +246,7 @@ class _Program:
             outputs = pl.ds(pl.multiple_of(item.output, COLUMNS), COLUMNS)
             source = self.words.at[item.matrix, outputs, pl.ds(pl.multiple_of(i * DEPTH, DEPTH), DEPTH)]
             plgpu.copy_gmem_to_smem(source, self.smem.words.at[stage], full)
-            source = self.x.at[pl.ds(i * planes, planes), rows]
+            source = self.x.at[rows, pl.ds(pl.multiple_of(i * depth, DEPTH), depth)]
             plgpu.copy_gmem_to_smem(source, self.smem.x.at[stage], full)
 
         lax.fori_loop(first, end, bring, None)
@@ -258,69 +290,118 @@ class _Program:
     ) -> Array:
         """Return `before` plus the sums of 64 outputs over a part of the inputs; `index` counts pieces before it."""
         first, end = self._range(part)
-        zero = lax.shift_right_logical(matrix, jnp.int32(31))
+        operands = Operands(
+            self.widening, lax.shift_right_logical(matrix, jnp.int32(31)), is_emulated=self._is_emulated
+        )
         index = index + (first if self.sizes.is_whole else 0)
 
-        def multiply(sums):
-            def add(i, held):
-                number = index + (i - first)
-                stage = lax.rem(number, self.sizes.stages)
-                # Meanwhile the numbers with which the next piece is widened are loaded.
-                ahead = self._load_grouped(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
-                plgpu.barrier_wait(self.smem.full.at[stage])
-                words = plgpu.load(self.smem.words.at[stage, rows], layout=_LAYOUT)
-                for plane, weights in enumerate(widen(words, held, self.form, self._spread, zero)):
-                    self._multiply(sums, weights, stage, plane, warpgroup)
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(self.smem.free.at[stage])
-                return ahead
+        def take(i: Array, held: _Held, accumulators: Sequence[Any]) -> _Held:
+            """Multiply by a piece. Return what the next one is widened with, which is loaded meanwhile."""
+            stage = lax.rem(index + (i - first), self.sizes.stages)
+            ahead = self._load_parts(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
+            plgpu.barrier_wait(self.smem.full.at[stage])
+            words = plgpu.load(self.smem.words.at[stage, rows], layout=WORDS, optimized=False)
+            tiles_at_once = _MULTIPLIED // self.widening.depth_of_tile
+            for tile in range(0, TILES, tiles_at_once):
+                numbers = operands.numbers(words, held.words, range(tile, tile + tiles_at_once))
+                sums = accumulators[tile * self.num_accumulators // TILES]
+                self._multiply(sums, numbers, stage, tile * self.widening.depth_of_tile, warpgroup)
+            if self.form.has_mins:
+                self._multiply(accumulators[-1], operands.mins(held.words), stage, piece(self.form), warpgroup)
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(self.smem.free.at[stage])
+            return ahead
 
-            lax.fori_loop(first, end, add, self._load_grouped(matrix, outputs, first))
-            return sums[...]
+        held = self._load_parts(matrix, outputs, first)
+        if self.widening.sum_scales is None:
 
-        return before + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, self.sizes.rows), jnp.float32))
+            def multiply(sums: Any) -> Array:
+                lax.fori_loop(first, end, lambda i, held: take(i, held, [sums]), held)
+                return sums[...]
 
-    def _multiply(self, sums: Any, weights: Array, stage: Array, plane: int, warpgroup: Array) -> None:
+            return before + pl.run_scoped(multiply, self._accumulator) * self.widening.unit
+        accumulators = [self._accumulator] * (self.num_accumulators + self.widening.has_own_min_sums)
+
+        def add(i: Array, carry: tuple[_Held, Array]) -> tuple[_Held, Array]:
+            held, sums = carry
+
+            def multiply(*refs: Any) -> tuple[_Held, list[Array]]:
+                ahead = take(i, held, refs)
+                return ahead, [ref[...] for ref in refs]
+
+            ahead, products = pl.run_scoped(multiply, *accumulators)
+            for scales, product in zip(held.sum_scales, products, strict=True):
+                sums = sums + product * lax.broadcast_in_dim(scales, product.shape, (0,))
+            return ahead, sums
+
+        zeros = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), _LAYOUT)
+        return before + lax.fori_loop(first, end, add, (held, zeros))[1] * self.widening.unit
+
+    @property
+    def _accumulator(self) -> Any:
+        return plgpu.WGMMAAccumulatorRef((MMA_ROWS, self.sizes.rows), jnp.float32)
+
+    @property
+    def num_accumulators(self) -> int:
+        """Return the number of sums of a piece that are scaled on their own."""
+        return 1 if self.widening.sum_scales is None else self.widening.count(self.widening.sum_scales)
+
+    @property
+    def _is_emulated(self) -> bool:
+        return self.smem.weights is not None
+
+    def _multiply(self, sums: Any, weights: Array, stage: Array, first: int, warpgroup: Array) -> None:
+        """Add the product of weights and of as many numbers of the rows of x, from the first on."""
+        depth = weights.shape[1]
         if self.smem.weights is not None:
-            held = self.smem.weights.at[warpgroup]
+            held = self.smem.weights.at[warpgroup, :, pl.ds(0, depth)]
             held[...] = weights
             plgpu.commit_smem()
             weights = held
-        plgpu.wgmma(sums, weights, self.smem.x.at[stage, plane].transpose((1, 0)))
+        plgpu.wgmma(sums, weights, self.smem.x.at[stage, :, pl.ds(first, depth)].transpose((1, 0)))
         if self.smem.weights is not None:
             plgpu.wgmma_wait(0)
 
-    def _load_grouped(self, matrix: Array, outputs: Any, i: Array) -> dict[str, list[Array]]:
-        """Return by name the numbers that a piece is widened with: for each group of the piece, one for each output."""
-        group, depth = self.form.group, piece(self.form)
-        if group is None:
-            return {}
-        count = max(1, depth // group)
-        held = {}
-        for name in self.form.parts[1:]:
-            per_entry = (self.form.factor_group or 0) if name.endswith("factors") else group
-            count = max(1, depth // per_entry)
-            first = i * count if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
-            held[name] = [self._load(name, matrix, outputs, first + k) for k in range(count)]
-        return held
+    def _load_parts(self, matrix: Array, outputs: Any, i: Array) -> _Held:
+        """Return what a piece is widened with, and what its sums are multiplied by."""
+        widening = self.widening
+        words = {name: self._load_words(name, matrix, outputs, i) for name in widening.number_parts}
+        sum_scales = []
+        if widening.sum_scales is not None:
+            names = [widening.sum_scales] + ["min_factors"] * widening.has_own_min_sums
+            for name in names:
+                first = self._first_entry(name, i)
+                sum_scales += [self._load(name, matrix, outputs, first + k) for k in range(widening.count(name))]
+        return _Held(words, sum_scales)
+
+    def _load_words(self, name: str, matrix: Array, outputs: Any, i: Array) -> list[Array]:
+        """Return words [64] with the entries of a part for a piece."""
+        ref, size, count = self.grouped[name], self.widening.entry_bytes(name), self.widening.count(name)
+        first, per_word = self._first_entry(name, i), 4 // size
+
+        def load(index: Array | int) -> Array:
+            # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
+            entry = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
+            return plgpu.load(entry, layout=WORDS_BY_OUTPUT, optimized=False).astype(jnp.int32)
+
+        if ref.dtype == jnp.int32:
+            return [load(lax.div(first, jnp.int32(per_word)) + k) for k in range(-(-count // per_word))]
+        words = []
+        for start in range(0, count, per_word):
+            entries = [load(first + k) << 8 * size * (k - start) for k in range(start, min(start + per_word, count))]
+            words.append(reduce(jnp.bitwise_or, entries))
+        return words
+
+    def _first_entry(self, name: str, i: Array) -> Array:
+        """Return the index of a part's first entry for a piece."""
+        per_entry, depth = (self.form.factor_group if name.endswith("factors") else self.form.group), piece(self.form)
+        assert per_entry is not None
+        return i * (depth // per_entry) if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
 
     def _load(self, name: str, matrix: Array, outputs: Any, index: Array | int) -> Array:
-        # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
         ref = self.grouped[name]
         ref = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
         return plgpu.load(ref, layout=_BY_OUTPUT, optimized=False).astype(jnp.float32)
-
-    @staticmethod
-    def _spread(numbers: list[Array]) -> Array:
-        """Return a number for each output and word [64, 16], repeated from one for each output and group."""
-        shape = (MMA_ROWS, DEPTH)
-        spread = [lax.broadcast_in_dim(x, shape, (0,)) for x in numbers]
-        words_of_group = DEPTH // len(numbers)
-        word = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_LAYOUT)
-        result = spread[-1]
-        for k in range(len(numbers) - 2, -1, -1):
-            result = jnp.where(word < (k + 1) * words_of_group, spread[k], result)
-        return result
 
 
 def is_by_row(dtype: DTypeLike) -> bool:

@@ -25,11 +25,37 @@ def as_words(weight: Quantized) -> Array:
     return lax.bitcast_convert_type(by_word, jnp.int32)
 
 
-def in_planes(x_ti: Array, form: WeightFormat) -> Array:
-    """Return rows in the order of planes of codes, [planes, t, 16], with 0 for inputs beyond the last.
+def in_kernel_order(x_ti: Array, form: WeightFormat) -> Array:
+    """Return rows in the order in which the kernel multiplies, [t, pieces * depth], with 0 for inputs beyond the last.
 
-    First come the inputs of the first codes of 16 words, then those of the second codes, and so on.
+    16 numbers that a wgmma multiplies by at a time come from four words. The thread with the first word has the numbers
+    0, 1, 8 and 9: its codes 0 and 4, 1 and 5 of 8; the next 16 numbers are the other codes. Words of 4 codes have 16
+    numbers. Where groups have mins, 16 numbers with sums of inputs end each piece.
     """
+    num_rows, per_word = len(x_ti), codes_per_word(form)
     padded = jnp.pad(x_ti, ((0, 0), (0, -x_ti.shape[1] % piece(form))))
-    by_word = padded.reshape(len(x_ti), -1, DEPTH, codes_per_word(form))
-    return by_word.transpose(1, 3, 0, 2).reshape(-1, len(x_ti), DEPTH)
+    # Axes: rows, pieces, tiles, words, half of the word's codes, planes, register, half of the register.
+    by_code = padded.reshape(num_rows, -1, DEPTH // 4, 4, 2, per_word // 4, 2)
+    ordered = by_code.transpose(0, 1, 2, 5, 6, 3, 4).reshape(num_rows, -1, piece(form))
+    if form.has_mins:
+        ordered = jnp.concatenate([ordered, _sums(padded, form)], axis=2)
+    return ordered.reshape(num_rows, -1)
+
+
+def _sums(x_ti: Array, form: WeightFormat) -> Array:
+    """Return sums over the groups of each piece, [t, pieces, 16].
+
+    A group's thread has the sum as three bfloat16 numbers, for its min, and the first once more, for what the min
+    lacks.
+    """
+    length = min(form.group or piece(form), piece(form))
+    sums = x_ti.astype(jnp.float32).reshape(len(x_ti), -1, piece(form) // length, length).sum(axis=-1)
+    parts = []
+    for _ in range(3):
+        # XLA would remove a conversion back and forth.
+        part = lax.reduce_precision(sums, exponent_bits=8, mantissa_bits=7)
+        parts.append(part)
+        sums = sums - part
+    slots = jnp.stack([*parts, parts[0]], axis=-1).astype(x_ti.dtype)
+    slots = jnp.pad(slots, ((0, 0), (0, 0), (0, 4 - slots.shape[2]), (0, 0)))
+    return slots.reshape(*slots.shape[:3], 2, 2).transpose(0, 1, 3, 2, 4).reshape(*slots.shape[:2], DEPTH)

@@ -27,6 +27,8 @@ WIDENED_ROWS = 512
 On an H200, at 14,336 x 4,096, that takes about 48 us (78 us for one row in plain XLA, less 30 for a bfloat16 matrix),
 and cuBLAS then multiplies at 800 TFLOP/s: 123 us for 512 rows. The kernel takes 35 us or more for each 128 rows.
 """
+LARGE_GROUP = 64
+"""The numbers of a group from which on sums are scaled and not numbers."""
 _MOST_STAGES = 16
 _LEAST_PIECES = 8
 """The fewest pieces for which a sum is divided into parts."""
@@ -59,6 +61,11 @@ def piece(form: WeightFormat) -> int:
     return DEPTH * codes_per_word(form)
 
 
+def depth_of_rows(form: WeightFormat) -> int:
+    """Return the numbers of a row of x that a piece is multiplied by: its inputs, and 16 for mins."""
+    return piece(form) + DEPTH * form.has_mins
+
+
 def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightFormat) -> Sizes:
     """Return sizes that keep all multiprocessors busy and fill their shared memory.
 
@@ -73,7 +80,7 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
     # Parts are written and read in float32, which costs as much as leaving half of the multiprocessors idle.
     is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
     out = CONSUMERS * MMA_ROWS * rows * 4
-    stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2
+    stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * depth_of_rows(form) * 2
     return Sizes(rows, parts, is_whole, min(_MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
 
 
@@ -89,6 +96,9 @@ def refusal(shape: LinearShape) -> str | None:
     unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(_GROUPED_DTYPES)
     if unknown:
         return f"scales and the like must be {', '.join(_GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
+    reason = _refuse_parts(form)
+    if reason is not None:
+        return reason
     depth, least = piece(form), _TILE_BYTES // WORD_BYTES * codes_per_word(form)
     if num_inputs % least or num_outputs % MMA_ROWS:
         return f"inputs must be a multiple of {least} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
@@ -96,4 +106,19 @@ def refusal(shape: LinearShape) -> str | None:
     factor_group = form.factor_group or group
     if any(depth % each and each % depth for each in (group, factor_group)):
         return f"groups of {group} and {factor_group} numbers are no multiple and no part of {depth}"
+    return None
+
+
+def _refuse_parts(form: WeightFormat) -> str | None:
+    """Return why codes cannot be widened with the format's scales, zeros and mins, or None if they can."""
+    least = piece(form) // 4
+    is_large = form.factor_group is None and form.group is not None and form.group >= LARGE_GROUP
+    if form.group is not None and form.group < least:
+        return f"groups have {least} numbers at least, not {form.group}"
+    if form.zero_dtype not in (None, "int8" if form.bits == 8 else "uint8"):
+        return f"zeros of {form.bits} bits are not {form.zero_dtype}"
+    if form.has_mins and (is_large or form.scale_dtype == "float32"):
+        return f"there are no mins of {form.scale_dtype} for groups of {form.group}"
+    if form.values == "e2m1" and not is_large and form.scale_dtype != "bfloat16":
+        return f"there is no widening of e2m1 codes with scales of {form.scale_dtype}"
     return None

@@ -1,127 +1,213 @@
-"""Codes of a GPU's kernel become bfloat16 in registers, by arithmetic on words of 32 bits.
+"""Codes of a GPU's kernel become bfloat16 numbers in registers, two at a time.
 
-An integer's bits in the mantissa of a float, below a power of two, give that power plus the integer. This avoids
-conversions of integers, which are slow on a GPU. The bits of small floats become floats in a similar way.
+An integer's bits in the mantissa of 128 in bfloat16 give 128 plus the integer. The bits of a smaller float, where
+bfloat16 has the same fields, give the float divided by a power of two. This avoids conversions, which are slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
-
-import jax.numpy as jnp
-from jax import Array, lax
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pallas_kernels.weights import WeightFormat
 
-_FIRST_BIT = 12
-"""The bit that a byte of integers is moved to: so low that (2 ** 11 + integer) * scale is exact for a scale of 11 bits.
-"""
-_EXACT_SCALES = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint8")
-_SMALL_FLOATS = {"e2m1": (2, 1), "e4m3": (4, 3)}
-"""The number of bits of the exponent and the mantissa."""
-_SIGN = -(2**31)
+from .registers import Registers
+from .sizes import LARGE_GROUP, piece
+
+_SUM_POWER = 32
+"""Numbers of e2m1 are smaller by this power of two until sums are complete, so that large scales stay finite."""
+TILES = 4
+"""The parts of a piece whose words are held by four threads each, a word by each."""
+_MAGIC = 0x43004300
+"""128 and 128. A byte below 128 in the lower bits of each adds to it."""
+_MINUS_128 = 0xC300C300
+_SIGN, _LOW_BITS, _HIGH_BIT = 0x80008000, 0x007F007F, 0x00800080
+_E4M3, _E2M1 = (4, 0x07F007F0), (6, 0x01C001C0)
+"""The distance from the bits of a small float below its sign to the same fields of bfloat16, and their mask there."""
+_E4M3_POWER, _E2M1_POWER = 120, 126
+"""The powers of two by which the bits there are too small."""
+_ENTRY_BYTES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+
+type Words = Sequence[Any]
+"""Registers with the entries of a piece of a row, in order."""
 
 
-class _Values(NamedTuple):
-    """The values of codes: (floats - bias) * unit."""
+class Widening(NamedTuple):
+    """How a format's codes become numbers, and what multiplies their sums.
 
-    floats: Array
-    bias: int
-    unit: float
-
-
-def widen(
-    words: Array,
-    grouped: Mapping[str, list[Array]],
-    form: WeightFormat,
-    spread: Callable[[list[Array]], Array],
-    zero: Array,
-) -> Iterator[Array]:
-    """Yield bfloat16 numbers [out, words]: of the first code of each word, then of the second codes, and so on.
-
-    Args:
-      words: int32 [out, words].
-      grouped: the format's parts besides the codes, float32 [out] for each group of inputs.
-      form: the format.
-      spread: a function that repeats numbers [out] of each group for each word.
-      zero: int32 0 that is opaque to ptxas, which would load constants anew for each instruction with two of them.
+    Numbers are a code less its zero, exactly, times their scale if groups are small, rounded once. Scales of large
+    groups, and factors of scales, multiply sums. Mins multiply sums of a group's inputs, which x has besides.
     """
-    scales, mins = _scales_and_mins(grouped, form)
-    if form.values == "integer" and form.bits == 8:
-        words = words ^ jnp.int32(-0x7F7F7F80)  # now they are unsigned, too large by 128
-    spread_scales = {}
-    for plane in range(32 // (4 if form.bits == 4 else 8)):
-        values = _values(words, plane, form, zero)
-        if scales is None:
-            yield ((values.floats - values.bias) * values.unit).astype(jnp.bfloat16)
-            continue
-        key = values.bias if _is_exact(form) else 0
-        if key not in spread_scales:
-            taken = [key * scale + (0 if mins is None else mins[i]) for i, scale in enumerate(scales)]
-            spread_scales[key] = (
-                spread([scale * values.unit for scale in scales]),
-                spread(taken) if key or mins is not None else None,
-            )
-        factors, less = spread_scales[key]
-        numbers = (values.floats if key else values.floats - values.bias) * factors
-        yield (numbers if less is None else numbers - less).astype(jnp.bfloat16)
+
+    form: WeightFormat
+
+    @property
+    def scales_numbers(self) -> bool:
+        """Return whether `scales` multiply numbers."""
+        return self.form.group is not None and (self.form.factor_group is not None or self.form.group < LARGE_GROUP)
+
+    @property
+    def sum_scales(self) -> str | None:
+        """Return the part that multiplies sums, if there is one for groups."""
+        if self.form.factor_group is not None:
+            return "scale_factors"
+        return "scales" if self.form.group is not None and not self.scales_numbers else None
+
+    @property
+    def sum_group(self) -> int | None:
+        """Return the inputs whose sums are scaled together."""
+        return {None: None, "scales": self.form.group}.get(self.sum_scales, self.form.factor_group)
+
+    @property
+    def has_own_min_sums(self) -> bool:
+        """Return whether the sums with mins are scaled differently than the others."""
+        return self.form.has_mins and self.form.factor_group is not None
+
+    @property
+    def number_parts(self) -> tuple[str, ...]:
+        """Return the parts that numbers are made with, besides the codes."""
+        scales = ("scales",) if self.scales_numbers else ()
+        return (*scales, *(name for name in ("zeros", "mins") if name in self.form.parts))
+
+    @property
+    def depth_of_tile(self) -> int:
+        """Return the inputs of a tile."""
+        return piece(self.form) // TILES
+
+    @property
+    def unit(self) -> float:
+        """Return the number that sums are multiplied by at the end."""
+        return 2.0**_SUM_POWER if self.form.values == "e2m1" else 1
+
+    def count(self, name: str) -> int:
+        """Return the entries of a part for a piece, at least 1."""
+        per_entry = self.form.factor_group if name.endswith("factors") else self.form.group
+        return max(1, piece(self.form) // (per_entry or piece(self.form)))
+
+    def entry_bytes(self, name: str) -> int:
+        """Return the bytes of an entry of a part."""
+        return _ENTRY_BYTES[self.form.dtype(name).name]
+
+    def numbers(self, registers: Registers, word: Any, parts: Mapping[str, Words], tile: int) -> list[tuple[Any, Any]]:
+        """Return operands for each 16 inputs of a tile, each the registers with two times two numbers.
+
+        Args:
+          registers: the instructions.
+          word: codes.
+          parts: the entries of `number_parts` for the piece.
+          tile: the tile's number.
+        """
+        writer = _Writer(registers, self.form, parts, {name: tile * self.count(name) // TILES for name in parts})
+        if self.form.values == "e2m1":
+            made = writer.e2m1(word)
+        elif self.form.values == "e4m3":
+            made = writer.e4m3(word)
+        else:
+            made = writer.integers(word)
+        return list(zip(made[::2], made[1::2], strict=True))
+
+    def mins(self, registers: Registers, parts: Mapping[str, Words], column: Any) -> tuple[Any, Any]:
+        """Return the operand that multiplies sums: the negative min of a group three times, and what it lacks.
+
+        `column` is the number of the thread among the four that share a row, and of its group.
+        """
+        writer = _Writer(registers, self.form, parts, {"mins": column})
+        zero = registers.constant(0)
+        high, low = (zero if x is None else registers.subtract(zero, x) for x in writer.entry("mins"))
+        return high, registers.permute(high, low, 0x5410)
 
 
-def _is_exact(form: WeightFormat) -> bool:
-    """Return whether a scale times a float of `_values`, and times its bias, is exact: then one operation does both."""
-    return (
-        form.values == "integer"
-        and form.scale_dtype in _EXACT_SCALES
-        and form.factor_group is None
-        and not form.has_mins
-        and form.zero_dtype in (None, "uint8", "int8")
-    )
+class _Writer:
+    """The instructions for a tile."""
+
+    def __init__(
+        self, registers: Registers, form: WeightFormat, parts: Mapping[str, Words], indices: Mapping[str, Any]
+    ) -> None:
+        self._registers, self._form, self._parts, self._indices = registers, form, parts, indices
+
+    def integers(self, word: Any) -> list[Any]:
+        """Return the numbers of integer codes."""
+        registers, form = self._registers, self._form
+        if form.bits == 8:
+            zero = self._signed(self._byte("zeros")) if form.zero_dtype else None
+            return [self._scaled(self._signed(registers.shift_right(word, x)), zero) for x in (0, 8)]
+        # They are too large by 128 and their zero at first.
+        base = self._byte("zeros") if form.zero_dtype else registers.constant(_MAGIC + form.offset * 0x10001)
+        mask, magic = ((1 << form.bits) - 1) * 0x10001, registers.constant(_MAGIC)
+        distances = (0, 4, 8, 12) if form.bits == 4 else (0, 8)
+        large = [registers.and_or(registers.shift_right(word, x), mask, magic) for x in distances]
+        if "scales" in self._parts and form.factor_group and not form.offset:  # 128 times the scale is exact
+            scale = self.entry("scales")[0]
+            less = registers.multiply(scale, registers.constant(_MINUS_128))
+            return [registers.multiply_add(x, scale, less) for x in large]
+        return [self._scaled(x, base) for x in large]
+
+    def e4m3(self, word: Any) -> list[Any]:
+        """Return the numbers of e4m3 codes."""
+        by = self._registers.constant(_power(_E4M3_POWER))
+        ordered = (self._registers.shift_left(word, 8), word)
+        return [self._scaled(self._small_float(x, *_E4M3, by), None) for x in ordered]
+
+    def e2m1(self, word: Any) -> list[Any]:
+        """Return the numbers of e2m1 codes, too small by `_SUM_POWER`."""
+        registers, by = self._registers, self._registers.constant(_power(_E2M1_POWER - _SUM_POWER))
+        if "scales" in self._parts:
+            by = registers.multiply(by, self.entry("scales")[0])
+        return [self._small_float(registers.shift_left(word, x), *_E2M1, by) for x in (12, 8, 4, 0)]
+
+    def entry(self, name: str) -> tuple[Any, Any]:
+        """Return an entry as bfloat16, twice, and what it lacks, None if nothing."""
+        registers, dtype = self._registers, self._form.dtype(name).name
+        if dtype == "int8":
+            return self._signed(self._byte(name)), None
+        if dtype == "uint8":
+            return registers.subtract(self._byte(name), registers.constant(_MAGIC)), None
+        if dtype == "bfloat16":
+            return self._half(name), None
+        if dtype == "float16":
+            number = registers.from_float16(self._half(name))
+        else:
+            number = self._parts[name][self._indices[name]]
+        rounded = registers.twice(number)
+        return rounded, registers.twice(registers.rest(number, rounded))
+
+    def _scaled(self, numbers: Any, base: Any) -> Any:
+        """Return numbers less their base, times their scale if they have one; this is rounded once."""
+        registers = self._registers
+        numbers = numbers if base is None else registers.subtract(numbers, base)
+        if "scales" not in self._parts:
+            return numbers
+        scale, lacks = self.entry("scales")
+        if lacks is None:
+            return registers.multiply(numbers, scale)
+        return registers.multiply_add(numbers, scale, registers.multiply(numbers, lacks))
+
+    def _signed(self, x: Any) -> Any:
+        """Return the signed bytes in the lower bits of both halves."""
+        registers, magic = self._registers, self._registers.constant(_MAGIC)
+        return registers.subtract(registers.and_or(x, _LOW_BITS, magic), registers.and_or(x, _HIGH_BIT, magic))
+
+    def _small_float(self, x: Any, distance: int, mask: int, by: Any) -> Any:
+        """Return the small floats in the upper bits of both halves, times what makes up for their exponent."""
+        registers = self._registers
+        sign = registers.mask(x, _SIGN)
+        return registers.enlarge(registers.and_or(registers.shift_right(x, distance), mask, sign), by)
+
+    def _byte(self, name: str) -> Any:
+        """Return 128 plus an entry of one byte, below 128, twice."""
+        return self._pick(name, self._registers.constant(0x43), 0x4040, 0x0101)
+
+    def _half(self, name: str) -> Any:
+        """Return an entry of two bytes twice."""
+        return self._pick(name, self._parts[name][-1], 0x1010, 0x2222)
+
+    def _pick(self, name: str, high: Any, selector: int, step: int) -> Any:
+        low, index = self._parts[name][0], self._indices[name]
+        if isinstance(index, int):
+            return self._registers.permute(low, high, selector + index * step)
+        return self._registers.permute(low, high, selector, step, index)
 
 
-def _scales_and_mins(
-    grouped: Mapping[str, list[Array]], form: WeightFormat
-) -> tuple[list[Array] | None, list[Array] | None]:
-    if form.group is None:
-        return None, None
-    scales = _times(grouped["scales"], grouped.get("scale_factors"))
-    if "mins" in grouped:
-        return scales, _times(grouped["mins"], grouped.get("min_factors"))
-    if "zeros" in grouped:
-        return scales, [zero * scale for zero, scale in zip(grouped["zeros"], scales, strict=True)]
-    return scales, None
-
-
-def _times(numbers: list[Array], factors: list[Array] | None) -> list[Array]:
-    if factors is None:
-        return numbers
-    return [number * factors[i * len(factors) // len(numbers)] for i, number in enumerate(numbers)]
-
-
-def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Values:
-    if form.values in _SMALL_FLOATS:
-        return _small_floats(words, plane, *_SMALL_FLOATS[form.values], zero)
-    bits, offset = (4, form.offset) if form.bits == 4 else (8, 128 if form.bits == 8 else form.offset)
-    byte, nibble = divmod(plane * bits, 8)
-    distance, bit = _FIRST_BIT - 8 * byte, _FIRST_BIT + nibble
-    moved = words << distance if distance > 0 else lax.shift_right_logical(words, jnp.int32(-distance))
-    power = 23 - bit
-    bit_pattern = (moved & (zero + (((1 << bits) - 1) << bit))) | ((127 + power) << 23)
-    return _Values(lax.bitcast_convert_type(bit_pattern, jnp.float32), 2**power + offset, 1)
-
-
-def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: Array) -> _Values:
-    """Return the numbers of codes with a sign, an exponent and a mantissa.
-
-    A code with the smallest exponent is subnormal: it has the next exponent and no leading one. It is computed as
-    twice the number that it would be if it were normal, less the leading one.
-    """
-    bits = 1 + exponent + mantissa
-    at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words
-    moved = at_top >> (8 - exponent)  # copies of the sign in between
-    base = 128 - (1 << exponent)
-    bit_pattern = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
-    large = lax.bitcast_convert_type(bit_pattern, jnp.float32)
-    magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
-    signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & _SIGN)
-    return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))
+def _power(exponent: int) -> int:
+    """Return the bits of two bfloat16 powers of two."""
+    return (127 + exponent << 7) * 0x10001
