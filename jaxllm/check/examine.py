@@ -30,6 +30,7 @@ from jaxllm.resolve.hardware import Hardware, find_topology
 from jaxllm.resolve.kv_cache_size import step_config
 from jaxllm.resolve.media_settings import takes_images
 from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.sampling.inputs import Sampling
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
@@ -141,9 +142,9 @@ def _shapes(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
     shapes: dict[str, StepShape | PoolShape] = {}
     if config.generates:
         decode = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs)
-        shapes["decode"] = compiler.step_shape(decode, is_full=False, has_chunks=False)
-        shapes["prefill"] = compiler.step_shape(largest, is_full=False)
-        shapes["prefill, every sampling feature"] = compiler.step_shape(largest, is_full=True)
+        shapes["decode"] = compiler.step_shape(decode, Sampling.PLAIN, has_chunks=False)
+        shapes["prefill"] = compiler.step_shape(largest, Sampling.PLAIN)
+        shapes["prefill, every sampling feature"] = compiler.step_shape(largest, Sampling.FULL)
     if config.pools_sequences:
         shapes["pool"] = compiler.pool_shape(largest, by_token=False)
     if config.pools_tokens:

@@ -34,7 +34,7 @@ from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
-from jaxllm.sampling.inputs import RareRules
+from jaxllm.sampling.inputs import RareRules, Sampling
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
@@ -201,11 +201,12 @@ class StepCompiler:
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
         return [
-            *self._shapes(is_full=False),
+            *self._shapes(Sampling.PLAIN),
             *self.encoder_shapes,
             *self._pool_shapes(by_token=False),
             *upkeep,
-            *self._shapes(is_full=True),
+            *self._shapes(Sampling.TRUNCATED),
+            *self._shapes(Sampling.FULL),
             *self._pool_shapes(by_token=True),
         ]
 
@@ -219,26 +220,27 @@ class StepCompiler:
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
-        return [*self._shapes(is_full=False), Upkeep.MAKE_STATE]
+        return [*self._shapes(Sampling.PLAIN), Upkeep.MAKE_STATE]
 
     def shapes(self) -> list[StepShape]:
         """Return the programs of steps that sample, in the same order."""
-        return self._shapes(is_full=False) + self._shapes(is_full=True)
+        return [shape for sampling in Sampling for shape in self._shapes(sampling)]
 
     def rare_programs(self) -> list[ProgramKey]:
-        """Return the programs that most engines never need, and that are not held until then.
+        """Return the programs that many engines never need, and that are not held until then.
 
         On an accelerator a step would wait for the load, and the host has memory for all.
         """
         if self.config.platform != "cpu":
             return []
-        return [*self._shapes(is_full=True), *(self._pool_shapes(by_token=True) if self.config.pools_sequences else ())]
+        pooled = self._pool_shapes(by_token=True) if self.config.pools_sequences else ()
+        return [*self._shapes(Sampling.TRUNCATED), *self._shapes(Sampling.FULL), *pooled]
 
-    def _shapes(self, *, is_full: bool) -> list[StepShape]:
+    def _shapes(self, sampling: Sampling) -> list[StepShape]:
         if not self.config.generates:
             return []
         shapes = (
-            self.step_shape(x, is_full=is_full, has_chunks=has_chunks)
+            self.step_shape(x, sampling, has_chunks=has_chunks)
             for x in self._ordered_buckets()
             for has_chunks in (False, True)
         )
@@ -267,12 +269,13 @@ class StepCompiler:
         num_tokens = num_token_rows(plan, self.config.row_alignment)
         return self._batch_shapes[pick_bucket(self.buckets, num_tokens, plan.num_rows)]
 
-    def step_shape(self, bucket: Bucket, *, is_full: bool, has_chunks: bool = True) -> StepShape:
+    def step_shape(self, bucket: Bucket, sampling: Sampling, *, has_chunks: bool = True) -> StepShape:
         """Return the program of a bucket, for steps with chunks of several tokens or without."""
+        is_full = sampling is Sampling.FULL
         return StepShape(
             self._batch_shapes[bucket],
-            is_full=is_full,
-            # Most steps are plain; full steps are not worth two programs.
+            sampling=sampling,
+            # Full steps are rare, and not worth two programs.
             decodes_only=self._has_decode_programs
             and bucket.num_tokens == bucket.num_seqs
             and not (is_full or has_chunks),
@@ -286,13 +289,19 @@ class StepCompiler:
         return PoolShape(self._batch_shapes[bucket], by_token)
 
     def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
-        """Return the larger programs that can run a program's steps, smallest first."""
+        """Return the programs that can run a program's steps too: those of larger buckets, then those that sample more.
+
+        Either come smallest first.
+        """
         buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
+        shapes: list[Any]
         if isinstance(shape, PoolShape):
             shapes = [self.pool_shape(bucket, by_token=shape.by_token) for bucket in buckets]
         else:
+            kinds = list(Sampling)
             shapes = [
-                self.step_shape(bucket, is_full=shape.is_full, has_chunks=has_chunks)
+                self.step_shape(bucket, sampling, has_chunks=has_chunks)
+                for sampling in kinds[kinds.index(shape.sampling) :]
                 for bucket in buckets
                 for has_chunks in ((False, True) if shape.decodes_only else (True,))
             ]
@@ -463,7 +472,7 @@ class StepCompiler:
         bucket = self.buckets[-1]
         largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
         if self.config.generates:
-            largest = self.step_shape(bucket, is_full=not self._is_head)
+            largest = self.step_shape(bucket, Sampling.PLAIN if self._is_head else Sampling.FULL)
         memory, *encoder = [self._memory(key) for key in (largest, *self.encoder_shapes[-1:])]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
@@ -540,5 +549,5 @@ def describe(key: ProgramKey) -> str:
     bucket = key.batch.bucket
     if isinstance(key, PoolShape):
         return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"
-    kind = "full" if key.is_full else "decodes alone" if key.decodes_only else "plain"
+    kind = f"{key.sampling.value}{', decodes alone' * key.decodes_only}"
     return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, {kind}"

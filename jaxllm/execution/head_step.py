@@ -22,7 +22,7 @@ from jaxllm.execution.step import (
     StepOutput,
     StepShape,
     StepStatics,
-    draw_plain,
+    draw_tokens,
     known_tokens,
     map_rows,
     pad_rows,
@@ -60,7 +60,7 @@ def run_head_step(
     hidden_sd = hidden_td[inputs.logit_rows.logit_tokens_s]
     # The noise is that of the guessed token, one position after the head's.
     sampling = inputs.sampling._replace(positions_s=inputs.sampling.positions_s + 1)
-    draw = partial(draw_plain, params=params, statics=statics)
+    draw = partial(draw_tokens, params=params, statics=statics)
     num_rows = inputs.logit_rows.num_rows
     rows = hidden_sd, sampling
     tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=statics.few_rows)

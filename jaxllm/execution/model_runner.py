@@ -157,13 +157,13 @@ class ModelRunner:
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
-        shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
+        shape = self.compiler.step_shape(inputs.shape.bucket, inputs.sampling, has_chunks=inputs.has_chunks)
         if (nearest := self._nearest(shape)) != shape:
             shape, inputs = nearest, self._build(plan, masks, nearest.batch)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
-        output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if inputs.is_full else None))
+        output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if shape.is_full else None))
         assert isinstance(output, StepOutput)
         return RunningStep(plan, output, host)
 
@@ -236,10 +236,12 @@ class ModelRunner:
         return [EncodeLaunch(self._places[shape], [*arrays, slots])]
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
-        """Return the program to use: the right one, or a larger one that is compiled while the right one is not."""
+        """Return the program to use: the right one, or one that can do the same and is compiled while it is not."""
         if not self.compiler.has_stand_ins or shape in self.programs:
             return shape
-        return self.programs.nearest([shape, *self.compiler.larger(shape)])
+        # Of a draft model only plain programs are compiled.
+        others = [other for other in self.compiler.larger(shape) if other in self._places]
+        return self.programs.nearest([shape, *others])
 
     def _counts(self, plan: StepPlan) -> list[tuple[int, np.ndarray]]:
         """Return the new rows of the token counts, filled, for requests that have just got one."""

@@ -21,10 +21,10 @@ from jaxllm.execution.packing import BatchShape, PackedInputs, unpack
 from jaxllm.models.inputs import TokenBatch
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES
-from jaxllm.sampling.inputs import RareRules, SamplingBatch
+from jaxllm.sampling.inputs import RareRules, Sampling, SamplingBatch
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor
-from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard
+from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard, sample_truncated
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
 
@@ -35,7 +35,7 @@ class DeviceState(NamedTuple):
     pools: Pools
     counts_cv: Any
     """The token counts (`sampling.token_counts`): row 0 is for rows that count nothing, then there is one per sequence.
-    None in plain steps."""
+    None in steps that are not full."""
     hidden_sd: Any = None
     """The hidden states of the last step's rows, in a draft head's steps; None in others."""
 
@@ -52,13 +52,18 @@ class StepShape(NamedTuple):
     """The shape that a step's program is compiled for."""
 
     batch: BatchShape
-    is_full: bool
+    sampling: Sampling
     decodes_only: bool
     """True if no sequence has more than one token in the step, which makes attention cheaper."""
     num_logprobs: int
     logprobs_mode: str
     max_rows: int
     """The number of rows of `tokens_s`."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the program takes token counts and rare rules, and returns log-probabilities."""
+        return self.sampling is Sampling.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +79,8 @@ class StepStatics:
     few_rows: int | None = None
     """The number of rows up to which padding is worth skipping; None if padding rows cost next to nothing.
 
-    A plain step that uses no more rows computes the logits of only this many, and reads those of a single row alone. A
-    full step of no more rows samples the rows in use one by one.
+    A step that is not full and uses no more rows computes the logits of only this many; a plain one reads those of a
+    single row alone. Other steps of no more rows sample the rows in use one by one.
     """
     skips_unused: bool = True
     """See `sampling.branches`."""
@@ -104,7 +109,7 @@ def run_step(
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     if rare is None:
-        draw = partial(draw_plain, params=params, statics=statics)
+        draw = partial(draw_tokens, params=params, statics=statics, truncates=shape.sampling is Sampling.TRUNCATED)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
@@ -119,9 +124,7 @@ def run_step(
             processors=statics.processors,
             skips_unused=statics.skips_unused,
         )
-        # Few rows are sampled one by one, so that one or two do not take the time of all.
-        tile = 1 if _is_few(hidden_rd, few_rows) else hidden_rd.shape[0]
-        return _map_row_tiles(lambda _, *rows: sampler(*rows), row_inputs, num_rows=num_rows, tile=tile)
+        return _map_few(sampler, row_inputs, num_rows=num_rows, few_rows=few_rows)
 
     tokens_s, logprobs = _map_row_tiles(
         sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=statics.logits_tile
@@ -131,17 +134,25 @@ def run_step(
     return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs)
 
 
-def draw_plain(
+def draw_tokens(
     num_rows: Array,
     hidden_sd: Array,
     batch: SamplingBatch,
     *,
     params: Any,
     statics: StepStatics,
+    truncates: bool = False,
 ) -> Array:
-    """Return the token of each row, by temperature and seed alone; rows from `num_rows` on are padding."""
+    """Return the token of each row, by temperature and seed, and truncation if `truncates`.
+
+    Rows from `num_rows` on are padding.
+    """
     model = statics.model
-    alone = num_rows if _is_few(hidden_sd, statics.few_rows) else None
+    if truncates:
+        rows = _gathered(model.logits(params, hidden_sd, num_rows), statics.mesh), batch
+        sampler = partial(sample_truncated, skips_unused=statics.skips_unused)
+        return _map_few(sampler, rows, num_rows=num_rows, few_rows=statics.few_rows)
+    alone = num_rows if _is_few(len(hidden_sd), statics.few_rows) else None
     sampler = _plain_sampler(statics.mesh, model.config.vocab_size, alone, statics.skips_unused)
     return sampler(model.logits(params, hidden_sd, num_rows), batch)
 
@@ -164,9 +175,9 @@ def _plain_sampler(
     )
 
 
-def _is_few(hidden_sd: Array, few_rows: int | None) -> bool:
+def _is_few(num_rows: int, few_rows: int | None) -> bool:
     """Return whether there are so few rows that padding among them is worth skipping."""
-    return few_rows is not None and hidden_sd.shape[0] <= few_rows
+    return few_rows is not None and num_rows <= few_rows
 
 
 def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
@@ -205,6 +216,13 @@ def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, ti
         lambda: pad_rows(function(num_rows, *jax.tree.map(lambda x: x[:few_rows], arrays)), total),
         lambda: _map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
     )
+
+
+def _map_few(function: Callable[..., Any], arrays: Any, *, num_rows: Array, few_rows: int | None) -> Any:
+    """Apply `function` to all rows, or one by one if there are few, so that one or two do not take the time of all."""
+    total = jax.tree.leaves(arrays)[0].shape[0]
+    tile = 1 if _is_few(total, few_rows) else total
+    return _map_row_tiles(lambda _, *rows: function(*rows), arrays, num_rows=num_rows, tile=tile)
 
 
 def _map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:

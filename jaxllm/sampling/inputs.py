@@ -6,10 +6,22 @@ its type (int32 by default) and the neutral value, which changes nothing in a ro
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jax import Array
+
+
+class Sampling(enum.Enum):
+    """What a step's program can do for its rows, from the least to the most; more changes no row that needs less."""
+
+    PLAIN = "plain"
+    """Greedy choice, or a draw by temperature and seed."""
+    TRUNCATED = "truncated"
+    """The same, after top_k, top_p and min_p."""
+    FULL = "full"
+    """Every feature, such as penalties, masks, biases and log-probabilities."""
 
 
 class Packed(NamedTuple):
@@ -21,7 +33,7 @@ class Packed(NamedTuple):
 
 
 class SamplingBatch(NamedTuple):
-    """The settings of each row that both programs read, and those of truncation."""
+    """The settings of each row that all programs read, and those of truncation."""
 
     seeds_s2: Array
     """The bits of the high and low word of each row's 64-bit seed."""

@@ -53,6 +53,12 @@ def _sample_plain(rows: Rows, batch: SamplingBatch, skips_unused: bool) -> Array
     return jnp.where(is_greedy_s, greedy_s, when(draws, sample, lambda: greedy_s))
 
 
+def sample_truncated(logits_sv: Array, batch: SamplingBatch, *, skips_unused: bool = True) -> Array:
+    """Return one token per row, by its temperature, truncation and seed; for `skips_unused` see `branches`."""
+    uniforms_s = uniforms(batch.seeds_s2, batch.positions_s)
+    return _pick(logits_sv, batch, uniforms_s, truncates=True, skips_unused=skips_unused)[0]
+
+
 def sample_full(
     logits_sv: Array,
     batch: SamplingBatch,
@@ -75,9 +81,14 @@ def sample_full(
       logprobs_mode: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits".
       skips_unused: skip features that no row uses, by `uses` and `rare`; see `branches`.
     """
-    skipping = {"uses": uses, "skips_unused": skips_unused}
-    edit = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, **skipping)
-    pick = partial(_pick, batch=batch, uniforms_s=uniforms(batch.seeds_s2, batch.positions_s), **skipping)
+    edit = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, uses=uses, skips_unused=skips_unused)
+    pick = partial(
+        _pick,
+        batch=batch,
+        uniforms_s=uniforms(batch.seeds_s2, batch.positions_s),
+        truncates=uses.truncation > 0,
+        skips_unused=skips_unused,
+    )
     shows_processed = logprobs_mode.startswith("processed")
     edited_sv = logits_sv
     if processors or shows_processed or not skips_unused:
@@ -161,15 +172,15 @@ def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Distribution]
 
 
 def _pick(
-    logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, *, uses: Uses, skips_unused: bool
+    logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, *, truncates: Array | bool, skips_unused: bool
 ) -> tuple[Array, Distribution]:
-    """Return one token per row, and the distribution that it was drawn from."""
+    """Return one token per row, and the distribution that it was drawn from; `truncates` if some row truncates."""
     rows = WholeRows(logits_sv)
     greedy_s, everything = _most_likely(rows, batch)
 
     def sample() -> tuple[Array, Distribution]:
         settings = (batch.top_k_s, batch.top_p_s, batch.min_p_s)
-        least_s = truncate(logits_sv, everything, *settings, is_used=uses.truncation > 0)
+        least_s = truncate(logits_sv, everything, *settings, is_used=truncates)
         distribution = everything._replace(min_logit_s=least_s)
         return draw(rows, distribution, uniforms_s), distribution
 

@@ -29,8 +29,8 @@ from jaxllm.execution.batch import build
 from jaxllm.execution.options import compiler_options
 from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.step import DeviceState
-from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
-from jaxllm.sampling.sampler import sample_full, sample_plain
+from jaxllm.sampling.inputs import RareRules, Rules, Sampling, SamplingBatch, Uses
+from jaxllm.sampling.sampler import sample_full, sample_plain, sample_truncated
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 ROWS = 64
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def measure_sampler(v: int, repeats: int) -> Table:
-    """Time both programs under several settings."""
+    """Time all programs under several settings."""
     rng = np.random.default_rng(0)
     # A few likely ids and a long tail, as models have.
     logits_sv = jnp.asarray(rng.gumbel(size=(ROWS, v)) * 2.0, jnp.float32)
@@ -78,6 +78,9 @@ def measure_sampler(v: int, repeats: int) -> Table:
         batch = make_batch(**settings)
         return partial(compiled_plain, logits_sv, batch)
 
+    def truncated_case(**settings: float) -> Callable[[], Any]:
+        return partial(compiled_truncated, logits_sv, make_batch(**settings))
+
     def full_case(
         rules: tuple[Rules, RareRules], uses: tuple[int, int, int, int], **settings: float
     ) -> Callable[[], Any]:
@@ -87,11 +90,14 @@ def measure_sampler(v: int, repeats: int) -> Table:
     nothing = Uses(*[jnp.asarray(0, jnp.int32)] * 4)
     compiled_argmax = compile_for_cpu(lambda logits_sv: jnp.argmax(logits_sv, axis=1), logits_sv)
     compiled_plain = compile_for_cpu(sample_plain, logits_sv, make_batch())
+    compiled_truncated = compile_for_cpu(sample_truncated, logits_sv, make_batch())
     compiled_full = compile_for_cpu(full, logits_sv, make_batch(), *neutral, nothing, counts_cv)
     cases = {
         "jnp.argmax": partial(compiled_argmax, logits_sv),
         "plain: greedy": plain_case(),
         "plain: temperature": plain_case(**SAMPLED),
+        "truncated: top_p": truncated_case(**NUCLEUS),
+        "truncated: top_k": truncated_case(**SAMPLED, top_k_s=50),
         "full: nothing in use": full_case(neutral, (0, 0, 0, 0)),
         "full: temperature": full_case(neutral, (0, 0, 0, 0), **SAMPLED),
         "full: top_p": full_case(neutral, (0, 0, 1, 0), **NUCLEUS),
@@ -185,7 +191,7 @@ class StepCase:
         self._runner = runner
         self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
         inputs = self._inputs
-        key = compiler.step_shape(shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
+        key = compiler.step_shape(shape.bucket, inputs.sampling, has_chunks=inputs.has_chunks)
         self._program = runner.programs.get(key)
         if sampler is not None:
             original = step_module.sample_plain
@@ -199,14 +205,14 @@ class StepCase:
         """Start the step and return its tokens."""
         launcher, inputs = self._runner.launcher, self._inputs
         counts = rare = None
-        if inputs.is_full:
+        if inputs.sampling is Sampling.FULL:
             counts, rare = launcher._get_counts(), launcher._rare(list(inputs.rare), inputs.shape.bucket.num_seqs)
         state = DeviceState(launcher.pools, counts)
         state, output = self._program(
             launcher.params, state, launcher._previous_tokens, inputs.ints, inputs.floats, rare
         )
         launcher.pools = state.pools
-        if inputs.is_full:
+        if inputs.sampling is Sampling.FULL:
             launcher._counts = state.counts_cv
         return output.tokens_s
 

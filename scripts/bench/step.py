@@ -28,6 +28,7 @@ from lib.sheet import print_sheet
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.packing import pick_bucket
+from jaxllm.sampling.inputs import Sampling
 
 STEPS = 12
 SCOPES = {"project": "layers' matmuls", "finish": "layers' matmuls", "attend": "attention", "logits": "output head"}
@@ -105,7 +106,7 @@ def timed_step(engine: Any) -> float:
 def decode_program(runner: ModelRunner, num_seqs: int) -> str:
     """Return the text of the compiled program that decodes a number of sequences."""
     bucket = pick_bucket(runner.compiler.buckets, num_seqs, num_seqs)
-    return runner.programs.get(runner.compiler.step_shape(bucket, is_full=False, has_chunks=False)).as_text()
+    return runner.programs.get(runner.compiler.step_shape(bucket, Sampling.PLAIN, has_chunks=False)).as_text()
 
 
 def parts_by_operation(program: str) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.check.compilers import TPU_ENVIRONMENT
+from jaxllm.sampling.inputs import Sampling
 
 os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"} | TPU_ENVIRONMENT
 
@@ -128,7 +129,7 @@ def check_case(model: str, topology: str, num_devices: int) -> dict[str, Any]:
 
 def compile_with(compiler: StepCompiler, num_blocks: int) -> str | None:
     """Compile the largest step; return what the compiler says if it is out of memory."""
-    largest = compiler.step_shape(compiler.buckets[-1], is_full=True)
+    largest = compiler.step_shape(compiler.buckets[-1], Sampling.FULL)
     try:
         compiler.compile(largest, num_blocks)
     except JaxRuntimeError as error:

@@ -99,6 +99,11 @@ def count_nodes(listing: str) -> int:
     return len(re.findall(r"^ *\d+: k(?!CommandBuffer|While)", listing, re.MULTILINE))
 
 
+def count_loops(listing: str) -> int:
+    """Count the loops and branches, which the host drives outside of command buffers."""
+    return len(re.findall(r"^ *\d+: k(?:While|Conditional)", listing, re.MULTILINE))
+
+
 def find_host_predicates(listing: str, hlo: str) -> list[str]:
     """Return the branches and loops for which XLA:GPU copies the predicate to the host; counted loops do without."""
     branches = re.findall(r"^\d+: (kConditional.*)", listing, re.MULTILINE)

@@ -1,14 +1,14 @@
 """Compile the whole step of real models for hardware that is not there, and check what the compiler made of it.
 
-For each model: the plain decode step, the plain step of the largest bucket and the full one, or the largest step of a
-pooling model, on one device or spread over several. Checked: the KV pool is updated in place; scratch does not grow
-with the pool; the program holds no copy of weights or pool; devices exchange two sums a layer, three where an MLP is
-beside experts, and little else for embedding and sampling; on a GPU no branch or loop waits for the host, and the
-plain decode step and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no layer's adapters are
-copied or widened, and the program that writes an adapter into its slot does so in place. Of models that see, plain
-steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels and for the largest one write the
-feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own account of XLA's and of Mosaic
-GPU's, and the host is asked nothing.
+For each model: the plain and the truncated decode step, the plain step of the largest bucket and the full one, or the
+largest step of a pooling model, on one device or spread over several. Checked: the KV pool is updated in place; scratch
+does not grow with the pool; the program holds no copy of weights or pool; devices exchange two sums a layer, three
+where an MLP is beside experts, and little else for embedding and sampling; on a GPU no branch or loop waits for the
+host, and the decode steps and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no layer's
+adapters are copied or widened, and the program that writes an adapter into its slot does so in place. Of models that
+see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels and for the largest one
+write the feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own account of XLA's and of
+Mosaic GPU's, and the host is asked nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from lib.results import save
 from lib.shapes import IMAGE_PROCESSORS, MODELS, with_layers
 
 from compile.compiled_step import (
+    count_loops,
     count_nodes,
     count_thunks,
     find_adapter_copies,
@@ -65,9 +66,10 @@ from jaxllm.resolve.hardware import find_topology
 from jaxllm.resolve.kv_cache_size import step_config
 from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_pooling import is_causal
+from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling.shards import VocabShards
 
-STEPS = ("decode", "largest", "full")
+STEPS = ("decode", "decode truncated", "largest", "full")
 POOLED = "pooled"
 """The only step of a pooling model: its largest."""
 SET_ADAPTER = Upkeep.SET_ADAPTER.value
@@ -93,6 +95,8 @@ LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12
 share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
 12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
 kernels need of a step, in 5 launches."""
+TRUNCATION_NODES = 64
+"""The most additional launches of a truncated step: three in each of the 16 rounds of its searches, and a few."""
 ADAPTER_NODES = 4
 """The most additional launches of a weight with adapters: two matmuls, the launch between them, and a sum."""
 
@@ -165,9 +169,10 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
     if not compiler.config.generates:
         return {POOLED: compiler.pool_shape(largest, by_token=False)} | upkeep
     steps: dict[str, ProgramKey] = {
-        "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
-        "largest": compiler.step_shape(largest, is_full=False),
-        "full": compiler.step_shape(largest, is_full=True),
+        "decode": compiler.step_shape(decode, Sampling.PLAIN, has_chunks=False),
+        "decode truncated": compiler.step_shape(decode, Sampling.TRUNCATED, has_chunks=False),
+        "largest": compiler.step_shape(largest, Sampling.PLAIN),
+        "full": compiler.step_shape(largest, Sampling.FULL),
     }
     return steps | upkeep | encoders(compiler)
 
@@ -255,7 +260,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies:
             missed.append(f"copies of weights or pool: {copies[:3]}")
-        is_plain = isinstance(shape, StepShape) and not shape.is_full
+        is_plain = isinstance(shape, StepShape) and shape.sampling is Sampling.PLAIN
         if compiler.model.tower is not None and is_plain and (scatters := find_scatters(hlo)):
             missed.append(f"scatters: {scatters[:3]}")
         if cuts := find_expert_copies(hlo, compiler):
@@ -270,6 +275,8 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
             "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1),
             "thunks": count_thunks(listing),
             "nodes": count_nodes(listing),
+            "nodes_per_layer": round(count_nodes(listing) / len(compiler.model.config.layers), 1),
+            "loops": count_loops(listing),
             "collectives": collectives,
         }
         if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
@@ -279,12 +286,14 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
     expected = expected_collectives(compiler, shape)  # XLA may make one of several
     if any(count > expected.get(kind, 0) for kind, count in row["collectives"].items()):
         missed.append(f"collectives should be {expected}")
-    is_plain_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
+    is_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
-    if has_kernels and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
+    if has_kernels and (is_decode or isinstance(shape, PoolShape)) and not is_graph:
         missed.append("not one command buffer")
-    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model):
-        missed.append(f"more launches than {most_nodes(compiler.model)}")
+    if has_kernels and compiler.mesh.size == 1 and isinstance(shape, StepShape) and is_decode:
+        most = most_nodes(compiler.model) + TRUNCATION_NODES * (shape.sampling is Sampling.TRUNCATED)
+        if row["nodes"] > most:
+            missed.append(f"more launches than {most}")
     return row | {"missed": missed}
 
 
@@ -339,7 +348,7 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]
 
 
 def most_nodes(model: Model) -> int:
-    """Return the most launches that a plain decode step should need."""
+    """Return the most launches that a plain step of decodes alone should need."""
     more = (
         layer.qk_norm * NORM_NODES
         + bool(layer.latent) * LATENT_NODES
@@ -365,7 +374,7 @@ def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -
     expected = {"all-reduce": in_layers + is_spread}
     if isinstance(shape, PoolShape):
         return expected
-    if not shape.is_full and vocab.can_sample:
+    if shape.sampling is Sampling.PLAIN and vocab.can_sample:
         # The tiles' maxima and then their sums; and the logits of the tile where either leads.
         expected |= {"all-gather": 2, "all-reduce": expected["all-reduce"] + 2}
         return expected | ({"collective-permute": 1} if vocab.borrowed else {})

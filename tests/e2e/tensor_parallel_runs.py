@@ -115,13 +115,25 @@ def plain_jobs() -> list[Job]:
     ]
 
 
+def truncated_jobs() -> list[Job]:
+    """Return requests of the truncated program, with plain ones beside them."""
+    jobs = plain_jobs()
+    for job, fields in zip(jobs, ({"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.02}), strict=False):
+        job.params.temperature = 0.9
+        for name, value in fields.items():
+            setattr(job.params, name, value)
+    return [*jobs, *plain_jobs()[:2]]
+
+
 def run(size: int, model: str, tokenizer: str) -> dict[str, Any]:
-    """Run everything on `size` devices: plain programs in one engine, full ones in another."""
+    """Run everything on `size` devices: plain and truncated programs in one engine, full ones in another."""
     arguments = ARGUMENTS | {"tokenizer": tokenizer} | ({"tensor_parallel_size": size} if size > 1 else {})
     with tiny_llm(model, **arguments) as (llm, scheduler):
+        truncated = run_together(llm, truncated_jobs())
         plain = _run(llm, scheduler, plain_jobs())
     with tiny_llm(model, logits_processors=[tilt], **arguments) as (llm, scheduler):
-        return {"plain": plain, "features": _run(llm, scheduler, feature_jobs()), "params": _params(_runner(llm))}
+        features, params = _run(llm, scheduler, feature_jobs()), _params(_runner(llm))
+    return {"plain": plain, "truncated": {"outputs": [*map(_shown, truncated)]}, "features": features, "params": params}
 
 
 def _run(llm: LLM, scheduler: RecordingScheduler, jobs: Sequence[Job]) -> dict[str, Any]:
@@ -279,7 +291,7 @@ def _collectives(runner: ModelRunner) -> Iterator[dict[str, Any]]:
     for key, program in runner.programs._done.items():
         if isinstance(key, StepShape):
             counts = {each.kind: each.count for each in count_collectives(program.as_text())}
-            yield {"is_full": key.is_full, "counts": counts}
+            yield {"sampling": key.sampling.value, "counts": counts}
 
 
 def _shown(output: RequestOutput) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.execution.kv_pool import SPARE_PART
+from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import BeamSearchParams
 from tests.e2e.inside import core_of
 from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_alone, run_together, tiny_llm
@@ -115,7 +116,7 @@ def test_a_step_copies_no_state(engine: Engine) -> None:
     layout = compiler.config.kv_layout
     assert layout.num_slots == 1 + 8 + math.ceil(8 * SPARE_PART) + 1
     assert layout.bytes(num_blocks) == pool_bytes
-    shape = compiler.step_shape(compiler.buckets[0], is_full=False)
+    shape = compiler.step_shape(compiler.buckets[0], Sampling.PLAIN)
     memory = compiler.compile(shape, num_blocks).memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes >= pool_bytes

@@ -87,7 +87,7 @@ def test_the_runs_do_what_they_claim_to(runs: dict[str, Any]) -> None:
         assert all(len(set(each)) > 8 for each in tokens), "outputs that hardly vary prove little"
 
 
-@pytest.mark.parametrize("kind", ["plain", "features"])
+@pytest.mark.parametrize("kind", ["plain", "truncated", "features"])
 @pytest.mark.parametrize("size", SPREAD)
 def test_tokens_equal_those_of_one_device(runs: dict[str, Any], size: str, kind: str) -> None:
     expected, got = runs["1"][kind]["outputs"], runs[size][kind]["outputs"]
@@ -232,9 +232,9 @@ def test_two_sums_a_layer_are_exchanged(runs: dict[str, Any], size: str) -> None
     plain = {"all-reduce": sums + 2, "all-gather": 2, "collective-permute": 1}
     full = {"all-reduce": sums, "all-gather": 1}
     steps = [step for kind in ("plain", "features") for step in runs[size][kind]["collectives"]]
-    assert {step["is_full"] for step in steps} == {True, False}
+    assert {step["sampling"] for step in steps} == {"plain", "truncated", "full"}
     for step in steps:
-        expected = full if step["is_full"] else plain
+        expected = plain if step["sampling"] == "plain" else full
         assert step["counts"] == (expected if int(size) > 1 else {})
 
 

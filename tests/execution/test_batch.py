@@ -1,5 +1,6 @@
 """Plans become padded arrays, equal to those of a plain loop over tokens."""
 
+import itertools
 from array import array
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
+from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.media import ChunkMedia
 from jaxllm.scheduling.plan import Chunk, StepPlan
@@ -129,37 +131,46 @@ def test_sampling_settings() -> None:
     assert arrays.sampling.top_k_s[0] == 7
     floats = (arrays.sampling.temperature_s, arrays.sampling.top_p_s, arrays.sampling.min_p_s)
     assert [values_s[0] for values_s in floats] == pytest.approx([0.5, 0.9, 0.1])
-    assert inputs.is_full
+    assert inputs.sampling is Sampling.TRUNCATED
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "full"),
-    [
-        ({}, False),
-        ({"params": SamplingParams(temperature=0.0)}, False),
-        ({"params": SamplingParams(seed=3)}, False),
-        ({"params": SamplingParams(top_k=5)}, True),
-        ({"params": SamplingParams(top_p=0.5)}, True),
-        ({"params": SamplingParams(min_p=0.5)}, True),
-        ({"params": SamplingParams(logprobs=0)}, True),
-        ({"params": SamplingParams(logprobs=5), "samples": False}, False),
-        ({"count_row": 1}, True),
-        ({"count_row": 1, "samples": False}, False),
-        ({"params": SamplingParams(logit_bias={3: 1.0})}, True),
-        ({"params": SamplingParams(logprob_token_ids=[3])}, True),
-        ({"scored_ids": array("i", [7]), "samples": False}, True),
-    ],
-)
-def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) -> None:
+NEEDS: list[tuple[dict[str, Any], Sampling]] = [
+    ({}, Sampling.PLAIN),
+    ({"params": SamplingParams(temperature=0.0)}, Sampling.PLAIN),
+    ({"params": SamplingParams(seed=3)}, Sampling.PLAIN),
+    ({"params": SamplingParams(temperature=0.0, top_k=5, top_p=0.5)}, Sampling.PLAIN),
+    ({"params": SamplingParams(top_k=5), "samples": False}, Sampling.PLAIN),
+    ({"params": SamplingParams(logprobs=5), "samples": False}, Sampling.PLAIN),
+    ({"count_row": 1, "samples": False}, Sampling.PLAIN),
+    ({"params": SamplingParams(top_k=5)}, Sampling.TRUNCATED),
+    ({"params": SamplingParams(top_p=0.5)}, Sampling.TRUNCATED),
+    ({"params": SamplingParams(min_p=0.5)}, Sampling.TRUNCATED),
+    ({"params": SamplingParams(logprobs=0)}, Sampling.FULL),
+    ({"params": SamplingParams(top_k=5, logprobs=0)}, Sampling.FULL),
+    ({"count_row": 1}, Sampling.FULL),
+    ({"params": SamplingParams(logit_bias={3: 1.0})}, Sampling.FULL),
+    ({"params": SamplingParams(logprob_token_ids=[3])}, Sampling.FULL),
+    ({"scored_ids": array("i", [7]), "samples": False}, Sampling.FULL),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "sampling"), NEEDS)
+def test_a_step_runs_the_least_program_that_a_row_needs(kwargs: dict[str, Any], sampling: Sampling) -> None:
     inputs, _ = step(make_chunk("a", 0, [1], [1], **kwargs))
-    assert inputs.is_full is full
+    assert inputs.sampling is sampling
+
+
+def test_the_row_that_needs_most_decides() -> None:
+    for (first, one), (second, other) in itertools.product(NEEDS, NEEDS):
+        inputs, _ = step(make_chunk("a", 0, [1], [1], **first), make_chunk("b", 0, [1], [2], **second))
+        assert inputs.sampling is max(one, other, key=list(Sampling).index)
 
 
 def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
     bits_w, grammar_w = np.array([[5, -7, 3], [7, -5, 3]], np.int32)
     mask = RowMask(bits_w, grammar_w)
     inputs, _ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
-    assert inputs.is_full
+    assert inputs.sampling is Sampling.FULL
     np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, bits_w, [-1] * 3])
     assert inputs.rare.grammar_bits_sw is None, "for log-probabilities only"
     shown = SamplingParams(logprobs=0)

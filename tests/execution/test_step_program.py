@@ -13,7 +13,9 @@ import pytest
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution.compiler import StepCompiler, Upkeep
 from jaxllm.execution.packing import Bucket
+from jaxllm.execution.step import StepShape
 from jaxllm.models import LayerLoop
+from jaxllm.sampling.inputs import Sampling
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from tests.execution.support import hostile_jax, make_compiler, make_group
 from tests.models.tiny import folder
@@ -29,12 +31,12 @@ def pool_bytes(num_blocks: int, dtype: Any) -> int:
 
 
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
-@pytest.mark.parametrize("is_full", [False, True])
-def test_program_size_does_not_grow_with_depth(is_full: bool, loop: LayerLoop) -> None:
+@pytest.mark.parametrize("sampling", Sampling)
+def test_program_size_does_not_grow_with_depth(sampling: Sampling, loop: LayerLoop) -> None:
     sizes = []
     for num_layers in (2, 12):
         compiler = make_compiler(num_layers, loop=loop)
-        shape = next(shape for shape in compiler.shapes() if shape.is_full is is_full)
+        shape = next(shape for shape in compiler.shapes() if shape.sampling is sampling)
         sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]
 
@@ -55,8 +57,8 @@ def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype)
     compiler = make_compiler(dtype=dtype)
     # The largest bucket and the smallest stand for all; each costs two compiles.
     shapes = compiler.shapes()
-    plain, full = [shape for shape in shapes if not shape.is_full], [shape for shape in shapes if shape.is_full]
-    for shape in (plain[0], plain[1], full[0]) if dtype == jnp.float32 else (plain[1], full[0]):
+    plain, truncated, full = ([shape for shape in shapes if shape.sampling is sampling] for sampling in Sampling)
+    for shape in (plain[0], plain[1], full[0]) if dtype == jnp.float32 else (plain[1], truncated[0], full[0]):
         temps = []
         for num_blocks in (33, 1025):
             memory = compiler.compile(shape, num_blocks).memory_analysis()
@@ -84,30 +86,44 @@ def test_a_step_on_a_cpu_copies_no_weights() -> None:
 
 def test_few_plain_programs_on_cpu_by_default() -> None:
     compiler = make_compiler(max_num_batched_tokens=512, max_num_seqs=256)
-    assert sum(not shape.is_full for shape in compiler.shapes()) == 7
+    assert sum(shape.sampling is Sampling.PLAIN for shape in compiler.shapes()) == 7
 
 
-def test_decodes_alone_have_plain_programs_where_attention_takes_less_for_them() -> None:
+def test_programs_come_from_the_least_to_the_most() -> None:
+    kinds = [shape.sampling for shape in make_compiler().programs() if isinstance(shape, StepShape)]
+    assert set(kinds) == set(Sampling)
+    assert kinds == sorted(kinds, key=list(Sampling).index)
+
+
+def test_programs_that_sample_more_can_run_a_step_too() -> None:
+    compiler = make_compiler()
+    count = len(compiler.buckets)
+    larger = compiler.larger(compiler.step_shape(compiler.buckets[0], Sampling.TRUNCATED))
+    assert [shape.sampling for shape in larger] == [Sampling.TRUNCATED] * (count - 1) + [Sampling.FULL] * count
+    assert compiler.larger(compiler.step_shape(compiler.buckets[-1], Sampling.FULL)) == []
+
+
+def test_decodes_alone_have_programs_where_attention_takes_less_for_them() -> None:
     attention = PagedAttention(AttentionShape(4, 2, 64, 16, jnp.dtype("bfloat16"), jnp.dtype("bfloat16")), "gpu")
     compiler = make_compiler(dtype=jnp.bfloat16, groups=(replace(make_group(), attention=attention),))
     decodes = [shape for shape in compiler.shapes() if shape.decodes_only]
-    assert [shape.batch.bucket for shape in decodes] == [Bucket(16, 16), Bucket(32, 32), Bucket(64, 64)]
-    assert not any(shape.is_full for shape in decodes)
+    assert [shape.batch.bucket for shape in decodes] == [Bucket(16, 16), Bucket(32, 32), Bucket(64, 64)] * 2
+    assert [shape.sampling for shape in decodes] == [Sampling.PLAIN] * 3 + [Sampling.TRUNCATED] * 3
     for shape in decodes:
         bucket = shape.batch.bucket
-        assert shape == compiler.step_shape(bucket, is_full=False, has_chunks=False)
-        mixed = compiler.step_shape(bucket, is_full=False, has_chunks=True)
-        larger = compiler.larger(shape)
+        assert shape == compiler.step_shape(bucket, shape.sampling, has_chunks=False)
+        mixed = compiler.step_shape(bucket, shape.sampling, has_chunks=True)
+        larger = [each for each in compiler.larger(shape) if each.sampling is shape.sampling]
         assert larger[0] == mixed
         assert larger[1:] == [
-            compiler.step_shape(each, is_full=False, has_chunks=has_chunks)
+            compiler.step_shape(each, shape.sampling, has_chunks=has_chunks)
             for each in compiler.buckets[compiler.buckets.index(bucket) + 1 :]
             for has_chunks in ([False, True] if each.num_tokens == each.num_seqs else [True])
         ]
         assert not any(each.decodes_only for each in compiler.larger(mixed)), "they take no chunks"
         assert mixed in compiler.shapes(), "a prompt may be short enough for the same bucket"
         assert not mixed.decodes_only
-        assert not compiler.step_shape(bucket, is_full=True, has_chunks=False).decodes_only
+        assert not compiler.step_shape(bucket, Sampling.FULL, has_chunks=False).decodes_only
     assert not any(shape.decodes_only for shape in make_compiler().shapes())
 
 
@@ -119,12 +135,12 @@ def test_on_an_accelerator_the_largest_programs_come_first(platform: str) -> Non
     compiler = make_compiler(dtype=jnp.bfloat16, groups=groups, platform=platform)
     assert compiler.has_stand_ins
     shapes = compiler.shapes()
-    plain = [shape for shape in shapes if not shape.is_full]
+    plain = [shape for shape in shapes if shape.sampling is Sampling.PLAIN]
     assert shapes[: len(plain)] == plain
     buckets = [shape.batch.bucket for shape in plain]
     assert buckets[:2] == [compiler.buckets[-1], Bucket(64, 64)]
     for shape in shapes:
-        first = next(each for each in shapes if each.is_full == shape.is_full)
+        first = next(each for each in shapes if each.sampling is shape.sampling)
         assert shape == first or first in compiler.larger(shape)
     if platform == "gpu":
         decodes = [shape for shape in plain if shape.decodes_only]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jaxllm.execution.options import compiler_options
-from jaxllm.sampling.sampler import sample_full, sample_plain
-from tests.sampling.oracle import Row, make_batch, make_rules
+from jaxllm.sampling.sampler import sample_full, sample_plain, sample_truncated
+from tests.sampling.oracle import Row, adversarial_logits, make_batch, make_rules, make_sampler, traced_for
 
 pytestmark = pytest.mark.sampling
 
@@ -70,3 +70,21 @@ def test_a_plain_row_without_company_gets_its_token(temperature: float) -> None:
             permuted = logits[order].at[num_rows:].set(jnp.nan)
             tokens = program(permuted, jax.tree.map(lambda x, order=order: x[order], batch), jnp.int32(num_rows))
             np.testing.assert_array_equal(tokens[:num_rows], expected[order[:num_rows]])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_a_row_gets_its_token_from_each_program_that_can_run_it(platform: str) -> None:
+    """The plain program serves rows that do not truncate, the truncated one those without rules, the full one all."""
+    kinds = (Row(), Row(temperature=0.7), Row(temperature=1.0, top_k=3), Row(temperature=1.2, top_p=0.9, min_p=0.01))
+    of_kinds = [np.tile(logits_v, (len(kinds) * 2, 1)) for logits_v in adversarial_logits(300).values()]
+    logits = np.concatenate(of_kinds)
+    rows = [replace(kinds[index % len(kinds)], seed=index) for index in range(len(logits))]
+    skips = platform != "gpu"
+    full = make_sampler("raw_logprobs", 5, platform=platform)(logits, rows)[0]
+    with traced_for(platform):
+        truncated = np.asarray(jax.jit(partial(sample_truncated, skips_unused=skips))(logits, make_batch(rows)))
+        plain = np.asarray(jax.jit(partial(sample_plain, skips_unused=skips))(logits, make_batch(rows)))
+    np.testing.assert_array_equal(truncated, full)
+    is_plain = np.array([not row.truncates for row in rows])
+    np.testing.assert_array_equal(plain[is_plain], truncated[is_plain])
+    assert (plain != truncated)[~is_plain].any()

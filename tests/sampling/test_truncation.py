@@ -15,7 +15,7 @@ V = 300
 SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V) for p in (1.0, 0.99, 0.5, 1e-6) for m in (0.0, 0.05, 1.0)]
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
+@pytest.fixture(scope="module", params=["cpu", "gpu", "tpu"])
 def program(request: pytest.FixtureRequest):
     def least(logits_sv, batch):
         distribution = Distribution(batch.temperature_s, logits_sv.max(axis=1), jnp.full(len(logits_sv), -jnp.inf))
