@@ -26,7 +26,7 @@ from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.execution.mesh import param_format, replicated
-from jaxllm.execution.options import compiler_options, min_rows, tracing
+from jaxllm.execution.options import compiler_options, min_rows, single_row_pays, tracing
 from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
@@ -174,6 +174,8 @@ class StepCompiler:
             config.platform, model.dtype, config.batch_invariant, quantized=quantized, devices=devices
         )
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
+        if config.sizes is None and config.generates and single_row_pays(config.platform, model):
+            self.buckets = (Bucket(1, 1), *self.buckets)
         # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
         self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)

@@ -14,6 +14,8 @@ from jaxllm.config.environment import sets_xla_flag
 from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.execution.mesh import Device
 from jaxllm.models import LayerLoop
+from jaxllm.models.model import Model
+from jaxllm.models.shapes import grouped_shapes, linear_shapes
 from pallas_kernels.targets import hopper_refusal
 
 # The operations that XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
@@ -116,6 +118,19 @@ def library_is_invariant(dtype: str) -> bool:
 def min_rows(platform: str, dtype: DTypeLike) -> int:
     """Return the rows of the smallest step: with fewer, matmuls round differently, or are no faster."""
     return 4 if platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16 else 8
+
+
+def single_row_pays(platform: str, model: Model) -> bool:
+    """Return whether the step of one request's next token should have a program of its own, without padding.
+
+    It should on a GPU where plain XLA multiplies by quantized weights or experts: it adds up products for each row.
+    """
+    if platform != "gpu":
+        return False
+    quantized = [shape for shape in linear_shapes(model.specs) if shape.format is not None]
+    has_plain_weights = bool(quantized) and model.ops.linear.platform is None
+    has_plain_experts = bool(grouped_shapes(model.specs)) and model.ops.grouped_matmul.platform is None
+    return has_plain_weights or has_plain_experts
 
 
 def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> LayerLoop:

@@ -1,7 +1,8 @@
 """The matmul in plain XLA, for platforms and shapes without a kernel of their own.
 
-A matrix product by quantized weights writes them to memory in x's dtype first. On a GPU a few rows are sums of products
-instead, of which XLA makes one kernel that reads the codes once and widens them in registers.
+A matrix product by quantized weights writes them to memory in x's dtype first, and that of one row by bfloat16 weights
+with a float32 result writes them in float32 on a GPU. So there a few rows are sums of products instead, of which XLA
+makes one kernel that reads the weights once and widens them in registers.
 """
 
 from __future__ import annotations
@@ -45,14 +46,12 @@ def xla_linear(
     def one(stack: Array) -> Array:
         return lax.dynamic_index_in_dim(stack, layer, keepdims=False)
 
-    if isinstance(weight, Quantized):
-        widened = partial(_multiply_widened, out_dtype=out_dtype)
-        few = partial(multiply_few, out_dtype=out_dtype) if len(x_ti) <= SUMMED_ROWS else widened
-        out_to = lax.platform_dependent(x_ti, weight.map(one), cuda=few, default=widened)
-    elif weight.dtype != x_ti.dtype:
-        out_to = _multiply_in_parts(x_ti, one(weight)).astype(out_dtype)
+    arguments = x_ti, weight.map(one) if isinstance(weight, Quantized) else one(weight)
+    multiply, summed = (partial(function, out_dtype=out_dtype) for function in (_multiply, multiply_few))
+    if len(x_ti) <= (SUMMED_ROWS if isinstance(weight, Quantized) else 1):
+        out_to = lax.platform_dependent(*arguments, cuda=summed, default=multiply)
     else:
-        out_to = _dot(x_ti, one(weight), out_dtype)
+        out_to = multiply(*arguments)
     return finish(out_to, activation, plus_to, bias_o, is_gated=is_gated)
 
 
@@ -61,33 +60,35 @@ def _dot(x_ti: Array, w_oi: Array, dtype: DTypeLike) -> Array:
     return jnp.einsum("ti,oi->to", x_ti, w_oi, precision=precision, preferred_element_type=dtype)
 
 
-def _multiply_widened(x_ti: Array, held: Quantized, *, out_dtype: DTypeLike) -> Array:
-    """Return the product of rows and quantized weights [o, i], widened to x's dtype."""
-    w_oi = held.numbers().astype(x_ti.dtype)
-    if not held.format.scales_rows:
+def _multiply(x_ti: Array, weight: Array | Quantized, *, out_dtype: DTypeLike) -> Array:
+    """Return the product of rows and weights [o, i]; quantized ones are widened to x's dtype."""
+    if not isinstance(weight, Quantized):
+        return _dot(x_ti, weight, out_dtype) if weight.dtype == x_ti.dtype else _dot_in_parts(x_ti, weight, out_dtype)
+    w_oi = weight.numbers().astype(x_ti.dtype)
+    if not weight.format.scales_rows:
         return _dot(x_ti, w_oi, out_dtype)
-    return (_dot(x_ti, w_oi, jnp.float32) * held.scales.reshape(1, -1)).astype(out_dtype)
+    return (_dot(x_ti, w_oi, jnp.float32) * weight.scales.reshape(1, -1)).astype(out_dtype)
 
 
-def multiply_few(x_ti: Array, held: Quantized, *, out_dtype: DTypeLike) -> Array:
-    """Return the product of a few rows and quantized weights [o, i], as a sum of float32 products for each result.
+def multiply_few(x_ti: Array, weight: Array | Quantized, *, out_dtype: DTypeLike) -> Array:
+    """Return the product of a few rows and weights [o, i], as a sum of float32 products for each result.
 
-    All rows are one reduction: a kernel then reads each code once, however many rows there are.
+    All rows are one reduction: a kernel then reads each weight once, however many rows there are.
     """
-    w_oi = held.numbers()
+    w_oi = weight.numbers() if isinstance(weight, Quantized) else weight.astype(jnp.float32)
     products = tuple(w_oi * x_i.astype(jnp.float32) for x_i in x_ti)
 
     def add(sums: tuple[Array, ...], terms: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(total + term for total, term in zip(sums, terms, strict=True))
 
     sums_to = jnp.stack(lax.reduce(products, (jnp.float32(0),) * len(products), add, (1,)))
-    if held.format.scales_rows:
-        sums_to = sums_to * held.scales.reshape(1, -1)
+    if isinstance(weight, Quantized) and weight.format.scales_rows:
+        sums_to = sums_to * weight.scales.reshape(1, -1)
     return sums_to.astype(out_dtype)
 
 
-def _multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
-    """Return the float32 product [t, o] of bfloat16 rows and float32 weights, as exact as if both were float32.
+def _dot_in_parts(x_ti: Array, w_oi: Array, dtype: DTypeLike) -> Array:
+    """Return the product [t, o] of bfloat16 rows and float32 weights, as exact as if both were float32.
 
     A weight is the sum of three bfloat16 numbers, and their products with x are exact. A matrix unit multiplies by them
     directly; GPUs and TPUs multiply in float32 many times slower.
@@ -99,7 +100,7 @@ def _multiply_in_parts(x_ti: Array, w_oi: Array) -> Array:
         parts.append(part_oi.astype(jnp.bfloat16))
         rest_oi = rest_oi - part_oi
     sums_tpo = jnp.einsum("ti,poi->tpo", x_ti, jnp.stack(parts), preferred_element_type=jnp.float32)
-    return sums_tpo[:, 0] + (sums_tpo[:, 1] + sums_tpo[:, 2])
+    return (sums_tpo[:, 0] + (sums_tpo[:, 1] + sums_tpo[:, 2])).astype(dtype)
 
 
 def finish(

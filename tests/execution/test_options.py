@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import jax.numpy as jnp
 import pytest
 
-from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options
+from jaxllm.execution import options as module
+from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options, single_row_pays
+from jaxllm.models.weights import Ops
+from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape
+from pallas_kernels.linear import Linear, LinearShape
 from pallas_kernels.native.processor import AVX2, AVX512, x86
+from pallas_kernels.weights import INT8, WeightFormat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -74,3 +80,32 @@ def test_graphs_hold_loops_except_on_hopper_and_collectives_of_one_host(
 def test_unproven_invariance_is_refused(platform: str, dtype: str) -> None:
     with pytest.raises(ValueError, match=f"{dtype} on {platform}"):
         compiler_options(platform, dtype, batch_invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("platform", "linear", "grouped", "formats", "has_experts", "pays"),
+    [
+        ("gpu", "xla", "xla", [INT8], False, True),
+        ("gpu", "gpu", "xla", [INT8], False, False),
+        ("gpu", "xla", "xla", [None], False, False),
+        ("gpu", "xla", "xla", [None], True, True),
+        ("gpu", "xla", "gpu", [None], True, False),
+        ("tpu", "xla", "xla", [INT8], True, False),
+        ("cpu", "xla", "xla", [INT8], True, False),
+    ],
+)
+def test_which_models_have_a_program_for_a_single_row(
+    platform: str,
+    linear: str,
+    grouped: str,
+    formats: list[WeightFormat | None],
+    has_experts: bool,
+    pays: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = [LinearShape(64, 64, jnp.bfloat16, jnp.bfloat16, form) for form in formats]
+    experts = [MatmulShape(4, 64, 64, jnp.bfloat16, None, jnp.bfloat16)] * has_experts
+    monkeypatch.setattr(module, "linear_shapes", lambda _: shapes)
+    monkeypatch.setattr(module, "grouped_shapes", lambda _: experts)
+    ops = Ops(Linear(linear), GroupedMatmul(grouped))
+    assert single_row_pays(platform, cast(Any, SimpleNamespace(specs=None, ops=ops))) is pays

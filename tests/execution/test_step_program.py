@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.execution import compiler as compiler_module
 from jaxllm.execution.compiler import StepCompiler, Upkeep
 from jaxllm.execution.packing import Bucket
 from jaxllm.execution.step import StepShape
 from jaxllm.models import LayerLoop
 from jaxllm.sampling.inputs import Sampling
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
+from tests.e2e.inside import core_of
 from tests.execution.support import hostile_jax, make_compiler, make_group
 from tests.models.tiny import folder
 
@@ -39,6 +41,20 @@ def test_program_size_does_not_grow_with_depth(sampling: Sampling, loop: LayerLo
         shape = next(shape for shape in compiler.shapes() if shape.sampling is sampling)
         sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]
+
+
+def test_a_program_for_a_single_row_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU in plain XLA has one; here a CPU stands in for it."""
+    tokens = []
+    for has_one in (False, True):
+        monkeypatch.setattr(compiler_module, "single_row_pays", lambda *_, pays=has_one: pays)
+        llm = LLM(str(folder("qwen3_moe")), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4)
+        runner = core_of(llm)._runner
+        assert runner is not None
+        assert (Bucket(1, 1) in runner.compiler.buckets) is has_one
+        [output] = llm.generate(TokensPrompt(prompt_token_ids=[5, 6, 7]), SamplingParams(temperature=0, max_tokens=8))
+        tokens.append(output.outputs[0].token_ids)
+    assert tokens[0] == tokens[1]
 
 
 def test_the_users_jax_settings_change_no_program() -> None:

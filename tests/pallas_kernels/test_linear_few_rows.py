@@ -32,6 +32,16 @@ def test_equals_float64(name: str, num_rows: int) -> None:
     assert (error <= num_inputs * 2.0**-24 * sizes_of_sums(call)).all()
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_one_row_by_plain_weights_equals_float64(dtype: jnp.dtype) -> None:
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.standard_normal((1, 512)), jnp.bfloat16)
+    w = jnp.asarray(rng.standard_normal((24, 512)), dtype)
+    got = multiply_few(x, w, out_dtype=jnp.float32)
+    exact_to = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+    np.testing.assert_allclose(got, exact_to, atol=512 * 2.0**-24 * float(abs(w).max()) * 20, rtol=0)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
     call = make(FORMATS["awq"], SUMMED_ROWS, 24, 512)
     other = call._replace(x=jnp.flip(call.x, 0).at[SUMMED_ROWS - 1].set(call.x[SUMMED_ROWS - 1]))
