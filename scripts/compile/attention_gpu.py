@@ -34,6 +34,7 @@ from compile.target import Target
 from pallas_kernels.implementations import PAGED_ATTENTION
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.gpu.common import decode_queries
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.gpu.write import rotate_and_write
@@ -80,7 +81,7 @@ def decode(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     q_rkgh = x.q.reshape(len(x.q), shape.num_kv_heads, shape.group, shape.head_dim)
     padded_rkgh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, -shape.group % 8), (0, 0)))
     out_tc = jax.new_ref(x.q.reshape(len(x.q), -1))
-    decode_attention(padded_rkgh, x.pool, x.batch, out_tc, **settings)
+    decode_attention(decode_queries(padded_rkgh, x.pool.kv.dtype), x.pool, x.batch, out_tc, **settings)
     return jax.freeze(out_tc)
 
 

@@ -14,6 +14,7 @@ from pallas_kernels.implementations import PAGED_ATTENTION
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool, Rope
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
+from pallas_kernels.paged_attention.gpu.common import decode_queries
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
@@ -51,6 +52,7 @@ def compiled(config: DecodeConfig, soft_cap: float | None = None) -> Any:
         # The padding of the query heads may be anything.
         q_rkgh = jnp.pad(q.reshape(t, k, n // k, h), padding, constant_values=jnp.nan)
         out_tc = jax.new_ref(jnp.full((t, n * h), UNTOUCHED, q.dtype))
+        q_rkgh = decode_queries(q_rkgh, pool.kv.dtype)
         decode_attention(q_rkgh, pool, batch, out_tc, layer=layer, window=window, sinks_n=sinks_n, **fixed)
         return jax.freeze(out_tc).reshape(q.shape)
 

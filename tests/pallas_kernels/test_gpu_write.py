@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import AttentionShape, FusedPool, Rope
+from pallas_kernels.paged_attention.gpu.common import decode_queries
 from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 from pallas_kernels.paged_attention.layout import to_pool_dtype
 from pallas_kernels.paged_attention.rope import rotate
@@ -36,14 +37,16 @@ def run(step: Step, rope: Rope | None) -> tuple[np.ndarray, FusedPool]:
     write = jax.jit(partial(rotate_and_write, num_rows=num_rows, num_layers=NUM_LAYERS, interpret=True))
     arguments = (step.q, step.k, step.v, fused(step.pool), step.batch.slots_t, rope)
     queries, pool = interpreted(lambda: write(*arguments, layer=LAYER))
-    assert {x.dtype for x in queries} == {step.q.dtype}
+    assert queries.all_tc.dtype == step.q.dtype
     q, decode_rkgh = queries.all_tc.reshape(step.q.shape), queries.decode_rkgh
     k = step.k.shape[1]
     g = q.shape[1] // k
     assert decode_rkgh.shape[0] >= num_rows
     assert decode_rkgh.shape[2] % 8 == 0
     decodes = decode_rkgh[:num_rows, :, :g].reshape(num_rows, *q.shape[1:])
-    np.testing.assert_array_equal(decodes.astype(np.float32), q[:num_rows].astype(np.float32))
+    expected = decode_queries(q[:num_rows], step.pool.k.dtype)
+    assert decodes.dtype == expected.dtype
+    np.testing.assert_array_equal(decodes.astype(np.float32), expected.astype(np.float32))
     return np.asarray(q, np.float32), pool
 
 
@@ -96,6 +99,14 @@ def test_values_beyond_8_bits_are_clipped(kv_dtype: Any) -> None:
     block, offset = divmod(int(step.batch.slots_t[0]), 16)
     row = pool.kv[LAYER * (pool.kv.shape[0] // NUM_LAYERS) + block, 0, offset]
     np.testing.assert_array_equal(row[64:66].astype(np.float32), [most, -most])
+
+
+def test_queries_of_8_bit_pools_are_exact_in_float16_or_clipped() -> None:
+    q = np.float32([1.0, -3.140625, 2.0**-10, 2.0**20, -1e30, 0.0])
+    decoded = decode_queries(jnp.asarray(q, jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn))
+    assert decoded.dtype == jnp.float16
+    most = float(jnp.finfo(jnp.float16).max)
+    np.testing.assert_array_equal(np.asarray(decoded, np.float32), np.clip(q / 16, -most, most))
 
 
 def test_refuses_tokens_that_are_no_multiple_of_8() -> None:

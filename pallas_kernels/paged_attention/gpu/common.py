@@ -16,6 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
+from ..layout import FLOAT8, to_pool_dtype
+
 LOG2_E = math.log2(math.e)
 # The maximum that an online softmax starts from: finite, so that a row that has seen nothing decays by exp2(0), not
 # NaN.
@@ -35,6 +37,9 @@ SMEM_RESERVED = 3 * 1024
 WORKERS = 132
 # The thread blocks of a persistent kernel in the interpreter, where idle ones take time too.
 _INTERPRETED_WORKERS = 2
+# Decode multiplies an 8-bit pool in float16, which holds its numbers exactly, by queries times this: up to 2**20 they are
+# in float16's range, and from 2**-10 on exact.
+FLOAT16_QUERY = 2.0**-4
 # The threads of XLA's pool: the interpreter blocks one for each warpgroup that runs.
 INTERPRETER_THREADS = 8
 
@@ -93,6 +98,27 @@ def scaled_scores(scores: Array, scale: float, soft_cap: float | None) -> Array:
         return scores * (scale * LOG2_E)
     # tanh(x) is 1 - 2 / (exp(2 x) + 1); the hardware's tanh is good to 11 bits only.
     return soft_cap * LOG2_E - (2 * soft_cap * LOG2_E) / (jnp.exp2(scores * (2 * LOG2_E * scale / soft_cap)) + 1.0)
+
+
+def query_unit(dtype: DTypeLike) -> float:
+    """Return what 1 is in queries of a dtype, see `decode_queries`."""
+    return FLOAT16_QUERY if dtype == jnp.float16 else 1.0
+
+
+def decode_query_dtype(dtype: DTypeLike, kv_dtype: DTypeLike) -> Any:
+    """Return the dtype in which decode multiplies queries of a dtype by keys of a pool."""
+    return jnp.dtype(jnp.float16 if kv_dtype in FLOAT8 else dtype)
+
+
+def decode_queries(q: Array, kv_dtype: DTypeLike) -> Array:
+    """Return queries as decode takes them for a pool: float16 in units of `FLOAT16_QUERY` for 8-bit pools.
+
+    The hardware widens 8-bit floats to float16 two at a time, and has no such instruction for bfloat16.
+    """
+    dtype = decode_query_dtype(q.dtype, kv_dtype)
+    if dtype == q.dtype:
+        return q
+    return to_pool_dtype(q.astype(jnp.float32) * query_unit(dtype), dtype)
 
 
 def product(a: Any, b: Any) -> Array:

@@ -37,9 +37,11 @@ from .common import (
     accumulator,
     along_rows,
     compiler_params,
+    decode_query_dtype,
     interpret_params,
     num_workers,
     product,
+    query_unit,
     row_vector,
     scaled_scores,
     smem_bytes,
@@ -53,8 +55,10 @@ _QUERY_BUFFERS = 2
 # The columns of V that are multiplied, and of a result that are stored, at a time. They bound the registers.
 _VALUE_COLUMNS = 64
 _STORE_COLUMNS = 32
-# The columns of a float8 pool that are converted at a time: a swizzled tile of it.
+# The columns of an 8-bit pool that are widened at a time: a swizzled tile of it.
 _CONVERTED_COLUMNS = 128
+# The layout of widened numbers: a thread has four neighbours of a row, a word of the pool.
+_WIDENED = plgpu.Layout.WGMMA_UPCAST_2X
 
 
 class DecodeConfig(NamedTuple):
@@ -111,8 +115,8 @@ def decode_attention(
     """Attend the leading decode rows; K and V of the step are in the pool.
 
     Args:
-      q_rkgh: the queries of at least s rows. g is a multiple of 8, as a TMA writes whole groups of 8 rows of a tiled
-        buffer; the query heads that pad it hold anything.
+      q_rkgh: the queries of at least s rows, see `decode_queries`. g is a multiple of 8, as a TMA writes whole groups
+        of 8 rows of a tiled buffer; the query heads that pad it hold anything.
       kv_pool, batch, layer, num_layers, window, scale, soft_cap, sinks_n: see `PagedAttention`.
       out_tc: a Ref to [t, n * h] that gets the result in the decode rows; the others are unchanged.
       config: sizes to use instead of the shape's.
@@ -145,17 +149,17 @@ class _Buffers(NamedTuple):
     out: Any
     """Columns of results [w, 64, 32] on their way to memory."""
     converted: Any
-    """Keys, then values [p, r, h] of a float8 pool in bfloat16."""
+    """Keys, then values [p, r, h] of an 8-bit pool in float16."""
 
 
 def _buffer_types(config: DecodeConfig, h: int, kv_dtype: DTypeLike) -> _Buffers:
-    w = config.consumers
+    w, dtype = config.consumers, decode_query_dtype(jnp.bfloat16, kv_dtype)
     return _Buffers(
         kv=tiled_smem((config.stages, config.groups, _ROWS, 2 * h), kv_dtype, columns=h),
-        q=tiled_smem((_QUERY_BUFFERS, MMA_ROWS, h), jnp.bfloat16),
-        p=tiled_smem((w, MMA_ROWS, _ROWS), jnp.bfloat16),
+        q=tiled_smem((_QUERY_BUFFERS, MMA_ROWS, h), dtype),
+        p=tiled_smem((w, MMA_ROWS, _ROWS), dtype),
         out=plgpu.SMEM((w, MMA_ROWS, _STORE_COLUMNS), jnp.float32),
-        converted=None if kv_dtype == jnp.bfloat16 else tiled_smem((config.groups, _ROWS, h), jnp.bfloat16),
+        converted=None if kv_dtype == dtype else tiled_smem((config.groups, _ROWS, h), dtype),
     )
 
 
@@ -179,7 +183,7 @@ def _attend(
     items, w = work.seqs_i.shape[0], config.consumers
     chunks = config.tile // min(kv.shape[2], _ROWS)
     kernel = plgpu.kernel(
-        partial(_attend_kernel, config=config, scale=scale, soft_cap=soft_cap),
+        partial(_attend_kernel, config=config, scale=scale / query_unit(q_rkgh.dtype), soft_cap=soft_cap),
         out_type=(
             jax.ShapeDtypeStruct((items, config.groups, k, g, h), jnp.float32),
             jax.ShapeDtypeStruct((items, config.groups, k, MMA_ROWS), jnp.float32),
@@ -413,14 +417,14 @@ def _consume(
 
 
 def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
-    """Return a group's keys [64, h] of a stage in bfloat16; each of its warpgroups converts a share."""
+    """Return a group's keys [64, h] of a stage as wgmma takes them; each of its warpgroups converts a share."""
     h = refs.q_rkgh.shape[3]
     kv = refs.buffers.kv.at[stage, me.group]
     if refs.buffers.converted is None:
         return kv.at[:, pl.ds(0, h)]
     converted = refs.buffers.converted.at[me.group]
     for columns in me.columns(0, h, _CONVERTED_COLUMNS):
-        converted[:, columns] = _convert(kv.at[:, columns])
+        converted[:, columns] = _widen(kv.at[:, columns])
     plgpu.commit_smem()
     _share(refs, me)
     return converted
@@ -434,23 +438,25 @@ def _share(refs: _Refs, me: _Consumer) -> None:
 
 
 def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[Any]:
-    """Return this consumer's values of a stage in bfloat16, in columns, not committed, rows after `num_live` zeroed.
+    """Return this consumer's values of a stage as wgmma takes them, in columns, not committed, rows after `num_live` 0.
 
     Slots beyond the context hold anything, and 0 x NaN is NaN.
     """
     h = refs.q_rkgh.shape[3]
     kv = refs.buffers.kv.at[stage, me.group]
 
-    def zeroed(x: Array) -> Array:
-        rows = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
+    def zeroed(x: Array, layout: Any) -> Array:
+        rows = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=layout)
         return jnp.where(rows < num_live, x, jnp.zeros_like(x))
 
     if refs.buffers.converted is not None:
         converted = refs.buffers.converted.at[me.group]
+        zeroed_part = partial(zeroed, layout=_WIDENED)
         for source, target in zip(
             me.columns(h, h, _CONVERTED_COLUMNS), me.columns(0, h, _CONVERTED_COLUMNS), strict=True
         ):
-            converted[:, target] = zeroed(_convert(kv.at[:, source]))
+            widened = _widen(kv.at[:, source])
+            converted[:, target] = lax.cond(num_live < _ROWS, zeroed_part, lambda x: x, widened)
         return [converted.at[:, columns] for columns in me.columns(0, h, _VALUE_COLUMNS)]
 
     values = [kv.at[:, columns] for columns in me.columns(h, h, _VALUE_COLUMNS)]
@@ -458,15 +464,14 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
     @pl.when(num_live < _ROWS)
     def _():
         for value in values:
-            value[...] = zeroed(value[...])
+            value[...] = zeroed(value[...], plgpu.Layout.WGMMA)
 
     return values
 
 
-def _convert(ref: Any) -> Array:
-    """Return a float8 matrix in bfloat16, converted through float32: the hardware converts float8 to float16 only."""
-    x = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X)
-    return plgpu.layout_cast(x.astype(jnp.float32).astype(jnp.bfloat16), plgpu.Layout.WGMMA)
+def _widen(ref: Any) -> Array:
+    """Return an 8-bit matrix in float16, exactly: one instruction for two numbers."""
+    return plgpu.load(ref, layout=_WIDENED).astype(jnp.float16)
 
 
 def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, acc_c: tuple[Array, ...]) -> None:

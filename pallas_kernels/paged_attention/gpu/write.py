@@ -15,7 +15,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..layout import FusedPool, to_pool_dtype
 from ..rope import Rope, rotate_halves
-from .common import TILED_ROWS, WARPGROUP_LANES, compiler_params, interpret_params
+from .common import (
+    TILED_ROWS,
+    WARPGROUP_LANES,
+    compiler_params,
+    decode_queries,
+    decode_query_dtype,
+    interpret_params,
+)
 
 # The tokens of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
 TOKENS = 8
@@ -29,7 +36,7 @@ class _Queries(NamedTuple):
     all_tc: Array
     """All queries [t, n * h]."""
     decode_rkgh: Array
-    """The queries of at least the first s rows, g padded with anything to a multiple of 8."""
+    """The queries of at least the first s rows, g padded with anything to a multiple of 8; see `decode_queries`."""
 
 
 def rotate_and_write(
@@ -64,13 +71,14 @@ def rotate_and_write(
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
     new_tc = jnp.concatenate([x[:, None] for x in new], axis=2).reshape(t, -1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
-    padding = -g % TILED_ROWS
-    shapes: list[tuple[int, ...]] = [(t, n * h)] if rope else []
-    if rope and padding:
-        shapes.append((-(-num_rows // TOKENS) * TOKENS, k, g + padding, h))
+    padding, decode_dtype = -g % TILED_ROWS, decode_query_dtype(q_tnh.dtype, kv_pool.kv.dtype)
+    rotated_types = [jax.ShapeDtypeStruct((t, n * h), q_tnh.dtype)] if rope else []
+    if rope and (padding or decode_dtype != q_tnh.dtype):
+        num_decodes = -(-num_rows // TOKENS) * TOKENS
+        rotated_types.append(jax.ShapeDtypeStruct((num_decodes, k, g + padding, h), decode_dtype))
     kernel = plgpu.kernel(
         partial(_write_kernel, heads=heads),
-        out_type=[jax.ShapeDtypeStruct(shape, q_tnh.dtype) for shape in shapes],
+        out_type=rotated_types,
         grid=(t // TOKENS, k, g // heads if heads else 1),
         grid_names=("tokens", "kv_head", "part"),
         kernel_name="kv_write",
@@ -82,10 +90,11 @@ def rotate_and_write(
     pool = jax.new_ref(kv_pool.kv)
     rotated = kernel(new_tc, slots_t, first_row, pool, *(rope or ()))
     all_tc = rotated[0] if rope else q_tnh.reshape(t, -1)
-    if rope and padding:
+    if len(rotated) > 1:
         decode_rkgh = rotated[1]
     else:
-        decode_rkgh = jnp.pad(all_tc.reshape(t, k, g, h), ((0, 0), (0, 0), (0, padding), (0, 0)))
+        padded_rkgh = jnp.pad(all_tc.reshape(t, k, g, h), ((0, 0), (0, 0), (0, padding), (0, 0)))
+        decode_rkgh = decode_queries(padded_rkgh, kv_pool.kv.dtype)
     return _Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
 
 
@@ -126,8 +135,8 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
         rotated = rotate_halves(*query, *cos_and_sin)
         for ref, half in zip(halves(rotation[2], query_heads[i]), rotated, strict=True):
             ref[...] = half
-        for padded in rotation[3:]:
-            _store_padded(padded, first_token, kv_head, part * heads + i, rotated)
+        for decodes in rotation[3:]:
+            _store_decodes(decodes, first_token, kv_head, part * heads + i, rotated, pool.dtype)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -140,14 +149,14 @@ def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head:
         plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
 
 
-def _store_padded(padded_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array]) -> None:
+def _store_decodes(decode_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array], kv_dtype: Any) -> None:
     """Store the halves of a query head where decode reads it, if these tokens may be decodes."""
 
-    @pl.when(first_token < padded_rkgh.shape[0])
+    @pl.when(first_token < decode_rkgh.shape[0])
     def _():
         for i, half in enumerate(halves):
             columns = pl.ds(i * half.shape[1], half.shape[1])
-            padded_rkgh[pl.ds(first_token, TOKENS), kv_head, head, columns] = half
+            decode_rkgh[pl.ds(first_token, TOKENS), kv_head, head, columns] = decode_queries(half, kv_dtype)
 
 
 def _in_pool_dtype(x: Array, dtype: Any) -> Array:
