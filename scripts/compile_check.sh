@@ -51,6 +51,8 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile.py grouped_matmul --target $target --steps decode
 done
 part kernels-h100 $JAX scripts/compile.py attention --target h100
+next_kernels="--next --kernels decode prefill prefill-row-ends" # see gpu/handover.py
+part kernels-h100-next $JAX scripts/compile.py attention --target h100 $next_kernels
 part latents-h100 $JAX scripts/compile.py latents --target h100
 part grouped-matmul-h100 $JAX scripts/compile.py grouped_matmul --target h100
 part states-decode-h100 $JAX scripts/compile.py state_decodes --target h100
@@ -70,6 +72,7 @@ done
 part states-h100 $JAX scripts/compile.py states --target h100
 part kernels-v6e-old-jax $OLD_JAX scripts/compile.py attention --target v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile.py attention --target h100
+part kernels-h100-next-old-jax $OLD_JAX scripts/compile.py attention --target h100 $next_kernels
 part states-decode-h100-old-jax $OLD_JAX scripts/compile.py state_decodes --target h100
 part steps-v5e $JAX scripts/compile.py steps --target v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
 for model in llama-3.2-1b llama-3-8b qwen3-8b; do

@@ -17,19 +17,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.common import (
     LOG2_E,
-    LOWEST,
     MMA_ROWS,
     SMEM_BYTES,
     SMEM_RESERVED,
     TINY,
-    accumulator,
-    add_product,
     along_rows,
     compiler_params,
     interpret_params,
-    row_vector,
     tiled_smem,
 )
+from pallas_kernels.paged_attention.gpu.turns import Turns
 
 from .shape import SegmentShape
 
@@ -234,52 +231,24 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     plgpu.copy_gmem_to_smem(operands.q_pc.at[rows, program.columns], q_rh, barriers.q_w.at[warpgroup])
     plgpu.barrier_wait(barriers.q_w.at[warpgroup])
 
-    def take_turns() -> None:
-        plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.turn)
-
-    def multiply_keys(stage: Array) -> Array:
-        def body(acc_ref: Any) -> Array:
-            plgpu.wgmma(acc_ref, q_rh, smem.k_ach.at[stage].T)
-            take_turns()
-            return acc_ref[...]
-
-        return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, _TILE), jnp.float32))
-
-    def step(tile: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        acc_rh, max_r, sum_r = state
-        stage = lax.rem(tile - program.first, config.stages)
-        plgpu.barrier_wait(barriers.k_a.at[stage])
-        scores_rc = multiply_keys(stage)
-        plgpu.barrier_arrive(barriers.k_free_a.at[stage])
-
-        unit = config.scale * LOG2_E
+    def weigh(scores_rc: Array, tile: Array) -> tuple[Array, float]:
         is_partial = (tile * _TILE < latest_start) | ((tile + 1) * _TILE > least_end)
         mask = partial(_mask, operands, rows, tile * _TILE)
-        scores_rc = lax.cond(is_partial, mask, lambda x: x, scores_rc)
-        new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1) * unit)
-        decay_r = jnp.exp2(max_r - new_max_r)
-        probs_rc = jnp.exp2(scores_rc * unit - along_rows(new_max_r, scores_rc))
-        acc_rh *= along_rows(decay_r, acc_rh)
-        sum_r = sum_r * decay_r + probs_rc.sum(axis=1)
-        # All of the softmax happens before the tensor cores' next turn.
-        acc_rh, sum_r, new_max_r, weights_rc = lax.optimization_barrier(
-            (acc_rh, sum_r, new_max_r, probs_rc.astype(jnp.bfloat16))
-        )
+        return lax.cond(is_partial, mask, lambda x: x, scores_rc), config.scale * LOG2_E
 
-        plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.v_a.at[stage])
-        plgpu.barrier_wait(barriers.turn)
-        probs_rc = None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup]
-        acc_rh = add_product(acc_rh, weights_rc, smem.v_ach.at[stage], probs_rc)
-        plgpu.barrier_arrive(barriers.v_free_a.at[stage])
-        return acc_rh, new_max_r, sum_r
-
-    # Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
-    state = accumulator(MMA_ROWS, config.width), row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0)
-    pl.when(warpgroup == 1)(take_turns)
-    acc_rh, _, sum_r = lax.fori_loop(program.first, program.stop, step, state)
-    pl.when(warpgroup == 0)(take_turns)
+    turns = Turns(
+        warpgroup=warpgroup,
+        q_rh=q_rh,
+        k_ach=smem.k_ach,
+        v_ach=smem.v_ach,
+        probs_rc=None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup],
+        k_a=barriers.k_a,
+        v_a=barriers.v_a,
+        k_free_a=barriers.k_free_a,
+        v_free_a=barriers.v_free_a,
+        turn=barriers.turn,
+    )
+    acc_rh, _, sum_r = turns.attend(program.first, program.stop, program.stop, weigh)
 
     q_rh[...] = (acc_rh * along_rows(1.0 / jnp.maximum(sum_r, TINY), acc_rh)).astype(jnp.bfloat16)
     plgpu.commit_smem()

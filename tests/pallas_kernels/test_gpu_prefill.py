@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool
+from pallas_kernels.paged_attention.gpu import handover
+from pallas_kernels.paged_attention.gpu.handover import NEXT, PROVEN, Handover
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
 from tests.pallas_kernels.gpu import H100
@@ -44,7 +47,10 @@ def shape_of(heads: tuple[int, int], h: int = 64, block_size: int = 16, kv_dtype
 
 
 @cache
-def compiled(has_sinks: bool, soft_cap: float | None) -> Any:
+def compiled(has_sinks: bool, soft_cap: float | None, way: Handover) -> Any:
+    """Return a function that is traced while `way` is chosen."""
+    del way
+
     def function(q: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
         qo_tc = jax.new_ref(q.reshape(len(q), -1))
         prefill_attention(
@@ -82,11 +88,12 @@ def run(
     window: int = NO_WINDOW,
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
+    way: Handover = PROVEN,
 ) -> np.ndarray:
     batch = step.batch if batch is None else batch
     sinks = np.zeros(1, np.float32) if sinks_n is None else sinks_n
-    with jax.sharding.use_abstract_mesh(H100):
-        function = compiled(sinks_n is not None, soft_cap)
+    with jax.sharding.use_abstract_mesh(H100), patch.object(handover, "CHOSEN", way):
+        function = compiled(sinks_n is not None, soft_cap, way)
         # A race raises.
         return np.asarray(function(step.q, pool, batch, np.int32(LAYER), np.int32(window), sinks), np.float32)
 
@@ -128,6 +135,27 @@ def test_matches_reference(
     np.testing.assert_array_equal(out[others], np.asarray(step.q, np.float32)[others], "other rows stay as they are")
     rows = np.intersect1d(rows, step.rows)
     # Probabilities and results are rounded to bfloat16.
+    np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "window", "soft_cap", "has_sinks"),
+    [
+        (shape_of((2, 2)), RAGGED, NO_WINDOW, None, False),
+        (shape_of((4, 1), h=128), SHORT, 37, 4.0, True),
+        (shape_of((1, 1), h=128, kv_dtype=E4M3), SHORT, NO_WINDOW, None, False),
+    ],
+)
+def test_overlapped_products_match_the_reference(
+    shape: AttentionShape, chunks: list[tuple[int, int]], window: int, soft_cap: float | None, has_sinks: bool
+) -> None:
+    step = make(7, chunks, shape)
+    sinks_n = np.random.default_rng(1).standard_normal(shape.num_heads).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks_n}
+    pool, expected = filled(step, **settings)
+    out = run(step, pool, **settings, way=NEXT)
+    rows = np.intersect1d(tiled_rows(step.batch), step.rows)
+    assert len(rows)
     np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial, reduce
+from itertools import batched
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from .splits import DecodeWork
 
 # The parts of a row that are combined at a time; their loads are in flight together.
 _COMBINED = 4
+# Up to this number of thread blocks, which leave most of the GPU idle, more loads are in flight together.
+_FEW_BLOCKS, _FEW_BLOCKS_LOADS = 512, 16
 
 
 def heads_at_a_time(head_dim: int) -> int:
@@ -45,10 +49,11 @@ def combine_splits(
     operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s, out_tc]
     if sinks_n is not None:
         operands.append(sinks_n.astype(jnp.float32))
+    grid = (padded_g // heads, k, work.firsts_s.shape[0])
     kernel = plgpu.kernel(
-        partial(_combine_kernel, g=g, h=h),
+        partial(_combine_kernel, g=g, h=h, has_few_blocks=math.prod(grid) <= _FEW_BLOCKS),
         out_type=(),
-        grid=(padded_g // heads, k, work.firsts_s.shape[0]),
+        grid=grid,
         grid_names=("heads", "kv_head", "seq"),
         kernel_name="combine_splits",
         scratch_types={} if g == padded_g else {"out_smem": plgpu.SMEM((heads * h,), out_tc.dtype)},
@@ -58,7 +63,9 @@ def combine_splits(
     kernel(*operands)
 
 
-def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h: int, out_smem=None):
+def _combine_kernel(
+    parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h: int, has_few_blocks: bool, out_smem=None
+):
     """Combine the parts of some query heads of one kv head of one row; e counts those heads."""
     heads = heads_at_a_time(h)
     step, head, seq = lax.axis_index("heads"), lax.axis_index("kv_head"), lax.axis_index("seq")
@@ -76,26 +83,34 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
             result = jnp.where(at >= e * h, scalar, result)
         return result
 
-    def add(i, state):
-        max_e, sum_e, acc = state
-        some = [i * _COMBINED + j for j in range(_COMBINED)]
+    def load(part: Array) -> tuple[list[Array], Array]:
+        """Return the logarithms of a part's weights, one per head, and its values."""
         # Past the last part the last one comes again, without a weight.
-        indices = [lax.min(part, num_parts - 1) for part in some]
-        places = [(first + lax.div(index, consumers), lax.rem(index, consumers), head) for index in indices]
-        values = [plgpu.load(parts.at[*place, columns], layout=layout) for place in places]
-        logs_pe = [
-            [jnp.where(part < num_parts, logs[*place, step * heads + e], 2 * LOWEST) for e in range(heads)]
-            for part, place in zip(some, places, strict=True)
-        ]
-        new_max_e = [reduce(jnp.maximum, (logs_e[e] for logs_e in logs_pe), max_e[e]) for e in range(heads)]
+        index = lax.min(part, num_parts - 1)
+        at = (first + lax.div(index, consumers), lax.rem(index, consumers), head)
+        log_e = [jnp.where(part < num_parts, logs[*at, step * heads + e], 2 * LOWEST) for e in range(heads)]
+        return log_e, plgpu.load(parts.at[*at, columns], layout=layout)
+
+    def combine(state, some):
+        max_e, sum_e, acc = state
+        new_max_e = [reduce(jnp.maximum, (log_e[e] for log_e, _ in some), max_e[e]) for e in range(heads)]
         decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
         sum_e = [total * decay for total, decay in zip(sum_e, decay_e, strict=True)]
         acc *= spread(decay_e)
-        for logs_e, value in zip(logs_pe, values, strict=True):
-            weight_e = [jnp.exp2(log - new) for log, new in zip(logs_e, new_max_e, strict=True)]
+        for log_e, value in some:
+            weight_e = [jnp.exp2(log - new) for log, new in zip(log_e, new_max_e, strict=True)]
             sum_e = [total + weight for total, weight in zip(sum_e, weight_e, strict=True)]
             acc += value * spread(weight_e)
         return tuple(new_max_e), tuple(sum_e), acc
+
+    def add(start: Array | int, stop: Array, count: int, state):
+        """Add the parts from `start` to `stop`, loading `count` at a time."""
+
+        def body(i, state):
+            loaded = [load(start + i * count + j) for j in range(count)]
+            return reduce(combine, batched(loaded, _COMBINED), state)
+
+        return lax.fori_loop(0, lax.div(stop - start + (count - 1), count), body, state)
 
     def store(result: Array) -> None:
         """Store the existing heads: with an odd number of heads, half of the last vector is left out."""
@@ -115,7 +130,11 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h:
     @pl.when(num_parts > 0)
     def _():
         nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
-        max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (_COMBINED - 1), _COMBINED), add, nothing)
+        start, state = 0, nothing
+        if has_few_blocks:
+            start = num_parts - lax.rem(num_parts, _FEW_BLOCKS_LOADS)
+            state = add(0, start, _FEW_BLOCKS_LOADS, state)
+        max_e, sum_e, acc = add(start, num_parts, _COMBINED, state)
         if sinks_n:
             # A sink has a weight and no value.
             sink_e = [sinks_n[0][head * g + lax.min(step * heads + e, g - 1)] * LOG2_E for e in range(heads)]

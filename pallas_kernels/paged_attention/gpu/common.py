@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,8 @@ SMEM_RESERVED = 3 * 1024
 WORKERS = 132
 # The thread blocks of a persistent kernel in the interpreter, where idle ones take time too.
 _INTERPRETED_WORKERS = 2
-# Decode multiplies an 8-bit pool in float16, which holds its numbers exactly, by queries times this: up to 2**20 they are
-# in float16's range, and from 2**-10 on exact.
+# Decode multiplies an 8-bit pool in float16, which holds its numbers exactly, by queries times this: up to 2**20 they
+# are in float16's range, and from 2**-10 on exact.
 FLOAT16_QUERY = 2.0**-4
 # The threads of XLA's pool: the interpreter blocks one for each warpgroup that runs.
 INTERPRETER_THREADS = 8
@@ -92,12 +92,37 @@ def smem_bytes(buffer: Any) -> int:
     return math.prod(buffer.shape) * jnp.dtype(buffer.dtype).itemsize
 
 
-def scaled_scores(scores: Array, scale: float, soft_cap: float | None) -> Array:
-    """Return the scores of q @ K in powers of two: scaled, capped, times log2(e)."""
+def in_log2(scores: Array, scale: float, soft_cap: float | None) -> tuple[Array, float]:
+    """Return scores of q @ K and the factor that turns them into exponents of 2, a part of a multiply-add later."""
     if soft_cap is None:
-        return scores * (scale * LOG2_E)
-    # tanh(x) is 1 - 2 / (exp(2 x) + 1); the hardware's tanh is good to 11 bits only.
-    return soft_cap * LOG2_E - (2 * soft_cap * LOG2_E) / (jnp.exp2(scores * (2 * LOG2_E * scale / soft_cap)) + 1.0)
+        return scores, scale * LOG2_E
+    # tanh(x) = 1 - 2 / (1 + exp(2 x)). The hardware's own tanh is off by 5e-4, times the cap in the exponent; its
+    # exp2 and rsqrt are good to 22 bits, and its division takes ten instructions.
+    root = jax.lax.rsqrt(1.0 + jnp.exp2(scores * (2.0 * LOG2_E * scale / soft_cap)))
+    return 1.0 - 2.0 * (root * root), soft_cap * LOG2_E
+
+
+class Weights(NamedTuple):
+    """The weights of a KV tile's scores in an online softmax, r rows and c positions."""
+
+    probs_rc: Array
+    decay_r: Array
+    """The factor of everything that was summed before."""
+    max_r: Array
+    """The largest exponent so far."""
+    sum_r: Array
+    """The sum of the weights so far."""
+
+
+def online_softmax(scores_rc: Array, unit: float, max_r: Array, sum_r: Array) -> Weights:
+    """Return the weights of scores times `unit`, exponents of 2; before them come a maximum and a sum of weights.
+
+    Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
+    """
+    new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1) * unit)
+    decay_r = jnp.exp2(max_r - new_max_r)
+    probs_rc = jnp.exp2(scores_rc * unit - along_rows(new_max_r, scores_rc))
+    return Weights(probs_rc, decay_r, new_max_r, sum_r * decay_r + probs_rc.sum(axis=1))
 
 
 def query_unit(dtype: DTypeLike) -> float:

@@ -38,12 +38,13 @@ from .common import (
     along_rows,
     compiler_params,
     decode_query_dtype,
+    in_log2,
     interpret_params,
     num_workers,
+    online_softmax,
     product,
     query_unit,
     row_vector,
-    scaled_scores,
     smem_bytes,
     tiled_smem,
 )
@@ -386,16 +387,14 @@ def _consume(
         position = item.start + j * config.tile + me.group * _ROWS
         plgpu.barrier_wait(refs.kv_full.at[stage])
         keys = _keys(refs, me._replace(group=group), stage)
-        scores = scaled_scores(product(refs.buffers.q.at[q_buffer], keys.transpose((1, 0))), scale, soft_cap)
+        scores = product(refs.buffers.q.at[q_buffer], keys.transpose((1, 0)))
         _share(refs, me)  # the keys are used, so values may take their place
-        columns = plgpu.broadcasted_iota(jnp.int32, (_ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(0))
-        positions = lax.broadcast_in_dim(position + columns, scores.shape, (1,))
-        scores = jnp.where((positions >= low) & (positions < item.end), scores, -jnp.inf)
-        new_max_r = jnp.maximum(max_r, scores.max(axis=1))
-        decay_r = jnp.exp2(max_r - new_max_r)
-        probs = jnp.exp2(scores - along_rows(new_max_r, scores))
-        # Before the products, so that they have the registers of `probs`.
-        sum_r = sum_r * decay_r + probs.sum(axis=1)
+        scores, unit = in_log2(scores, scale, soft_cap)
+        is_partial = (position < low) | (position + _ROWS > item.end)
+        mask = partial(_mask, first=low - position, stop=item.end - position)
+        scores = lax.cond(is_partial, mask, lambda x: x, scores)
+        # The sum comes before the products, so that they have the registers of the probabilities.
+        probs, decay_r, max_r, sum_r = online_softmax(scores, unit, max_r, sum_r)
         p[...] = probs.astype(p.dtype)
         values = _values(refs, me._replace(group=group), stage, item.end - position)
         plgpu.commit_smem()
@@ -403,7 +402,7 @@ def _consume(
             acc * along_rows(decay_r, acc) + product(p, value) for acc, value in zip(acc_c, values, strict=True)
         )
         plgpu.barrier_arrive(refs.kv_free.at[stage])
-        return new_max_r, sum_r, acc_c
+        return max_r, sum_r, acc_c
 
     num_columns = h // config.shares // _VALUE_COLUMNS
     nothing = (
@@ -414,6 +413,12 @@ def _consume(
     max_r, sum_r, acc_c = lax.fori_loop(0, _num_tiles(item, config), attend, nothing)
     plgpu.barrier_arrive(refs.q_free.at[buffer])
     _store(refs, me, item, max_r, sum_r, acc_c)
+
+
+def _mask(scores_rc: Array, first: Array, stop: Array) -> Array:
+    """Hide the columns before `first` and from `stop` on."""
+    columns_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=plgpu.Layout.WGMMA)
+    return jnp.where((columns_rc >= first) & (columns_rc < stop), scores_rc, -jnp.inf)
 
 
 def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:

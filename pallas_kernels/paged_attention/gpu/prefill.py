@@ -19,20 +19,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ..layout import AttentionBatch, FusedPool
 from ..row_ends import tile_ends
 from ..tiles import Tiles
+from . import handover
 from .common import (
     LOG2_E,
-    LOWEST,
     MMA_ROWS,
     SMEM_BYTES,
-    accumulator,
-    add_product,
     along_rows,
     compiler_params,
+    in_log2,
     interpret_params,
     live_rows,
-    row_vector,
     tiled_smem,
 )
+from .turns import Turns
 
 _COMPUTE_WARPGROUPS = 2
 _PRODUCER = _COMPUTE_WARPGROUPS
@@ -59,6 +58,8 @@ class _Config(NamedTuple):
     kv_dtype: Any
     scale: float
     soft_cap: float | None
+    overlaps: bool
+    """See `Turns`."""
     absent: frozenset[str]
     """The names of the operands that are absent."""
     interpret: bool
@@ -222,6 +223,8 @@ def prefill_attention(
         kv_dtype=pool.dtype,
         scale=scale,
         soft_cap=soft_cap,
+        # Above h = 128 the registers do not hold scores, weights and results at the same time.
+        overlaps=handover.CHOSEN.overlaps and h <= 128,
         absent=frozenset(_Operands._fields) - present.keys(),
         interpret=interpret,
     )
@@ -347,61 +350,27 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         plgpu.copy_gmem_to_smem(operands.qo_tc.at[piece, columns], target, barriers.q_w.at[warpgroup])
     plgpu.barrier_wait(barriers.q_w.at[warpgroup])
 
-    def take_turns() -> None:
-        plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.turn)
-
-    def multiply_keys(stage: Array) -> Array:
-        def body(acc_ref: Any) -> Array:
-            plgpu.wgmma(acc_ref, q_rh, smem.k_ach.at[stage].T)
-            take_turns()
-            return acc_ref[...]
-
-        return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, c), jnp.float32))
-
     mask = partial(_mask_by_row_ends, program, warpgroup) if config.has_row_ends else partial(_mask, work)
 
-    def step(tile: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        acc_rh, max_r, sum_r = state
-        stage = lax.rem(tile - work.first, config.stages)
-        plgpu.barrier_wait(barriers.k_a.at[stage])
-        scores_rc = multiply_keys(stage)
-        plgpu.barrier_arrive(barriers.k_free_a.at[stage])
-
-        scores_rc, unit = _in_log2(scores_rc, config)
+    def weigh(scores_rc: Array, tile: Array) -> tuple[Array, float]:
+        scores_rc, unit = in_log2(scores_rc, config.scale, config.soft_cap)
         is_partial = ((tile + 1) * c > least_end) | (tile * c <= last_row + work.shift - work.window)
-        scores_rc = lax.cond(is_partial, lambda x: mask(x, row, tile * c), lambda x: x, scores_rc)
-        new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1) * unit)
-        decay_r = jnp.exp2(max_r - new_max_r)
-        probs_rc = jnp.exp2(scores_rc * unit - along_rows(new_max_r, scores_rc))
-        acc_rh *= along_rows(decay_r, acc_rh)
-        sum_r = sum_r * decay_r + probs_rc.sum(axis=1)
-        # All of the softmax happens before the tensor cores' next turn.
-        acc_rh, sum_r, new_max_r, weights_rc = lax.optimization_barrier(
-            (acc_rh, sum_r, new_max_r, probs_rc.astype(jnp.bfloat16))
-        )
+        return lax.cond(is_partial, lambda x: mask(x, row, tile * c), lambda x: x, scores_rc), unit
 
-        plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.v_a.at[stage])
-        plgpu.barrier_wait(barriers.turn)
-        probs_rc = None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup]
-        acc_rh = add_product(acc_rh, weights_rc, smem.v_ach.at[stage], probs_rc)
-        plgpu.barrier_arrive(barriers.v_free_a.at[stage])
-        return acc_rh, new_max_r, sum_r
-
-    def skip(tile: Array, _: None) -> None:
-        stage = lax.rem(tile - work.first, config.stages)
-        plgpu.barrier_arrive(barriers.k_free_a.at[stage])
-        plgpu.barrier_arrive(barriers.v_free_a.at[stage])
-        take_turns()
-        take_turns()
-
-    # Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
-    state = accumulator(MMA_ROWS, h), row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0)
-    pl.when(warpgroup == 1)(take_turns)
-    acc_rh, max_r, sum_r = lax.fori_loop(work.first, stop, step, state)
-    lax.fori_loop(stop, work.stop, skip, None)
-    pl.when(warpgroup == 0)(take_turns)
+    turns = Turns(
+        warpgroup=warpgroup,
+        q_rh=q_rh,
+        k_ach=smem.k_ach,
+        v_ach=smem.v_ach,
+        probs_rc=None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup],
+        k_a=barriers.k_a,
+        v_a=barriers.v_a,
+        k_free_a=barriers.k_free_a,
+        v_free_a=barriers.v_free_a,
+        turn=barriers.turn,
+        overlaps=config.overlaps,
+    )
+    acc_rh, max_r, sum_r = turns.attend(work.first, stop, work.stop, weigh)
 
     if operands.sinks_n is not None:
         sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
@@ -415,16 +384,6 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, _STORE_ROWS), _STORE_ROWS), columns]
         pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
     plgpu.wait_smem_to_gmem(0)
-
-
-def _in_log2(scores_rc: Array, config: _Config) -> tuple[Array, float]:
-    """Return scores and the factor that turns them into exponents of 2, which goes into a multiply-add later."""
-    if config.soft_cap is None:
-        return scores_rc, config.scale * LOG2_E
-    # tanh(x) = 1 - 2 / (1 + exp(2 x)). The hardware's own tanh is off by 5e-4, times the cap in the exponent; its
-    # exp2 and rsqrt are good to 22 bits, and its division takes ten instructions.
-    root_rc = lax.rsqrt(1.0 + jnp.exp2(scores_rc * (2.0 * LOG2_E * config.scale / config.soft_cap)))
-    return 1.0 - 2.0 * (root_rc * root_rc), config.soft_cap * LOG2_E
 
 
 def _mask(work: _Work, scores_rc: Array, row: Array, first_position: Array) -> Array:

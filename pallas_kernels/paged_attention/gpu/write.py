@@ -149,7 +149,9 @@ def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head:
         plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
 
 
-def _store_decodes(decode_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array], kv_dtype: Any) -> None:
+def _store_decodes(
+    decode_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array], kv_dtype: Any
+) -> None:
     """Store the halves of a query head where decode reads it, if these tokens may be decodes."""
 
     @pl.when(first_token < decode_rkgh.shape[0])
