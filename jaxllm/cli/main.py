@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import check, collect_env, serve
+from jaxllm.cli import check, collect_env, selfcheck, serve
 from jaxllm.cli.batch import embed, generate, run_batch
 from jaxllm.cli.bench import command as bench
 from jaxllm.cli.client import chat, complete
@@ -48,6 +48,7 @@ def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentPa
         "complete": complete.add_parser(commands),
         "run-batch": run_batch.add_parser(commands),
         "check": check.add_parser(commands),
+        "selfcheck": selfcheck.add_parser(commands),
         **bench.add_parser(commands),
         "collect-env": collect_env.add_parser(commands),
     }

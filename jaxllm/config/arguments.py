@@ -308,6 +308,12 @@ class EngineArguments(UnsupportedArguments):
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
     linear_backend: str = argument("auto", Choice(("auto", "cpu_int8")), "KernelConfig", "kernels of matmuls")
+    selfcheck: bool = argument(
+        True,
+        Switch(),
+        "KernelConfig",
+        "compare kernels with the reference, once, on a kind of GPU or TPU that they have never run on",
+    )
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
     kv_cache_metrics: bool = argument(
         False, Switch(), "ObservabilityConfig", "measure how long KV blocks keep their content"

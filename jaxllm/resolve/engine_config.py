@@ -102,6 +102,8 @@ class EngineConfig:
     chat_template: str | None
     """The template's text; None is the tokenizer's own."""
     cache_dir: str
+    disproved: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why ops must run in plain XLA on these devices, by the op's name; see `jaxllm/selfcheck`."""
 
     @property
     def adapter_shape(self) -> AdapterShape | None:

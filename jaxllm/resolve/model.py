@@ -116,14 +116,20 @@ def _with_ops(
     """Return the model of `specs`, with the ops that suit `own_specs`: its parameters without borrowed ones."""
     _warn_of_widened(own_specs)
     ops = _choose_ops(
-        own_specs, config.platform, config.mesh, config.args.linear_backend, may_round_nothing=may_round_nothing
+        own_specs,
+        config.platform,
+        config.mesh,
+        config.args.linear_backend,
+        may_round_nothing=may_round_nothing,
+        disproved=config.disproved,
     )
     head = None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
     tower = None
     if specs.vision is not None:
         # Each device has the whole tower.
-        tower_ops = _choose_ops(specs.vision, config.platform, config.mesh)._replace(mesh=None)
+        tower_ops = _choose_ops(specs.vision, config.platform, config.mesh, disproved=config.disproved)
+        tower_ops = tower_ops._replace(mesh=None)
         tower = Tower(specs.vision, ops=tower_ops, attention=_choose_segment_attention(config, specs.vision))
     return Model(specs, ops=ops, adapter_shape=config.adapter_shape, features=features, tower=tower)
 
@@ -171,7 +177,13 @@ def _find_formats(config: EngineConfig, loop: LayerLoop) -> Mapping[str, WeightF
 
 
 def _choose_ops(
-    specs: ModelSpecs, platform: str, mesh: Mesh, linear_backend: str = "auto", *, may_round_nothing: bool = False
+    specs: ModelSpecs,
+    platform: str,
+    mesh: Mesh,
+    linear_backend: str = "auto",
+    *,
+    may_round_nothing: bool = False,
+    disproved: Mapping[str, str],
 ) -> Ops:
     """Return the ops of a model on the devices of a mesh. The log names ops that run in plain XLA.
 
@@ -180,12 +192,14 @@ def _choose_ops(
     """
     device = device_facts(list(mesh.devices.flat))
     if linear_backend == "auto":
-        linear = _choose_linear(specs, platform, device)
+        linear = _choose_linear(specs, platform, device, disproved.get("linear"))
     else:
         linear = _rounding_linear(specs, linear_backend, may_round_nothing=may_round_nothing)
     grouped, shapes = GroupedMatmul(), grouped_shapes(specs)
     if shapes:
-        grouped, reason = pick(shapes, platform, **device)
+        wrong = disproved.get("grouped_matmul")
+        grouped, reason = pick(shapes, platform, "xla" if wrong else None, **device)
+        reason = wrong or reason
         if reason is not None:
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
     lora = pick_lora("cpu") if specs.loop is LayerLoop.IN_PLACE else Lora()
@@ -200,9 +214,10 @@ def _choose_segment_attention(config: EngineConfig, vision: ModelSpecs) -> Segme
     architecture = detect_architecture(list(config.mesh.devices.flat))
     is_plain = any(group.attention.implementation == "xla" for group in config.kv_groups)
     is_plain |= config.platform == "cpu" and vision.loop is not LayerLoop.IN_PLACE
-    op, reason = pick_segments(
-        segment_shapes(vision), config.platform, "xla" if is_plain else None, architecture=architecture
-    )
+    wrong = None if is_plain else config.disproved.get("segment_attention")
+    name = "xla" if is_plain or wrong else None
+    op, reason = pick_segments(segment_shapes(vision), config.platform, name, architecture=architecture)
+    reason = wrong or reason
     if reason is not None:
         logger.warning("images are attended in plain XLA, not in the %s's own kernel: %s", config.platform, reason)
     return op
@@ -241,7 +256,11 @@ def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -
     raise VLLMValidationError(message, parameter="linear_backend", value=name)
 
 
-def _choose_linear(specs: ModelSpecs, platform: str, device: Mapping[str, Any]) -> Linear:
+def _choose_linear(specs: ModelSpecs, platform: str, device: Mapping[str, Any], wrong: str | None) -> Linear:
+    """Return the op of dense layers; `wrong` is the reason why the platform's own kernels must not run them, if any."""
+    if wrong is not None:
+        logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, wrong)
+        return Linear("xla")
     if specs.loop is LayerLoop.IN_PLACE:
         return Linear("cpu")
     if platform == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
@@ -43,22 +44,30 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 
 logger = logging.getLogger(__name__)
 
+type _Devices = Sequence[Device] | None
+
 
 def resolve(
-    args: EngineArguments, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
+    args: EngineArguments,
+    devices: Sequence[Device] | None = None,
+    checkpoint: Checkpoint | None = None,
+    disproved: Mapping[str, str] = MappingProxyType({}),
 ) -> EngineConfig:
     """Load the plugins, open the checkpoint (headers and config only) and settle everything.
 
-    `devices` replace the devices that JAX sees; they may be a topology's. `checkpoint` is one that is open already. The
-    order of checks: argument values, checkpoint, architecture, length, devices, then settings that depend on them.
+    `devices` replace the devices that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
+    `disproved` has the ops whose kernels are wrong here, as `selfcheck` returns them. The order of checks: argument
+    values, checkpoint, architecture, length, devices, then settings that depend on them.
     """
-    config = _settle(args, devices, checkpoint)
+    config = _settle(args, devices, checkpoint, dict(disproved))
     refuse_head(config)
     draft_args = draft_arguments(config)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args))
 
 
-def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint: Checkpoint | None) -> EngineConfig:
+def _settle(
+    args: EngineArguments, devices: _Devices, checkpoint: Checkpoint | None, disproved: Mapping[str, str]
+) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
 
@@ -73,7 +82,6 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     model_config = resolved.model_config
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     generation = args.generation_config, generation_config, args.override_generation_config
-    default_sampling_params = settings.default_sampling_params(*generation)
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
@@ -82,7 +90,7 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
     check_attention_chunks(model_config, limits)
     return EngineConfig(
         **limits,
-        **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
+        **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"], disproved),
         args=args,
         checkpoint=checkpoint,
         hf_config=hf_config,
@@ -103,7 +111,7 @@ def _settle(args: EngineArguments, devices: Sequence[Device] | None, checkpoint:
         speculation=resolve_speculation(args, resolved, platform, logits_processors),
         max_cpu_loras=args.max_cpu_loras or args.max_loras,
         generation_config=generation_config,
-        default_sampling_params=default_sampling_params,
+        default_sampling_params=settings.default_sampling_params(*generation),
         max_output_tokens=settings.max_output_tokens(*generation),
         chat_template=chat_template,
         cache_dir=default_cache_dir(),
@@ -119,7 +127,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
-        return _settle(args, list(config.mesh.devices.flat), checkpoint)
+        return _settle(args, list(config.mesh.devices.flat), checkpoint, config.disproved)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 
@@ -200,7 +208,13 @@ def _resolve_devices(
 
 
 def _resolve_numerics(
-    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
+    args: EngineArguments,
+    model_config: ModelConfig,
+    mesh: Mesh,
+    platform: str,
+    dtype: str,
+    block_size: int,
+    disproved: Mapping[str, str],
 ) -> dict[str, Any]:
     """Settle the form of weights, the ops of attention, and whether outputs may depend on the batch."""
     import jax
@@ -208,8 +222,8 @@ def _resolve_numerics(
     from jaxllm.execution.options import layer_loop, library_is_invariant
     from jaxllm.models import LayerLoop
 
-    groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size)
-    states = _resolve_states(args, model_config, mesh, platform, dtype)
+    groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size, disproved)
+    states = _resolve_states(args, model_config, mesh, platform, dtype, disproved)
     has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
@@ -225,11 +239,18 @@ def _resolve_numerics(
         "kv_groups": groups,
         "state_groups": states,
         "batch_invariant": invariant,
+        "disproved": disproved,
     }
 
 
 def resolve_groups(
-    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
+    args: EngineArguments,
+    model_config: ModelConfig,
+    mesh: Mesh,
+    platform: str,
+    dtype: str,
+    block_size: int,
+    disproved: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[KVGroup, ...]:
     """Settle the attention op of each device, and the form of the KV cache."""
     import jax.numpy as jnp
@@ -240,7 +261,7 @@ def resolve_groups(
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
     for group in plan.attention_groups:
-        attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform)
+        attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform, disproved)
         # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
@@ -249,7 +270,12 @@ def resolve_groups(
 
 
 def _resolve_states(
-    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str
+    args: EngineArguments,
+    model_config: ModelConfig,
+    mesh: Mesh,
+    platform: str,
+    dtype: str,
+    disproved: Mapping[str, str],
 ) -> tuple[StateGroup, ...]:
     """Settle the ops of recurrent states of each device."""
     from jaxllm.execution.kv_pool import StateGroup
@@ -262,9 +288,18 @@ def _resolve_states(
     backend = None if args.attention_config is None else args.attention_config.backend
     for group in plan.state_groups:
         assert group.state is not None
-        name = "xla" if backend == "xla" else None
-        ops = pick_state_ops(group.state, mesh.size, dtype, platform, name=name, architecture=architecture)
-        for op, reason in ops.missing_kernels(platform, architecture).items() if name is None else ():
+        is_plain = backend == "xla"
+        wrong = {op.partition(".")[2]: reason for op, reason in disproved.items() if op.startswith("recurrent_state.")}
+        ops = pick_state_ops(
+            group.state,
+            mesh.size,
+            dtype,
+            platform,
+            name="xla" if is_plain else None,
+            architecture=architecture,
+            disproved=wrong,
+        )
+        for op, reason in () if is_plain else ops.missing_kernels(platform, architecture, wrong).items():
             logger.warning("%s runs in plain XLA, not in the %s's own kernels: %s", op, platform, reason)
         groups.append(StateGroup(ops=ops, num_layers=plan.depth(group)))
     return tuple(groups)
@@ -284,7 +319,11 @@ def _shape_of(
 
 
 def _resolve_attention(
-    args: EngineArguments, shape: AttentionShape | LatentShape, mesh: Mesh, platform: str
+    args: EngineArguments,
+    shape: AttentionShape | LatentShape,
+    mesh: Mesh,
+    platform: str,
+    disproved: Mapping[str, str],
 ) -> PoolAttention:
     """Settle the op of each device for attention of a shape."""
     from pallas_kernels import latent_attention, paged_attention
@@ -292,10 +331,14 @@ def _resolve_attention(
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
         device = device_facts(list(mesh.devices.flat))
+        is_latent = isinstance(shape, latent_attention.LatentShape)
+        wrong = None if backend else disproved.get("latent_attention" if is_latent else "paged_attention")
+        name = "xla" if wrong else backend
         if isinstance(shape, latent_attention.LatentShape):
-            attention, reason = latent_attention.pick(shape, platform, backend, **device)
+            attention, reason = latent_attention.pick(shape, platform, name, **device)
         else:
-            attention, reason = paged_attention.pick(shape, platform, backend, **device)
+            attention, reason = paged_attention.pick(shape, platform, name, **device)
+        reason = wrong or reason
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error

@@ -138,7 +138,7 @@ class Bench:
                 step = states.alone(step)
             settings = {"pool": step.pool, "batch": step.batch, "layer": LAYER, "num_layers": NUM_LAYERS}
             want = self._kind.reference(*step.inputs, **settings, **self._settings)
-            yield {"step": title} | compare(tests.run(self._op, step, **self._settings), want, step.rows)
+            yield {"step": title} | compare(tests.run_op(self._op, step, **self._settings), want, step.rows)
 
     def decode(self) -> Iterator[Row]:
         """Yield the bandwidth, in bytes of states that are read and written, for several numbers of decodes."""

@@ -123,6 +123,7 @@ ROOMS = (
     "jaxllm.sampling",
     "jaxllm.execution",
     "jaxllm.resolve",
+    "jaxllm.selfcheck",
     "jaxllm.engine.transport",
     "jaxllm.engine.core",
     "jaxllm.engine.client",

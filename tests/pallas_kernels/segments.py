@@ -6,32 +6,16 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.segment_attention import SegmentAttention
 from pallas_kernels.segment_attention.reference import reference_segment_attention
+from pallas_kernels.trials.segments import make_segments
+
+__all__ = ["SCALE", "TOLERANCES", "check_segments", "make_segments"]
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 SCALE = 0.3
-
-
-def make_segments(
-    p: int, lengths: list[int], dtype: Any, n: int = 3, h: int = 8, seed: int = 0
-) -> tuple[list[jax.Array], np.ndarray, np.ndarray]:
-    """Return q, k and v, with NaN in padding, and starts and ends.
-
-    The rows that no segment takes are padding, half of them before the last segment.
-    """
-    rng = np.random.default_rng(seed)
-    starts, ends = np.zeros(p, np.int32), np.zeros(p, np.int32)
-    gap, start = (p - sum(lengths)) // 2, 0
-    for number, length in enumerate(lengths):
-        start += gap if number == len(lengths) - 1 else 0
-        starts[start : start + length], ends[start : start + length] = start, start + length
-        start += length
-    heads = [rng.standard_normal((p, n, h)) for _ in range(3)]
-    return [jnp.asarray(np.where((starts < ends)[:, None, None], x, np.nan), dtype) for x in heads], starts, ends
 
 
 def check_segments(

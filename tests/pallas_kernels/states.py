@@ -4,54 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.recurrent_state import StateBatch, StateOp
-from pallas_kernels.recurrent_state.batches import Chunk, live_rows, state_batch
+from pallas_kernels.recurrent_state import StateOp
+from pallas_kernels.recurrent_state.batches import Chunk, state_batch
+from pallas_kernels.trials.states import (
+    LAYER,
+    LONG,
+    MIXED,
+    NUM_LAYERS,
+    NUM_SLOTS,
+    Step,
+    alone,
+    from_pool,
+    make,
+    make_inputs,
+    to_pool,
+)
 
-NUM_LAYERS, LAYER, NUM_SLOTS = 2, 1, 24
-
-MIXED = [
-    Chunk(1, 0, 0, 3),  # begins
-    Chunk(1, 5, 7, 7),  # goes on in place
-    Chunk(1, 9, 2, 4),  # goes on elsewhere, and the slot that it came from stays
-    Chunk(1, 15, 9, 9, 1, 10),  # is saved
-    Chunk(1, 1, 2, 12, 1, 13),
-    Chunk(40, 0, 0, 1, 17, 5),  # begins, and is saved on the way
-    Chunk(2, 0, 0, 6),
-    Chunk(5, 64, 11, 11, 5, 14),  # is saved at its end
-    Chunk(33, 100, 2, 16, 1, 17),
-    Chunk(3, 12, 15, 15, 2, 18),
+__all__ = [
+    "LAYER",
+    "LONG",
+    "MIXED",
+    "NUM_LAYERS",
+    "NUM_SLOTS",
+    "Elsewhere",
+    "Run",
+    "Step",
+    "alone",
+    "assert_pools_equal",
+    "assert_rows_are_independent",
+    "assert_saves_change_nothing",
+    "make",
+    "make_inputs",
+    "run_op",
+    "scratch_bytes",
 ]
-"""Several sequences read slot 2; slots from 19 on belong to none."""
-
-
-class Step(NamedTuple):
-    """The arguments of one call."""
-
-    inputs: tuple[np.ndarray, ...]
-    pool: np.ndarray
-    """States in the reference's layout; states that no sequence reads are NaN."""
-    batch: StateBatch
-    rows: np.ndarray
-    """The rows that are not padding; inputs of other rows are NaN."""
-
-
-LONG = [
-    Chunk(1, 5, 7, 7),
-    Chunk(200, 0, 0, 1, 133, 5),  # is saved within a tile
-    Chunk(64, 0, 0, 2),
-    Chunk(65, 64, 11, 11, 65, 14),  # goes on, and is saved at its end
-    Chunk(63, 100, 12, 16, 1, 17),
-    Chunk(128, 3, 15, 15, 64, 18),  # is saved between tiles
-    Chunk(2, 0, 0, 3),
-]
-"""Chunks of several tiles, for kernels that take many tokens at a time."""
 
 
 class Elsewhere(StateOp):
@@ -67,69 +60,15 @@ type Run = Callable[[Step], tuple[np.ndarray, np.ndarray]]
 """Runs a step, and returns the outputs of its rows, and the pool."""
 
 
-def make_step(
-    seed: int,
-    chunks: Sequence[Chunk],
-    make: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]],
-    state: tuple[int, ...],
-    dtype: Any = np.float32,
-    *,
-    of_layer: Collection[int] = (),
-) -> Step:
-    """Return a step with padding between its chunks and behind them, and states of a shape and dtype.
-
-    `make` returns an op's inputs of a number of rows; the inputs `of_layer` have no rows.
-    """
-    rng = np.random.default_rng(seed)
-    batch, num_rows = state_batch(chunks, gap=2, padding=3)
-    rows = live_rows(batch)
-    inputs = make(rng, num_rows)
-    is_padding = np.delete(np.arange(num_rows), rows)
-    for index, values in enumerate(inputs):
-        if index not in of_layer:
-            values[is_padding] = np.nan
-    pool = np.full((NUM_LAYERS * NUM_SLOTS, *state), np.nan, np.float32)
-    for slot in {chunk.read for chunk in chunks if chunk.read}:
-        pool[LAYER * NUM_SLOTS + slot] = rng.standard_normal(state)
-    return Step(inputs, pool.astype(dtype), batch, rows)
-
-
-def alone(step: Step) -> Step:
-    """Return a step of decodes alone as the engine makes it when it knows that there are no chunks."""
-    return step._replace(batch=step.batch.without_chunks())
-
-
-def run_op(
-    op: Any, step: Step, to_pool: Callable[[Any], Any], from_pool: Callable[[Any], Any], **settings: Any
-) -> tuple[np.ndarray, np.ndarray]:
+def run_op(op: Any, step: Step, **settings: Any) -> tuple[np.ndarray, np.ndarray]:
     """Run a step as a program with a pool; return numpy arrays, the pool in the reference's layout."""
     names = [name for name in ("num_layers", "activation") if name == "num_layers" or name in settings]
     # Calls of equal ops are one function, which is compiled once.
     jitted = jax.jit(op.__call__, static_argnames=names, donate_argnames="pool")
     inputs, batch = jax.tree.map(jnp.asarray, (step.inputs, step.batch))
-    pool = jnp.array(to_pool(step.pool))
+    pool = jnp.array(to_pool(op, step.pool))
     out, pool = jitted(*inputs, pool, batch, layer=jnp.int32(LAYER), num_layers=NUM_LAYERS, **settings)
-    return np.asarray(out), from_pool(np.asarray(pool))
-
-
-def matrix_run(op: Any, step: Step, *, is_transposed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Run an op whose states are matrices; the reference may have them as values by keys."""
-    spec = op.pool_spec(NUM_LAYERS, NUM_SLOTS)
-
-    def to_pool(states: np.ndarray) -> np.ndarray:
-        if spec.ndim == 4:
-            return states
-        states = states.swapaxes(2, 3) if is_transposed else states
-        parts = states.reshape(*states.shape[:3], -1, spec.shape[-1])
-        return np.ascontiguousarray(parts.swapaxes(2, 3))
-
-    def from_pool(pool: np.ndarray) -> np.ndarray:
-        if spec.ndim == 4:
-            return pool
-        states = pool.swapaxes(2, 3).reshape(*pool.shape[:2], pool.shape[3], -1)
-        return states.swapaxes(2, 3) if is_transposed else states
-
-    return run_op(op, step, to_pool, from_pool)
+    return np.asarray(out), from_pool(op, np.asarray(pool), step.pool.shape)
 
 
 def assert_pools_equal(pool: np.ndarray, expected: np.ndarray, *, rtol: float, atol: float = 0.0) -> None:

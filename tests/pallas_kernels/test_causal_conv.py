@@ -1,6 +1,5 @@
 """The causal convolution, in plain XLA and as a CPU's kernel, equals the float32 reference over poisoned states."""
 
-import math
 from functools import partial
 from typing import Any, Literal
 
@@ -9,20 +8,18 @@ import numpy as np
 import pytest
 
 from pallas_kernels.recurrent_state.batches import Chunk
-from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape, pick
+from pallas_kernels.recurrent_state.causal_conv import CausalConv, pick
 from pallas_kernels.recurrent_state.causal_conv.cases import CASES, Case
 from pallas_kernels.recurrent_state.causal_conv.reference import reference_causal_conv
 from tests.pallas_kernels.states import (
     LAYER,
     MIXED,
     NUM_LAYERS,
-    NUM_SLOTS,
-    Step,
     alone,
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
-    make_step,
+    make,
     run_op,
     scratch_bytes,
 )
@@ -34,33 +31,9 @@ OF_LAYER = (1,)
 """The inputs without rows: the weights."""
 
 
-def make_inputs(shape: ConvShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
-    x, weight = (rng.standard_normal((count, shape.num_channels)) for count in (num_rows, shape.kernel_size))
-    return x.astype(shape.dtype), weight.astype(shape.dtype)
-
-
-def make(seed: int, shape: ConvShape, chunks: list[Chunk] = MIXED) -> Step:
-    state = (shape.kernel_size - 1, shape.num_channels)
-    return make_step(seed, chunks, partial(make_inputs, shape), state, shape.dtype, of_layer=OF_LAYER)
-
-
 def settings_of(case: Case, dtype: Any) -> dict[str, Any]:
     bias = np.random.default_rng(9).standard_normal(case.num_channels).astype(dtype) if case.has_bias else None
     return {"bias_c": bias, "activation": case.activation}
-
-
-def run(op: CausalConv, step: Step, **settings: Any) -> tuple[np.ndarray, np.ndarray]:
-    held = op.pool_spec(NUM_LAYERS, NUM_SLOTS).shape[1:]
-    size = math.prod(step.pool.shape[1:])
-
-    def to_pool(states: np.ndarray) -> np.ndarray:
-        flat = states.reshape(len(states), -1)
-        return np.pad(flat, ((0, 0), (0, math.prod(held) - size))).reshape(-1, *held)
-
-    def from_pool(pool: np.ndarray) -> np.ndarray:
-        return pool.reshape(len(pool), -1)[:, :size].reshape(step.pool.shape)
-
-    return run_op(op, step, to_pool, from_pool, **settings)
 
 
 def assert_matches_reference(
@@ -73,7 +46,7 @@ def assert_matches_reference(
     expected, expected_pool = reference_causal_conv(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS, **settings
     )
-    out, pool = run(CausalConv(shape, implementation, interpret=implementation == "gpu"), step, **settings)
+    out, pool = run_op(CausalConv(shape, implementation, interpret=implementation == "gpu"), step, **settings)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
     assert_pools_equal(pool, expected_pool, rtol=0)
 
@@ -106,7 +79,7 @@ def test_with_lesser_sets(name: str) -> None:
 @pytest.mark.parametrize("activation", ["silu", None])
 def test_a_rows_bits_are_its_own(activation: Literal["silu"] | None) -> None:
     shape = CASES["tiny-short"].shape(jnp.bfloat16)
-    go = partial(run, CausalConv(shape, "cpu"), activation=activation)
+    go = partial(run_op, CausalConv(shape, "cpu"), activation=activation)
     assert_rows_are_independent(go, lambda chunks: make(5, shape, chunks), of_layer=OF_LAYER)
     assert_saves_change_nothing(go, make(6, shape))
 
@@ -117,7 +90,7 @@ def test_a_state_may_be_saved_to_where_it_was_read() -> None:
     step = make(3, shape, [Chunk(1, 9, 1, 2, 1, 1), Chunk(2, 9, 3, 4, 1, 3)])
     expected = reference_causal_conv(*step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS)
     for implementation in IMPLEMENTATIONS:
-        out, pool = run(CausalConv(shape, implementation), step)
+        out, pool = run_op(CausalConv(shape, implementation), step)
         np.testing.assert_allclose(out, expected[0], rtol=1e-5, atol=1e-5)
         assert_pools_equal(pool, expected[1], rtol=0)
 
@@ -149,8 +122,8 @@ def test_refuses_what_is_not_of_its_shape() -> None:
     step = make(8, shape)
     op, (x, weight) = CausalConv(shape), step.inputs
     with pytest.raises(ValueError, match=r"x is .* not"):
-        run(op, step._replace(inputs=(x[:, :16], weight)))
+        run_op(op, step._replace(inputs=(x[:, :16], weight)))
     with pytest.raises(ValueError, match=r"bias is .* not"):
-        run(op, step, bias_c=np.zeros(3, np.float32))
+        run_op(op, step, bias_c=np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="no activation 'relu'"):
-        run(op, step, activation="relu")
+        run_op(op, step, activation="relu")

@@ -24,8 +24,8 @@ from tests.pallas_kernels.states import (
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
-    make_step,
-    matrix_run,
+    make,
+    run_op,
     scratch_bytes,
 )
 
@@ -34,30 +34,13 @@ pytestmark = pytest.mark.cpu_kernels
 IMPLEMENTATIONS = ["xla", "cpu"]
 
 
-def make_inputs(shape: GatedDeltaShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
-    q, k = (rng.standard_normal((num_rows, shape.num_key_heads, shape.key_dim)) for _ in range(2))
-    v = rng.standard_normal((num_rows, shape.num_value_heads, shape.value_dim))
-    log_decay = -rng.exponential(0.3, (num_rows, shape.num_value_heads, shape.decay_dim)).astype(np.float32)
-    beta = rng.uniform(0, 1, (num_rows, shape.num_value_heads)).astype(np.float32)
-    return *(x.astype(shape.dtype) for x in (q, k, v)), log_decay, beta
-
-
-def make(seed: int, shape: GatedDeltaShape, chunks: list[Chunk] = MIXED) -> Step:
-    state = (shape.num_value_heads, shape.key_dim, shape.value_dim)
-    return make_step(seed, chunks, lambda rng, num_rows: make_inputs(shape, rng, num_rows), state)
-
-
-def run(op: GatedDelta, step: Step) -> tuple[np.ndarray, np.ndarray]:
-    return matrix_run(op, step, is_transposed=False)
-
-
 def assert_matches_reference(
     shape: GatedDeltaShape, implementation: str, step: Step, tolerance: float, state_tolerance: float = 2e-5
 ) -> None:
     expected, expected_pool = reference_gated_delta(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(GatedDelta(shape, implementation, interpret=implementation == "gpu"), step)
+    out, pool = run_op(GatedDelta(shape, implementation, interpret=implementation == "gpu"), step)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
     assert_pools_equal(pool, expected_pool, rtol=state_tolerance, atol=state_tolerance)
 
@@ -127,7 +110,7 @@ def test_tiles_match_reference(case: str, chunks: list[Chunk], change: Any) -> N
     expected, expected_pool = reference_gated_delta(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(ElsewhereGatedDelta(shape), step)
+    out, pool = run_op(ElsewhereGatedDelta(shape), step)
     # States of similar keys are as large as the values times the number of tokens.
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
     assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
@@ -162,7 +145,7 @@ def test_begins_in_a_step_of_padding_alone() -> None:
         query_ends_s=step.batch.query_starts_s, write_slots_s=np.zeros_like(step.batch.write_slots_s)
     )
     for implementation in IMPLEMENTATIONS:
-        out, _ = run(GatedDelta(shape, implementation), step._replace(batch=empty))
+        out, _ = run_op(GatedDelta(shape, implementation), step._replace(batch=empty))
         np.testing.assert_array_equal(out, 0)
 
 
@@ -170,8 +153,8 @@ def test_begins_in_a_step_of_padding_alone() -> None:
 def test_a_rows_bits_are_its_own(case: str) -> None:
     shape = CASES[case].shape(jnp.bfloat16)
     op = GatedDelta(shape, "cpu")
-    assert_rows_are_independent(lambda step: run(op, step), lambda chunks: make(5, shape, chunks))
-    assert_saves_change_nothing(lambda step: run(op, step), make(6, shape))
+    assert_rows_are_independent(lambda step: run_op(op, step), lambda chunks: make(5, shape, chunks))
+    assert_saves_change_nothing(lambda step: run_op(op, step), make(6, shape))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -214,8 +197,8 @@ def test_refuses_arrays_of_another_shape() -> None:
     op = GatedDelta(shape)
     q, *rest = step.inputs
     with pytest.raises(ValueError, match=r"q is .* not"):
-        run(op, step._replace(inputs=(q[:, :1], *rest)))
+        run_op(op, step._replace(inputs=(q[:, :1], *rest)))
     with pytest.raises(ValueError, match=r"q is .* bfloat16, not .* float32"):
-        run(op, step._replace(inputs=(q.astype(jnp.bfloat16), *rest)))
+        run_op(op, step._replace(inputs=(q.astype(jnp.bfloat16), *rest)))
     with pytest.raises(ValueError, match="does not hold 2 layers"):
-        run(op, step._replace(pool=step.pool[:, :, :16]))
+        run_op(op, step._replace(pool=step.pool[:, :, :16]))

@@ -22,8 +22,8 @@ from tests.pallas_kernels.states import (
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
-    make_step,
-    matrix_run,
+    make,
+    run_op,
     scratch_bytes,
 )
 
@@ -34,32 +34,11 @@ OF_LAYER = (2, 5)
 """The inputs without rows: a and d."""
 
 
-def make_inputs(shape: StateSpaceShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
-    heads = shape.num_heads
-    x = rng.standard_normal((num_rows, heads, shape.head_dim))
-    b, c = (rng.standard_normal((num_rows, shape.num_groups, shape.state_dim)) for _ in range(2))
-    dt = rng.uniform(0, 1, (num_rows, heads)).astype(np.float32)
-    a, d = -rng.uniform(0.1, 2, heads).astype(np.float32), rng.standard_normal(heads).astype(np.float32)
-    x, b, c = (each.astype(shape.dtype) for each in (x, b, c))
-    return x, dt, a, b, c, d
-
-
-def make(seed: int, shape: StateSpaceShape, chunks: list[Chunk] = MIXED) -> Step:
-    state = (shape.num_heads, shape.head_dim, shape.state_dim)
-    return make_step(
-        seed, chunks, lambda rng, num_rows: make_inputs(shape, rng, num_rows), state, of_layer=OF_LAYER
-    )  # fmt: skip
-
-
-def run(op: StateSpace, step: Step) -> tuple[np.ndarray, np.ndarray]:
-    return matrix_run(op, step, is_transposed=True)
-
-
 def assert_matches_reference(shape: StateSpaceShape, implementation: str, step: Step, tolerance: float) -> None:
     expected, expected_pool = reference_state_space(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(StateSpace(shape, implementation, interpret=implementation == "gpu"), step)
+    out, pool = run_op(StateSpace(shape, implementation, interpret=implementation == "gpu"), step)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance * 3)
     assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
 
@@ -95,7 +74,7 @@ def test_tiles_match_reference(chunks: list[Chunk], strong: bool) -> None:
     expected, expected_pool = reference_state_space(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(ElsewhereStateSpace(shape), step)
+    out, pool = run_op(ElsewhereStateSpace(shape), step)
     # The terms that cancel out are as large as the largest.
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=5e-5)
     assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
@@ -122,8 +101,8 @@ def test_with_lesser_sets() -> None:
 def test_a_rows_bits_are_its_own() -> None:
     shape = CASES["tiny"].shape(jnp.bfloat16)
     op = StateSpace(shape, "cpu")
-    assert_rows_are_independent(lambda step: run(op, step), lambda chunks: make(5, shape, chunks), of_layer=OF_LAYER)
-    assert_saves_change_nothing(lambda step: run(op, step), make(6, shape))
+    assert_rows_are_independent(lambda step: run_op(op, step), lambda chunks: make(5, shape, chunks), of_layer=OF_LAYER)
+    assert_saves_change_nothing(lambda step: run_op(op, step), make(6, shape))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -153,4 +132,4 @@ def test_refuses_arrays_of_another_shape() -> None:
     step = make(8, shape)
     x, *rest = step.inputs
     with pytest.raises(ValueError, match=r"x is .* not"):
-        run(StateSpace(shape), step._replace(inputs=(x[:, :1], *rest)))
+        run_op(StateSpace(shape), step._replace(inputs=(x[:, :1], *rest)))

@@ -24,6 +24,7 @@ from jaxllm.engine.core.startup import Prepared, agreement, make_launchers, prep
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launcher import Launch, StepLaunch
 from jaxllm.resolve.resolve_engine import resolve
+from jaxllm.selfcheck.start import disproved_ops
 from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class _Follower:
             threading.Thread(target=run, name=f"jaxllm-host{run.__name__}", daemon=True).start()
 
     def run(self, engine_args: EngineArgs) -> None:
-        config = resolve(engine_args)
+        config = resolve(engine_args, disproved=disproved_ops(engine_args))
         first = self._inbox.get()
         if isinstance(first, End):
             return

@@ -52,6 +52,7 @@ from jaxllm.resolve.vllm_config import vllm_config
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.selfcheck.start import disproved_ops
 from jaxllm.speculation.drafter import DraftModelLimits, SpeculationSettings
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer
@@ -91,7 +92,7 @@ def start_core(
 def _start_core(
     engine_args: EngineArgs, hosts: Hosts, on_tokenizer: Callable[[Tokenizer | None], None]
 ) -> tuple[EngineCore, EngineReady]:
-    config = resolve(engine_args)
+    config = resolve(engine_args, disproved=disproved_ops(engine_args))
     media = media_settings(config)
     log_phase(logger, "configuration")
     engines_home().check()  # JAX has its devices now, and a child that is forked later would share them

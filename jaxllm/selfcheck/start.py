@@ -1,0 +1,95 @@
+"""The check at an engine's start: which ops the device's own kernels must not run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxllm.config.arguments import EngineArguments
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.selfcheck.device import Accelerators, find_accelerators
+from jaxllm.selfcheck.kept import alone, keep_report, portable_args, read_report, report_path
+from jaxllm.selfcheck.process import examine
+from jaxllm.selfcheck.report import Report, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
+    """Return why ops must run in plain XLA here, by the op's name. A check may take minutes.
+
+    Nothing is checked on a CPU, on a device that kernels have run on, without `args.selfcheck`, and where the result of
+    an earlier check is kept. Call it before JAX opens the devices. Raises RuntimeError if a kernel has left the device
+    so that no other process can open it.
+    """
+    accelerators = find_accelerators() if args.selfcheck and not _is_for_cpu() else None
+    if accelerators is None or accelerators.are_proven:
+        return {}
+    try:
+        engine_args = portable_args(args)
+    except VLLMValidationError as error:  # a mesh, whose devices are open
+        _warn(accelerators, str(error).rstrip("."))
+        return {}
+    path = report_path(engine_args, accelerators)
+    with alone(path):
+        report = read_report(path)
+        if report is not None and report.complete:
+            return report.disproved()
+        obstacle = _obstacle(args, accelerators)
+        if obstacle is not None:
+            _warn(accelerators, obstacle)
+            return {}
+        faults = [] if report is None else [verdict for verdict in report.verdicts if verdict.is_fault]
+        try:
+            report = _examine(engine_args, accelerators, faults)
+        except VLLMValidationError:
+            return {}  # the engine's own start shows it
+        keep_report(path, report)
+    _tell(report)
+    return report.disproved()
+
+
+def _examine(engine_args: dict[str, Any], accelerators: Accelerators, faults: list[Verdict]) -> Report:
+    logger.info(
+        "nobody has run these kernels on an %s: they are compared with the reference now, once "
+        "(selfcheck=False, --no-selfcheck: not at all)",
+        accelerators.name,
+    )
+    return examine(engine_args, driver=accelerators.driver, without=faults)
+
+
+def _tell(report: Report) -> None:
+    wrong, untried = report.disproved(), [verdict for verdict in report.verdicts if verdict.status == "unknown"]
+    if report.problem and wrong:
+        raise RuntimeError(f"{report.problem}. The next start leaves out {', '.join(wrong)}.")
+    if report.problem:
+        logger.warning("the kernels could not be checked: %s", report.problem)
+    elif untried:
+        logger.warning("%d runs of kernels could not be checked: %s", len(untried), untried[0].reason)
+    elif not wrong:
+        logger.info("%d runs of kernels on this %s agree with the reference", len(report.verdicts), report.device)
+
+
+def _warn(accelerators: Accelerators, obstacle: str) -> None:
+    logger.warning(
+        "nobody has run these kernels on an %s, and they are not checked now: %s. `jaxllm selfcheck` checks them.",
+        accelerators.name,
+        obstacle,
+    )
+
+
+def _is_for_cpu() -> bool:
+    return str(jax.config.jax_platforms or "").partition(",")[0] == "cpu"
+
+
+def _obstacle(args: EngineArguments, accelerators: Accelerators) -> str | None:
+    """Return why another process cannot open the devices now, or None if it can."""
+    from jax._src import xla_bridge
+
+    if xla_bridge.backends_are_initialized():
+        return "this process has opened the devices already"
+    is_tpu = any(kind.startswith("TPU") for kind in accelerators.kinds)
+    return "the chips of several hosts open together" if is_tpu and args.nnodes != 1 else None

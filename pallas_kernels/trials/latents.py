@@ -1,0 +1,107 @@
+"""Ragged steps of attention over latents, over a poisoned pool, and the reference's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.latent_attention import LatentAttention, LatentPool
+from pallas_kernels.latent_attention.reference import reference_latent_attention
+from pallas_kernels.paged_attention import AttentionBatch
+from pallas_kernels.paged_attention.batches import ragged_batch
+
+from .attention import LAYER, NUM_LAYERS, STEPS, Chunks, as_engine, compare_attention, deal_blocks
+from .trial import Call, Outcome, Trial, describe
+
+SCALE = 0.25
+
+
+class Step(NamedTuple):
+    """The arguments of one call, and the rows that count."""
+
+    q: Any
+    latents: Any
+    pool: LatentPool
+    batch: AttentionBatch
+    rows: np.ndarray
+    """The rows of t that are not padding."""
+
+
+def make(
+    seed: int,
+    chunks: Chunks,
+    op: LatentAttention,
+    *,
+    padding: int = 3,
+    row_alignment: int = 1,
+    query_tile: int | None = None,
+) -> Step:
+    """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN."""
+    rng, shape = np.random.default_rng(seed), op.shape
+    o = shape.block_size
+    blocks, num_blocks = deal_blocks(rng, chunks, o)
+    query_tile = op.tiles.query if query_tile is None else query_tile
+    batch = ragged_batch(
+        chunks, blocks, block_size=o, query_tile=query_tile, row_alignment=row_alignment, padding=padding
+    )
+    pool = np.full((NUM_LAYERS * num_blocks, o, shape.key_dim), np.nan, np.float32)
+    for (length, chunk), owned in zip(chunks, blocks, strict=True):
+        for position in range(length - chunk):
+            block = LAYER * num_blocks + owned[position // o]
+            pool[block, position % o] = rng.standard_normal(shape.key_dim)
+    t = len(batch.slots_t)
+    q = rng.standard_normal((t, shape.num_heads, shape.key_dim)).astype(np.float32)
+    latents = rng.standard_normal((t, shape.key_dim)).astype(np.float32)
+    to = partial(jnp.asarray, dtype=shape.dtype)
+    filled = LatentPool(jnp.asarray(pool, shape.kv_dtype))
+    return Step(to(q), to(latents), filled, jax.tree.map(jnp.asarray, batch), np.flatnonzero(batch.slots_t))
+
+
+def reference(step: Step, op: LatentAttention, *, scale: float = SCALE) -> tuple[np.ndarray, LatentPool]:
+    """Run the reference; return the pool in float32."""
+    out, pool = _reference(step, op, scale)
+    return out, LatentPool(pool.latents.astype(np.float32))
+
+
+def _reference(step: Step, op: LatentAttention, scale: float) -> tuple[np.ndarray, LatentPool]:
+    q, latents, pool = (np.asarray(x) for x in (step.q, step.latents, step.pool.latents))
+    fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": scale, "latent_dim": op.shape.latent_dim}
+    return reference_latent_attention(q, latents, LatentPool(pool), step.batch, **fixed)
+
+
+def latent_trials(op: LatentAttention) -> Iterator[Trial]:
+    """Yield the trials of an op."""
+    for name, chunks in STEPS.items():
+        yield Trial("latent_attention", op.implementation, describe(op.shape), name, partial(_make_call, op, chunks))
+
+
+def _make_call(op: LatentAttention, chunks: Chunks) -> Call:
+    step = make(len(chunks), chunks, op, row_alignment=op.row_alignment)
+    step = step._replace(batch=as_engine(op, chunks, step.batch))
+    scale = op.shape.key_dim**-0.5
+
+    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any) -> Any:
+        return op(q, latents, pool, batch, layer=layer, num_layers=NUM_LAYERS, scale=scale)
+
+    def compare(result: Any) -> Outcome:
+        exact, exact_pool = _reference(step, op, scale)
+        expected = _held_pool(op, LatentPool(jnp.asarray(exact_pool.latents)))
+        return compare_attention(result, exact, expected, step.rows, op.shape.dtype)
+
+    arguments = step.q, step.latents, _held_pool(op, step.pool), step.batch, jnp.int32(LAYER)
+    return Call(function, arguments, compare)
+
+
+def _held_pool(op: LatentAttention, pool: LatentPool) -> LatentPool:
+    """Return a pool in the form in which the op's implementation holds it: rows of whole lanes have zeros behind."""
+    latents = pool.latents
+    [spec] = op.pool_spec(NUM_LAYERS, len(latents) // NUM_LAYERS)
+    if latents.dtype != spec.dtype:
+        latents = lax.bitcast_convert_type(latents, spec.dtype)
+    return LatentPool(jnp.pad(latents, ((0, 0), (0, 0), (0, spec.shape[-1] - latents.shape[-1]))))

@@ -1,0 +1,77 @@
+"""Planted faults are found in child processes, and the rest is checked all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.selfcheck import process
+from jaxllm.selfcheck.process import Limits, examine
+from jaxllm.selfcheck.report import Report, render
+from tests.selfcheck.support import LIMITS, make_model, plant
+
+pytestmark = pytest.mark.programs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def statuses(report: Report, op: str) -> list[str]:
+    return [verdict.status for verdict in report.verdicts if verdict.op == op]
+
+
+def test_an_endless_loop_is_ended_and_wrong_numbers_are_found(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, paged_attention="endless", linear="wrong")
+    told: list[Any] = []
+    report = examine({"model": model}, limits=LIMITS, tell=told.append)
+    assert statuses(report, "paged_attention") == ["hung"], "the op is not tried again"
+    assert set(statuses(report, "linear")) == {"wrong"}
+    assert (report.complete, report.is_right, report.platform) == (True, False, "cpu")
+    assert told == report.verdicts
+    reasons = report.disproved()
+    assert reasons.keys() == {"paged_attention", "linear"}
+    assert reasons["paged_attention"].startswith("they did not end within 5 s on this cpu")
+    assert reasons["linear"].startswith("they gave wrong results on this cpu")
+    assert "hung" in render(report.verdicts[0])
+    assert "did not end" in render(report.verdicts[0])
+
+
+def test_an_abort_and_an_endless_compilation_are_told_apart(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, paged_attention="abort", linear="slow_to_compile")
+    report = examine({"model": model}, limits=LIMITS._replace(compile=20.0))
+    assert [(each.op, each.status, each.reason) for each in report.verdicts] == [
+        ("paged_attention", "crashed", "ended the process with SIGABRT"),
+        ("linear", "hung", "did not compile within 20 s"),
+    ]
+    assert report.complete
+
+
+def test_a_device_that_is_gone_is_named_with_its_cause(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "tests.selfcheck.nothing")
+    first = examine({"model": model}, limits=LIMITS)
+    assert first.problem == "the process that checks kernels ended with status 1"
+    assert not first.complete
+    run = process._run
+
+    def crash_first(request: Any, limits: Limits) -> Any:
+        if request.first == 0:
+            yield process.Opened("gpu", "Made-up 9000")
+            yield process.Began(0, "paged_attention", "gpu", "", "decodes", "run")
+            raise process._FaultError("hung", "did not end within 20 s")
+        yield from run(request, limits)
+
+    monkeypatch.setattr(process, "_run", crash_first)
+    report = examine({"model": model}, limits=LIMITS)
+    assert "does not answer after paged_attention did not end within 20 s" in report.problem
+    assert list(report.disproved()) == ["paged_attention"]
+
+
+def test_refused_arguments_are_raised(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_run", lambda *_: iter([process.Mistake("no such thing", "dtype")]))
+    with pytest.raises(VLLMValidationError, match="no such thing") as error:
+        examine({"model": model})
+    assert error.value.parameter == "dtype"

@@ -1,0 +1,169 @@
+"""The check at an engine's start: when it runs, what is kept, and what the engine makes of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.selfcheck import device, kept, start
+from jaxllm.selfcheck.device import PROVEN, Accelerators, find_accelerators
+from jaxllm.selfcheck.report import Report, Verdict
+from jaxllm.selfcheck.start import disproved_ops
+from tests.selfcheck.support import NAME, make_model, stand_in
+
+WRONG = Verdict(op="paged_attention", implementation="cpu", shape="", step="mixed", status="wrong", reason="error")
+RIGHT = Verdict(op="linear", implementation="cpu", shape="", step="1 rows", status="right")
+HUNG = Verdict(op="linear", implementation="cpu", shape="", step="1 rows", status="hung", reason="did not end")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JAXLLM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+class Examiner:
+    """Stands for the child processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict, problem: str = "") -> None:
+        self.verdicts, self.problem = list(verdicts), problem
+        self.calls: list[Any] = []
+        monkeypatch.setattr(start, "examine", self)
+
+    def __call__(self, engine_args: dict[str, Any], *, driver: str, without: list[Verdict]) -> Report:
+        self.calls.append((engine_args, driver, without))
+        verdicts = [*without, *self.verdicts]
+        return Report(
+            model=engine_args["model"],
+            device=NAME,
+            complete=not self.problem,
+            problem=self.problem,
+            verdicts=verdicts,
+        )
+
+
+def test_a_result_is_kept_until_sources_or_arguments_change(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    examiner, args = Examiner(monkeypatch, WRONG, RIGHT), EngineArgs(model=model)
+    with caplog.at_level(logging.INFO, "jaxllm"):
+        first = disproved_ops(args)
+    assert first == {"paged_attention": f"they gave wrong results on this {NAME} (`jaxllm selfcheck` has the details)"}
+    assert "compared with the reference now, once" in caplog.text
+    assert disproved_ops(args) == disproved_ops(EngineArgs(model=model, max_num_seqs=7, seed=3)) == first
+    assert len(examiner.calls) == 1
+    assert disproved_ops(EngineArgs(model=model, block_size=32)) == first
+    monkeypatch.setattr(kept, "code_digest", lambda: "other sources")
+    disproved_ops(args)
+    monkeypatch.setattr(start, "find_accelerators", lambda: Accelerators((NAME,), "1.2.4"))
+    disproved_ops(args)
+    (Path(model) / "quantization_config.json").write_text("{}")
+    disproved_ops(args)
+    assert [driver for _, driver, _ in examiner.calls] == ["1.2.3", "1.2.3", "1.2.3", "1.2.4", "1.2.4"]
+    (Path(model) / "quantization_config.json").unlink()
+
+
+def test_a_file_that_others_may_write_is_not_used(
+    model: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    examiner, args = Examiner(monkeypatch, RIGHT), EngineArgs(model=model)
+    disproved_ops(args)
+    [file] = (cache / "selfcheck").glob("*.json")
+    assert json.loads(file.read_text())["verdicts"][0]["op"] == "linear"
+    file.chmod(0o666)
+    assert disproved_ops(args) == {}
+    assert "can be written by other users" in caplog.text
+    file.write_text("{")
+    disproved_ops(args)
+    assert len(examiner.calls) == 3
+    disproved_ops(args)
+    assert len(examiner.calls) == 3
+
+
+def test_a_device_that_is_gone_stops_the_start_and_the_next_one_leaves_the_kernel_out(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    args = EngineArgs(model=model)
+    Examiner(monkeypatch, HUNG, problem="the device does not answer")
+    with pytest.raises(RuntimeError, match=r"does not answer\. The next start leaves out linear"):
+        disproved_ops(args)
+    examiner = Examiner(monkeypatch, RIGHT)
+    assert list(disproved_ops(args)) == ["linear"]
+    assert examiner.calls[0][2] == [HUNG]
+    assert list(disproved_ops(args)) == ["linear"]
+    assert len(examiner.calls) == 1
+    Examiner(monkeypatch, problem="the process ended")
+    assert disproved_ops(EngineArgs(model=model, block_size=64)) == {}
+    assert "could not be checked" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["cpu", "none", "proven", "off", "open"])
+def test_nothing_is_checked(
+    reason: str, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    examiner = Examiner(monkeypatch, WRONG)
+    if reason != "cpu":
+        monkeypatch.setattr(start, "_is_for_cpu", lambda: False)
+    kinds = {"none": None, "proven": Accelerators((next(iter(PROVEN)),), "1")}
+    monkeypatch.setattr(start, "find_accelerators", lambda: kinds.get(reason, Accelerators((NAME,), "1.2.3")))
+    import jax
+
+    assert jax.devices()  # opened
+    assert disproved_ops(EngineArgs(model=model, selfcheck=reason != "off")) == {}
+    assert not examiner.calls
+    assert ("this process has opened the devices already" in caplog.text) == (reason == "open")
+
+
+def test_devices_are_named_by_the_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_NVIDIA", tmp_path)
+    monkeypatch.setattr(device, "_PLUGINS", ("jax",))
+    monkeypatch.setattr(device.shutil, "which", lambda _: None)
+    monkeypatch.setattr(device, "_find_tpus", lambda: None)
+    assert find_accelerators() is None
+    for number in (1, 2):
+        folder = tmp_path / "gpus" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text("Model: \t\t NVIDIA L4\nIRQ:   \t\t 77\n")
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\nGCC version:  gcc 12\n"
+    (tmp_path / "version").write_text(version)
+    assert find_accelerators() == Accelerators(("NVIDIA L4",), "580.95.05")
+
+
+def test_proven_devices_have_results(repository: Path) -> None:
+    for kind, folder in PROVEN.items():
+        reports = [json.loads(path.read_text()) for path in (repository / folder).glob("*.json")]
+        assert any(report["device"] == kind and report["complete"] for report in reports)
+
+
+@pytest.mark.engine
+def test_an_engine_runs_a_disproved_op_in_plain_xla(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2, "num_gpu_blocks_override": 16}
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
+    answers = []
+    for verdicts in ([], [WRONG]):
+        Examiner(monkeypatch, *verdicts)
+        (Path(model) / "quantization_config.json").write_text(" " * len(verdicts))  # another key
+        caplog.clear()
+        with LLM(model, skip_tokenizer_init=True, enforce_eager=True, **settings) as llm:
+            prompt = TokensPrompt(prompt_token_ids=list(range(3, 30)))
+            answers.append(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids)
+        line = f"attention runs in plain XLA, not in the cpu's own kernels: they gave wrong results on this {NAME}"
+        assert (line in caplog.text) == bool(verdicts)
+    assert answers[0] == answers[1]

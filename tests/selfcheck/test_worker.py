@@ -1,0 +1,59 @@
+"""A child's work, in this process: the verdicts on an engine's kernels, right and planted wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from jaxllm.selfcheck.report import Done, Judged, Mistake, Opened, Request, Verdict
+from jaxllm.selfcheck.worker import _work
+from tests.selfcheck.faulty import planted
+from tests.selfcheck.support import make_model
+
+pytestmark = pytest.mark.programs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def verdicts(model: str, *without: str, **more: Any) -> list[Verdict]:
+    request = Request(parent=os.getpid(), engine_args={"model": model} | more, first=0, without=without)
+    opened, *messages, done = _work(request)
+    assert isinstance(opened, Opened)
+    assert isinstance(done, Done)
+    return [message.verdict for message in messages if isinstance(message, Judged)]
+
+
+def test_all_is_right(model: str) -> None:
+    found = verdicts(model)
+    assert {verdict.op for verdict in found} == {"paged_attention", "linear"}
+    assert {verdict.status for verdict in found} == {"right"}
+    assert all((verdict.error or 1) < (verdict.allowed or 0) for verdict in found)
+
+
+def test_a_device_of_several_is_checked(model: str) -> None:
+    """Two devices have half of the heads each, and a CPU of two runs attention alone in kernels."""
+    [shape] = {verdict.shape for verdict in verdicts(model, tensor_parallel_size=2)}
+    assert shape.startswith("num_heads 2, num_kv_heads 1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "reason"),
+    [("unfinished", "wrong", "the pool differs"), ("broken", "failed", "there is no such instruction")],
+)
+def test_faults(model: str, fault: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*planted("paged_attention", fault))
+    for verdict in verdicts(model, "linear"):
+        assert (verdict.status, verdict.op) == (status, "paged_attention")
+        assert reason in verdict.reason
+
+
+def test_a_mistake_is_told() -> None:
+    request = Request(parent=os.getpid(), engine_args={"model": "/nowhere/at/all"}, first=0, without=())
+    [mistake] = _work(request)
+    assert isinstance(mistake, Mistake)
+    assert mistake.parameter == "model"
