@@ -84,7 +84,7 @@ def _find_tpus() -> Accelerators | None:
         driver = f"libtpu {metadata.version('libtpu')}"
     except metadata.PackageNotFoundError:
         return None  # JAX cannot use them
-    return Accelerators((f"TPU {kind}",), driver)
+    return Accelerators((f"TPU {getattr(kind, 'name', kind)}",), driver)
 
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:

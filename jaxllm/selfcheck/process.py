@@ -50,7 +50,8 @@ class _FaultError(Exception):
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status: Status = status
+        self.reason = reason
 
 
 def examine(
