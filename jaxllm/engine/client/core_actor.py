@@ -1,44 +1,80 @@
-"""Run an engine core as an actor of a Ray cluster, on any of its machines; Ray gives it its devices."""
+"""Run an engine core as an actor of a Ray cluster, on any of its machines; Ray gives it its devices.
+
+A model over several hosts has an actor on each of as many machines: the core's, and those of the hosts that follow it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray  # pyright: ignore[reportMissingImports]
 from ray.exceptions import GetTimeoutError, RayError  # pyright: ignore[reportMissingImports]
+from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
 from jaxllm.engine.core.core_process import StartOrder, carry_out
 from jaxllm.engine.transport.sockets import Meeting
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 
 if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
 
 
-class _Core:
-    """The actor: one core, for as long as it runs."""
+_PORT_ATTEMPTS = 100
+
+
+class _Host:
+    """The actor: one core, or one host that follows it, for as long as it runs."""
 
     def place(self) -> tuple[str, int]:
         """Return the node and the process that it runs in."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def run(self, order: bytes) -> int:
-        """Run the core that an order asks for, and return its exit status."""
-        return carry_out(msgspec.json.decode(order, type=StartOrder))
+    def address(self) -> dict[str, Any]:
+        """Return the engine arguments by which other hosts find this one: two ports, now free, are side by side."""
+        for _ in range(_PORT_ATTEMPTS):
+            with socket.create_server(("", 0)) as server, contextlib.suppress(OSError, OverflowError):
+                port = server.getsockname()[1]
+                with socket.create_server(("", port + 1)):
+                    return {"master_addr": ray.util.get_node_ip_address(), "master_port": port}
+        raise OSError("this machine has no two free ports side by side")
+
+    def run(self, order: bytes, address: dict[str, Any]) -> int:
+        """Run the core that an order asks for, or follow it from another host; return the exit status.
+
+        `address` is what the first host's `address` has returned.
+        """
+        decoded = msgspec.json.decode(order, type=StartOrder)
+        decoded = msgspec.structs.replace(decoded, engine_args=decoded.engine_args | address)
+        if decoded.engine_args.get("node_rank", 0) == 0:
+            return carry_out(decoded)
+        from jaxllm.engine.core.follower import follow  # imports JAX
+
+        try:
+            follow(AsyncEngineArgs(**decoded.engine_args))
+        except SystemExit as end:  # Ray takes it for a failure
+            return int(end.code or 0)
 
 
 class CoreActor:
-    """A core in an actor. Its messages cross the network, encrypted with a key that Ray delivers."""
+    """A core in an actor, or in one for each host of its model. Its messages to the front end cross the network,
+    encrypted with a key that Ray delivers.
+    """
 
     fds: list[int] = []  # noqa: RUF012 - there are none
     poll_seconds = 0.1
 
     def __init__(self, engine_args: EngineArgs, replica: int | None = None) -> None:
-        """Have Ray start the actor on a machine with as many free devices as the core's mesh has.
+        """Have Ray start the actors on machines with as many free devices as each needs.
 
         The cluster is the one that this program is connected to, else that of RAY_ADDRESS, else one of this machine
         alone. Raises VLLMValidationError for arguments that cannot cross to it.
@@ -47,42 +83,48 @@ class CoreActor:
         if not ray.is_initialized():
             ray.init(log_to_driver=True, include_dashboard=False)
         self.meeting = Meeting.on_network(ray.util.get_node_ip_address())
-        order = StartOrder(
-            portable,
-            self.meeting.addresses,
-            sys_path=[],
-            log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
-            front_pid=os.getpid(),
-            replica=None,  # Ray gives the actor its devices, which it need not share out
-            folder=None,
-        )
-        options = _resources(engine_args.tensor_parallel_size)
-        self._actor: Any = ray.remote(_Core).options(max_restarts=0, **options).remote()
         of_replica = "" if replica is None else f" of replica {replica}"
         self.name = f"the engine core{of_replica} (a Ray actor)"
-        self._place = self._actor.place.remote()
-        self._run = self._actor.run.remote(msgspec.json.encode(order))
+        count = engine_args.nnodes
+        resources = _resources(engine_args.tensor_parallel_size // count)
+        # A host's process takes all of its devices, so no machine may have two.
+        self._group = placement_group([resources] * count, strategy="STRICT_SPREAD") if count > 1 else None
+        self._actors = [_make_actor(resources, self._group, rank) for rank in range(count)]
+        self._places = [actor.place.remote() for actor in self._actors]
+        address = self._actors[0].address.remote() if count > 1 else {}
+        self._runs = []
+        for rank, actor in enumerate(self._actors):
+            order = StartOrder(
+                portable | {"node_rank": rank},
+                self.meeting.addresses,
+                sys_path=[],
+                log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
+                front_pid=os.getpid(),
+                replica=None,  # Ray gives the actor its devices, which it need not share out
+                folder=None,
+            )
+            self._runs.append(actor.run.remote(msgspec.json.encode(order), address))
         self._reason: str | None = None
         self._next_look = 0.0
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the actor's process, once it runs, if it is on this machine."""
+        """Return the id of the core's process, once it runs, if it is on this machine."""
         try:
-            node, pid = ray.get(self._place, timeout=0)
+            node, pid = ray.get(self._places[0], timeout=0)
         except (GetTimeoutError, RayError):
             return None
         return pid if node == ray.get_runtime_context().get_node_id() else None
 
     def end_reason(self) -> str | None:
-        """Return how the actor has ended; None while it runs."""
+        """Return how an actor has ended; None while all run."""
         if self._reason is None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.poll_seconds  # each look asks Ray
             self._look(0)
         return self._reason
 
     def wait(self, seconds: float) -> None:
-        """Wait until the actor has ended; it is killed after `seconds`."""
+        """Wait until an actor has ended; all are killed after `seconds`."""
         self._look(seconds)
         if self._reason is None:
             self.kill()
@@ -94,28 +136,39 @@ class CoreActor:
         self.meeting.close()
 
     def kill(self) -> None:
-        """Kill the actor and do not wait."""
-        with contextlib.suppress(RayError):
-            ray.kill(self._actor)
+        """Kill the actors and do not wait."""
+        for actor in self._actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
 
     def _look(self, seconds: float) -> None:
+        """Look for the core's end, for so many seconds, or that of a host that has failed before it could join."""
         if self._reason is not None:
             return
-        try:
-            status = ray.get(self._run, timeout=seconds)
-        except GetTimeoutError:
-            return
-        except RayError as error:
-            self._reason = f"Ray says: {str(error).splitlines()[0]}"
-        else:
-            self._reason = f"it ended with status {status}"
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=seconds)
+        for run in ended:
+            try:
+                status = ray.get(run)
+            except RayError as error:
+                self._reason = f"Ray says: {str(error).splitlines()[0]}"
+            else:
+                self._reason = f"it ended with status {status}"
 
 
-def _resources(num_devices: int) -> dict[str, Any]:
-    """Return the resources that a core needs of a cluster: accelerators if it has any, else a CPU."""
-    resources = ray.cluster_resources()
-    if "GPU" in resources:
-        return {"num_gpus": num_devices}
-    if "TPU" in resources:
-        return {"resources": {"TPU": num_devices}}
-    return {"num_cpus": 1}
+def _make_actor(resources: dict[str, float], group: Any, rank: int) -> Any:
+    """Return a new actor with resources of the cluster: those of a bundle, if there is a placement group."""
+    options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+    options["resources"] = {name: count for name, count in resources.items() if name not in ("CPU", "GPU")}
+    if group is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return ray.remote(_Host).options(max_restarts=0, **options).remote()
+
+
+def _resources(num_devices: int) -> dict[str, float]:
+    """Return the resources that a host needs of a cluster: accelerators if it has any, else a CPU."""
+    kinds = ray.cluster_resources()
+    kind = next((kind for kind in ("GPU", "TPU") if kind in kinds), None)
+    return {"CPU": 1} if kind is None else {kind: num_devices}

@@ -62,8 +62,9 @@ def start_in_process(
 
 
 def uses_ray(engine_args: EngineArgs) -> bool:
-    """Return whether cores are actors of a Ray cluster. Raises VLLMValidationError if Ray is missing, or the model
-    is over several hosts.
+    """Return whether cores are actors of a Ray cluster.
+
+    Raises VLLMValidationError if Ray is missing, or cannot start the hosts that the arguments ask for.
     """
     names = ("distributed_executor_backend", "data_parallel_backend")
     name = next((each for each in names if getattr(engine_args, each) == "ray"), None)
@@ -72,8 +73,13 @@ def uses_ray(engine_args: EngineArgs) -> bool:
     message = None
     if importlib.util.find_spec("ray") is None:
         message = "Ray is a package of its own: pip install 'jaxllm[ray]'."
-    elif engine_args.nnodes > 1:
-        message = "a model over several hosts is started on each of them, not by Ray: leave nnodes out."
+    elif engine_args.node_rank > 0:
+        message = "Ray starts all hosts of a model: start one program, and leave node_rank and master_addr out."
+    elif engine_args.nnodes > 1 and engine_args.data_parallel_size > 1:
+        message = "replicas of a model over several hosts are not supported: start them by themselves."
+    elif engine_args.tensor_parallel_size % engine_args.nnodes:
+        size, nnodes = engine_args.tensor_parallel_size, engine_args.nnodes
+        message = f"nnodes={nnodes} does not divide tensor_parallel_size={size}, the devices of all hosts."
     if message is not None:
         raise VLLMValidationError(message, parameter=name, value="ray")
     return True
