@@ -465,17 +465,21 @@ class StepCompiler:
         log_phase(logger, describe(key), time.perf_counter() - started)
         return compiled
 
+    @property
+    def largest_step(self) -> ProgramKey:
+        """Return the step that takes the most memory."""
+        bucket = self.buckets[-1]
+        if self.config.generates:
+            return self.step_shape(bucket, Sampling.PLAIN if self._is_head else Sampling.FULL)
+        return self.pool_shape(bucket, by_token=self.config.pools_tokens)
+
     def used_bytes(self) -> int:
         """Return the bytes of one device that the largest step takes besides the pool.
 
         They hold parameters, inputs, token counts, scratch, and on a TPU the program's code. They hardly depend on the
         number of blocks, so it is compiled with 2.
         """
-        bucket = self.buckets[-1]
-        largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
-        if self.config.generates:
-            largest = self.step_shape(bucket, Sampling.PLAIN if self._is_head else Sampling.FULL)
-        memory, *encoder = [self._memory(key) for key in (largest, *self.encoder_shapes[-1:])]
+        memory, *encoder = [self._memory(key) for key in (self.largest_step, *self.encoder_shapes[-1:])]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
         arguments += sum(each.argument_size_in_bytes - self._held_by_encoder() for each in encoder)

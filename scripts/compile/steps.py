@@ -44,11 +44,12 @@ from compile.compiled_step import (
 )
 from compile.gpu_compiler import captured_output, read_ptxas
 from compile.program import GRAPHS_JAX
+from compile.start import compile_start
 from compile.target import Target
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.encoder import EncoderShape
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.packing import pick_bucket
@@ -114,9 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, target: Target) -> int:
     mesh = find_mesh(target, args.tensor_parallel_size)
-    check = (
-        compile_all if args.start else partial(check_model, steps=args.steps, usable_bytes=target.hardware.usable_bytes)
-    )
+    usable_bytes = target.hardware.usable_bytes
+    check = compile_start if args.start else partial(check_model, steps=args.steps, usable_bytes=usable_bytes)
     make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
     make = partial(make, deals_experts=args.enable_expert_parallel)
     if args.adapters is not None:
@@ -135,13 +135,6 @@ def find_mesh(target: Target, num_devices: int) -> Mesh:
     if num_devices > len(devices):
         raise SystemExit(f"{target.name} has {len(devices)} devices, not {num_devices}")
     return make_mesh(devices[:num_devices])
-
-
-def compile_all(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
-    """Yield the seconds of lowering and compiling each program of an engine, in the engine's order."""
-    for key in compiler.programs():
-        _, seconds = timed_compile(compiler, key, BLOCKS[-1], compiler.options)
-        yield {"program": describe(key), **seconds, "missed": []}
 
 
 def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_bytes: int) -> Iterator[dict[str, Any]]:
