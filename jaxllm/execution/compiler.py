@@ -202,15 +202,14 @@ class StepCompiler:
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
-        return [
-            *self._shapes(Sampling.PLAIN),
-            *self.encoder_shapes,
-            *self._pool_shapes(by_token=False),
-            *upkeep,
-            *self._shapes(Sampling.TRUNCATED),
-            *self._shapes(Sampling.FULL),
-            *self._pool_shapes(by_token=True),
-        ]
+        others = [*self.encoder_shapes, *self._pool_shapes(by_token=False), *upkeep]
+        plain, truncated, full = map(self._shapes, Sampling)
+        pooled = self._pool_shapes(by_token=True)
+        if self.config.platform == "cpu":
+            return [*plain, *others, *truncated, *full, *pooled]
+        # Each compiles for seconds, and ordinary chat truncates: the largest of all kinds come first, which stand in.
+        steps = [shape for pair in zip(plain, truncated, strict=True) for shape in pair]
+        return [*steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
 
     @cached_property
     def encoder_shapes(self) -> list[EncoderShape]:

@@ -164,6 +164,13 @@ def test_on_an_accelerator_the_largest_programs_come_first(platform: str) -> Non
         assert all(decodes[0] in compiler.larger(shape) for shape in decodes[1:])
     rest = [bucket for bucket in dict.fromkeys(buckets[1:]) if bucket != Bucket(64, 64)]
     assert rest == sorted(rest), "then the smallest"
+    programs = compiler.programs()
+    first = [program for program in programs[:5] if isinstance(program, StepShape)]
+    assert [program.sampling for program in first] == [Sampling.PLAIN, Sampling.TRUNCATED] * 2 + [Sampling.FULL]
+    assert [program.batch.bucket for program in first] == [*buckets[:1] * 2, *[Bucket(64, 64)] * 2, *buckets[:1]]
+    assert len(set(programs)) == len(programs)
+    assert {program for program in programs if isinstance(program, StepShape)} == set(shapes)
+    assert programs.index(Upkeep.COPY_BLOCKS) < len(first) + len(Upkeep), "steps wait for the small ones too"
 
 
 def test_nothing_compiles_after_warm_up() -> None:
