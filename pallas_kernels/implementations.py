@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from .targets import hopper_refusal
+from .targets import ampere_refusal, hopper_refusal
 
 
 class Implementation(NamedTuple):
@@ -95,6 +95,17 @@ PAGED_ATTENTION: Implementations = {
         takes_decodes_alone=True,
         takes_cores=True,
         device_refusal=hopper_refusal,
+    ),
+    "gpu_mma": Implementation(
+        "gpu",
+        "paged_attention.gpu_mma:gpu_mma_paged_attention",
+        refuses="paged_attention.gpu_mma:gpu_mma_refusal",
+        pool_spec="paged_attention.layout:fused_pool_spec",
+        tiles="paged_attention.gpu_mma:gpu_mma_tiles",
+        row_alignment=16,
+        fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
+        takes_decodes_alone=True,
+        device_refusal=ampere_refusal,
     ),
 }
 

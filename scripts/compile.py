@@ -33,7 +33,7 @@ OPS = {
     "steps": {"tpu": "steps", "gpu": "steps"},
 }
 """The module of each op, by platform."""
-HOPPER_OPS = ("attention", "latents", "grouped_matmul", "segment_attention", "states", "state_decodes")
+HOPPER_OPS = ("latents", "grouped_matmul", "segment_attention", "states", "state_decodes")
 """The ops whose kernels for GPUs are for Hopper only; other GPUs run them in plain XLA, as `steps` shows."""
 
 

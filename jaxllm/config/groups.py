@@ -69,15 +69,19 @@ class AttentionConfig:
     """The settings of attention."""
 
     backend: str | None = None
-    """The kernels: "xla", "cpu", "tpu" or "gpu"; None is the platform's own, or "xla" where they cannot run a model.
+    """The kernels: "xla", "cpu", "tpu", "gpu" (for Hopper) or "gpu_mma" (for NVIDIA's GPUs from Ampere on).
+
+    None is the platform's own, or "xla" where they cannot run a model.
 
     A CPU runs the kernels of a TPU or GPU in their interpreters: slow, for tests.
     """
 
     def __post_init__(self) -> None:
-        if self.backend not in (None, "xla", "cpu", "tpu", "gpu"):
+        if self.backend not in (None, "xla", "cpu", "tpu", "gpu", "gpu_mma"):
             group = "attention_config"
-            message = f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'cpu', 'tpu' or 'gpu'."
+            message = (
+                f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'cpu', 'tpu', 'gpu' or 'gpu_mma'."
+            )
             raise VLLMValidationError(message, parameter=group, value=self.backend)
 
 

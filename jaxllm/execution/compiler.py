@@ -26,7 +26,7 @@ from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.execution.mesh import param_format, replicated
-from jaxllm.execution.options import compiler_options, min_rows, single_row_pays, tracing
+from jaxllm.execution.options import compiler_options, compiling_for, min_rows, single_row_pays, tracing
 from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
@@ -325,7 +325,7 @@ class StepCompiler:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
         function, donated, inputs, outputs = self._signature(key, num_blocks)
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        with tracing():
+        with tracing(), compiling_for(self.mesh.devices.flat[0]):
             return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
 
     def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -141,11 +141,19 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
     """
     attentions = [group.attention for group in groups]
     implementations = {attention.implementation for attention in attentions}
-    if platform == "gpu" or "gpu" in implementations:
+    if platform == "gpu" or implementations & {"gpu", "gpu_mma"}:
         return LayerLoop.UNROLL
     if platform != "cpu" or any(attention.interpret for attention in attentions) or num_devices > 1:
         return LayerLoop.SCAN
     return LayerLoop.IN_PLACE if implementations == {"cpu"} else LayerLoop.SWITCH
+
+
+def compiling_for(device: Any) -> AbstractContextManager[Any]:
+    """Make a GPU the one that kernels are lowered for, also one that is not there.
+
+    Mosaic GPU asks JAX's default device for its compute capability, and takes 9.0 if it has none.
+    """
+    return jax.default_device(device) if device.platform == "gpu" else nullcontext()
 
 
 _PINNED: Mapping[str, Any] = {

@@ -344,14 +344,16 @@ def _resolve_attention(
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
     if reason is not None:
         logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    if attention.implementation == "gpu":
-        _check_gpu_kernels(platform, backend)
+    if attention.implementation in ("gpu", "gpu_mma"):
+        _check_gpu_kernels(attention, backend)
     return attention
 
 
-def _check_gpu_kernels(platform: str, backend: str | None) -> None:
+def _check_gpu_kernels(attention: PoolAttention, backend: str | None) -> None:
     """Check that this machine can run the kernels: with a good assembler, or in an interpreter that cannot deadlock."""
-    if platform == "gpu":
+    if not attention.interpret:
+        if attention.implementation != "gpu":
+            return  # assemblers are known to go wrong with Hopper's matmuls only
         from pallas_kernels.paged_attention.gpu.assembler import assembler_doubt
 
         doubt = assembler_doubt()

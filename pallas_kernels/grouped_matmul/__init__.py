@@ -18,7 +18,6 @@ from pallas_kernels.weights.held import Quantized
 
 from .groups import Grouping, Groups, capacity, group_rows
 from .shape import ACTIVATIONS, MatmulShape
-from .top_experts import top_experts, within_groups
 
 __all__ = [
     "ACTIVATIONS",
@@ -29,8 +28,6 @@ __all__ = [
     "capacity",
     "group_rows",
     "pick",
-    "top_experts",
-    "within_groups",
 ]
 
 

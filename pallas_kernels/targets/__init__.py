@@ -24,6 +24,15 @@ def hopper_refusal(architecture: str | None) -> str | None:
     return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {fact}"
 
 
+def ampere_refusal(architecture: str | None) -> str | None:
+    """Return why kernels for GPUs from Ampere on do not run on one with this compute capability, or None if they do."""
+    is_nvidia = architecture is not None and architecture[0].isdigit()
+    if is_nvidia and int(architecture.partition(".")[0]) >= 8:
+        return None
+    fact = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
+    return f"the kernels are for NVIDIA's GPUs from Ampere on (compute capability 8.0), and this GPU {fact}"
+
+
 def gpu_targets() -> tuple[str, ...]:
     """Return the names of the GPUs that are described here."""
     names = (file.name for file in files(__name__).iterdir())

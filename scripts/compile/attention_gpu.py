@@ -1,11 +1,11 @@
-"""Compile the GPU's attention kernels, and check what they take.
+"""Compile the GPU's attention kernels, Hopper's or those for all from Ampere on, and check what they take.
 
 Checked, for each model's shape, kernel, dtype of the pool and block size: no register is spilled, matmuls run without
 waits between them, shared memory suffices, the pool is updated in place through two layers, without a copy, and those
 are one command buffer.
 
-At the end the cost sheet: of each kernel, from its PTX, the bytes, matmuls and special functions of an iteration of its
-main loop, and the time that each takes at the limits of the chip.
+At the end, for Hopper, the cost sheet: of each kernel, from its PTX, the bytes, matmuls and special functions of an
+iteration of its main loop, and the time that each takes at the limits of the chip.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ from compile.program import (
     run,
 )
 from compile.target import Target
-from pallas_kernels.implementations import PAGED_ATTENTION
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
+from pallas_kernels.implementations import PAGED_ATTENTION, default_for
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope, gpu, gpu_mma, to_pool_dtype
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu import handover
 from pallas_kernels.paged_attention.gpu.common import decode_queries
-from pallas_kernels.paged_attention.gpu.decode import decode_attention
-from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
-from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
+MODULES = {"gpu": gpu, "gpu_mma": gpu_mma}
 
 
 class Arguments(NamedTuple):
@@ -70,27 +68,33 @@ class Kernel(NamedTuple):
     """True for a step whose rows may see past their own positions."""
 
 
-def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+def write(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Rotate q and k, and write k and v."""
     layer = {name: settings[name] for name in ("layer", "num_layers")}
-    num_rows = x.batch.context_lens_s.shape[0]
-    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, num_rows=num_rows, **layer)
+    layer["num_rows"] = x.batch.context_lens_s.shape[0]
+    if op.implementation == "gpu_mma" and op.shape.kv_dtype != op.shape.dtype:
+        k, v = (to_pool_dtype(new, op.shape.kv_dtype) for new in (x.k, x.v))
+        x = x._replace(k=k, v=v, rope=None)
+    return MODULES[op.implementation].rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, **layer)
 
 
 def decode(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Attend the decode rows."""
     shape = op.shape
     q_rkgh = x.q.reshape(len(x.q), shape.num_kv_heads, shape.group, shape.head_dim)
-    padded_rkgh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, -shape.group % 8), (0, 0)))
+    multiple = gpu_mma.MMA_ROWS if op.implementation == "gpu_mma" else 8
+    padded_rkgh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, -shape.group % multiple), (0, 0)))
     out_tc = jax.new_ref(x.q.reshape(len(x.q), -1))
-    decode_attention(decode_queries(padded_rkgh, x.pool.kv.dtype), x.pool, x.batch, out_tc, **settings)
+    if op.implementation == "gpu":
+        padded_rkgh = decode_queries(padded_rkgh, x.pool.kv.dtype)
+    MODULES[op.implementation].decode_attention(padded_rkgh, x.pool, x.batch, out_tc, **settings)
     return jax.freeze(out_tc)
 
 
 def prefill(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Attend the longer chunks."""
     qo_tc = jax.new_ref(x.q.reshape(len(x.q), -1))
-    prefill_attention(qo_tc, x.pool, x.batch, tiles=op.tiles, **settings)
+    MODULES[op.implementation].prefill_attention(qo_tc, x.pool, x.batch, tiles=op.tiles, **settings)
     return jax.freeze(qo_tc)
 
 
@@ -125,12 +129,14 @@ def main(args: argparse.Namespace, target: Target) -> int:
     rows = run(jobs(args, target))
     names = {name for kernel in args.kernels for name in KERNELS[kernel].names}
     unseen = names - {name for row in rows for name in row.get("kernels", ())}
-    return report(rows, cost_sheet(rows), LEGEND, args.json, target, *unseen)
+    legend = LEGEND if target.architecture.startswith("9.") else ""
+    return report(rows, cost_sheet(rows), legend, args.json, target, *unseen)
 
 
 def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callable[[], Row]]]:
     for name in args.cases:
-        if reason := PAGED_ATTENTION["gpu"].refusal(CASES[name].shape()):
+        implementation, _ = default_for(PAGED_ATTENTION, "gpu", target.architecture)
+        if reason := PAGED_ATTENTION[implementation].refusal(CASES[name].shape()):
             print(f"{name} runs in plain XLA: {reason}", flush=True)
             continue
         for kernel, kv, block in itertools.product(args.kernels, args.kv, args.block_sizes):
@@ -140,7 +146,8 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
 
 def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, target: Target) -> Row:
     """Compile a kernel and return its row."""
-    op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), "gpu")
+    implementation, _ = default_for(PAGED_ATTENTION, "gpu", target.architecture)
+    op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), implementation)
     arguments = abstract_arguments(op, case, kernel)
     settings: dict[str, Any] = {
         "layer": 1,
@@ -156,17 +163,18 @@ def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, t
 
     pools = [arguments.pool.kv] if kernel.call in (write, whole) else []
     program = compile_program(function, arguments, target, donated=0 if pools else (), as_engine=True)
-    return step_figures(program, *pools, is_graph=kernel.call is whole)
+    with_costs = target.architecture.startswith("9.")
+    return step_figures(program, *pools, is_graph=kernel.call is whole, with_costs=with_costs)
 
 
-def step_figures(program: Program, *pools: Any, is_graph: bool) -> Row:
+def step_figures(program: Program, *pools: Any, is_graph: bool, with_costs: bool = True) -> Row:
     """Return a row: the program's figures, and failed checks; `is_graph` if it should be one command buffer."""
     missed = ptxas_misses(program) + (graph_misses(program) if is_graph else [])
     if "wgmma.mma_async instructions are serialized" in program.messages:
         missed.append("ptxas waits after each matmul")
     missed += pool_misses(program, *pools, makers=r"copy|fusion|dynamic-\S*")
     return {
-        "kernels": kernel_figures(program),
+        "kernels": kernel_figures(program, with_costs=with_costs),
         "smem_KiB": round(max(program.smem.values()) / 1024, 1),
         "launches": max(1, sum("kCommandBuffer" not in line for line in program.thunks)),
         "temp_MiB": program.temp_mib,

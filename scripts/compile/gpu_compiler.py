@@ -16,7 +16,6 @@ from typing import Any
 
 from jax.experimental.mosaic.gpu import core as mosaic_gpu
 
-SMEM_LIMIT = 227 * 1024
 FIRST_PTXAS = (13, 3)
 """Earlier versions of ptxas may overwrite registers that an asynchronous wgmma still reads."""
 

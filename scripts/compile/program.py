@@ -15,11 +15,11 @@ from lib.results import save
 from lib.sheet import print_sheet
 
 from compile import ptx
-from compile.gpu_compiler import FIRST_PTXAS, SMEM_LIMIT, captured_output, noted_smem, ptxas_version, read_ptxas
+from compile.gpu_compiler import FIRST_PTXAS, captured_output, noted_smem, ptxas_version, read_ptxas
 from compile.gpu_cost import cost, occupancy
 from compile.target import Target
 from compile.tpu_listing import clear
-from jaxllm.execution.options import compiler_options
+from jaxllm.execution.options import compiler_options, compiling_for
 
 COMPILER_ERRORS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 GRAPHS_JAX = (0, 12)
@@ -36,6 +36,8 @@ class Program(NamedTuple):
     seconds: float
     smem: dict[str, int]
     """The dynamic shared memory of each GPU kernel, in bytes."""
+    smem_limit: int
+    """The shared memory that a thread block may have, in bytes."""
     messages: str
     """What ptxas printed, and the PTX."""
     thunks: list[str]
@@ -63,7 +65,8 @@ def compile_program(
     started = time.monotonic()
     with noted_smem() as smem, captured_output() as output, tempfile.TemporaryDirectory() as folder:
         jitted = jax.jit(function, donate_argnums=donated, in_shardings=target.sharding, out_shardings=target.sharding)
-        with jax.sharding.use_abstract_mesh(target.sharding.mesh.abstract_mesh):
+        mesh, (device,) = target.sharding.mesh, target.sharding.device_set
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), compiling_for(device):
             lowered = jitted.trace(*arguments).lower(lowering_platforms=("cuda" if target.is_gpu else "tpu",))
         options: dict[str, Any] | None = None
         if as_engine and target.is_gpu:
@@ -73,12 +76,22 @@ def compile_program(
         thunks = [path.read_text() for path in Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")]
     seconds = round(time.monotonic() - started, 1)
     memory = compiled.memory_analysis()
-    return Program(compiled.as_text() or "", memory, seconds, smem, output[0], "".join(thunks).splitlines())
+    return Program(
+        compiled.as_text() or "", memory, seconds, smem, target.smem_limit, output[0], "".join(thunks).splitlines()
+    )
 
 
-def kernel_figures(program: Program) -> Row:
-    """Return what each GPU kernel takes, but for kernels of an earlier program: each is compiled once."""
+def kernel_figures(program: Program, *, with_costs: bool = True) -> Row:
+    """Return what each GPU kernel takes, but for kernels of an earlier program: each is compiled once.
+
+    Costs are an H100's.
+    """
     figures = read_ptxas(program.messages)
+    if not with_costs:
+        return {
+            name: {"registers": registers, "smem_KiB": round(program.smem.get(name, 0) / 1024, 1)}
+            for name, (registers, _) in figures.items()
+        }
     return {
         name: occupancy(figures[name][0], code.threads, program.smem.get(name, 0)) | cost(name, code)
         for name, code in ptx.read_kernels(program.messages).items()
@@ -89,7 +102,7 @@ def ptxas_misses(program: Program) -> list[str]:
     """Return what is wrong with the registers and the shared memory of GPU kernels."""
     figures = read_ptxas(program.messages)
     missed = [f"{name} spills {spilled} bytes" for name, (_, spilled) in figures.items() if spilled]
-    return [*missed, *["shared memory"] * (max(program.smem.values(), default=0) > SMEM_LIMIT)]
+    return [*missed, *["shared memory"] * (max(program.smem.values(), default=0) > program.smem_limit)]
 
 
 def pool_misses(program: Program, *pools: Any, makers: str | None = None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.check.compilers import describe_devices
 from jaxllm.resolve.hardware import Hardware, find_topology
 from jaxllm.resolve.resolve_engine import detect_architecture
+from pallas_kernels.targets import gpu_target
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
 """HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
@@ -35,6 +37,12 @@ class Target(NamedTuple):
         architecture = detect_architecture(list(self.sharding.device_set))
         assert architecture is not None
         return architecture
+
+    @property
+    def smem_limit(self) -> int:
+        """The bytes of shared memory that a thread block of a GPU may have; 0 for a TPU."""
+        figure = re.search(r"shared_memory_per_block_optin: (\d+)", gpu_target(self.name)) if self.is_gpu else None
+        return int(figure[1]) if figure else 0
 
     @property
     def bandwidth(self) -> float:

@@ -21,7 +21,14 @@ from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
 from .write import rotate_and_write
 
-__all__ = ["gpu_paged_attention", "gpu_refusal", "gpu_tiles"]
+__all__ = [
+    "decode_attention",
+    "gpu_paged_attention",
+    "gpu_refusal",
+    "gpu_tiles",
+    "prefill_attention",
+    "rotate_and_write",
+]
 
 
 def gpu_refusal(shape: AttentionShape) -> str | None:

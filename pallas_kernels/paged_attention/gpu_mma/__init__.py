@@ -1,0 +1,76 @@
+"""Paged attention on NVIDIA's GPUs from Ampere on, in Mosaic GPU: RTX 30 to 50, A100, L4, L40S, B200 and the like.
+
+Three steps on the same pool, without a copy: `write.py` rotates q and k and writes k and v in place, `decode.py`
+attends decode rows in splits of their contexts, and `prefill.py` attends longer chunks, unless the batch has no room
+for tiles. Results replace the rotated queries; rows of neither kernel stay rotated queries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..layout import AttentionBatch, AttentionShape, FusedPool, refuse_sizes
+from ..rope import Rope
+from ..tiles import Tiles
+from .common import MMA_ROWS
+from .decode import decode_attention
+from .prefill import QUERY_TILE, prefill_attention
+from .write import rotate_and_write
+
+__all__ = [
+    "MMA_ROWS",
+    "decode_attention",
+    "gpu_mma_paged_attention",
+    "gpu_mma_refusal",
+    "gpu_mma_tiles",
+    "prefill_attention",
+    "rotate_and_write",
+]
+
+
+def gpu_mma_refusal(shape: AttentionShape) -> str | None:
+    """Return why the kernels cannot run a shape, or None if they can."""
+    return refuse_sizes(shape, (64, 128, 256), (jnp.bfloat16, jnp.float16), (16, 32, 64, 128))
+
+
+def gpu_mma_tiles(shape: AttentionShape) -> Tiles:
+    """Return tile sizes: registers hold half a tile on its way. Decode uses its own, see `decode_sizes`."""
+    return Tiles(decode=1, query=QUERY_TILE, kv={64: 64, 128: 32, 256: 16}[shape.head_dim])
+
+
+def gpu_mma_paged_attention(
+    q_tnh: Array,
+    k_tkh: Array,
+    v_tkh: Array,
+    kv_pool: FusedPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    rope: Rope | None = None,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> tuple[Array, FusedPool]:
+    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that knows no `mma`."""
+    common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    num_rows = batch.context_lens_s.shape[0]
+    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
+    settings: dict[str, Any] = common | {
+        "window": window,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "sinks_n": sinks_n,
+    }
+    out_tc = jax.new_ref(queries.all_tc)
+    decode_attention(queries.decode_rkmh, kv_pool, batch, out_tc, **settings)
+    if batch.tile_seqs_i.shape[0]:
+        prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
+    return jax.freeze(out_tc).reshape(q_tnh.shape), kv_pool
