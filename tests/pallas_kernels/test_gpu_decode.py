@@ -16,6 +16,7 @@ from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
 from pallas_kernels.paged_attention.gpu.common import decode_queries
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
+from pallas_kernels.paged_attention.gpu.handover import NEXT, PROVEN, Handover
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference
@@ -35,9 +36,9 @@ def make(seed: int, shape: AttentionShape, chunks: list[tuple[int, int]] = STEP)
     return make_step(np.random.default_rng(seed), chunks, shape, query_tile=128, row_alignment=16)
 
 
-def small(shape: AttentionShape, workers: int = 2) -> DecodeConfig:
+def small(shape: AttentionShape, workers: int = 2, way: Handover = PROVEN) -> DecodeConfig:
     """Return the configuration of a shape, with short splits and few thread blocks."""
-    config = decode_config(shape.head_dim, shape.kv_dtype, num_rows=8, num_kv_heads=shape.num_kv_heads)
+    config = decode_config(shape.head_dim, shape.kv_dtype, num_rows=8, num_kv_heads=shape.num_kv_heads, way=way)
     return config._replace(splits=SplitRule(most=3, least_tiles=1), workers=workers)
 
 
@@ -103,6 +104,30 @@ def test_matches_reference(shape: AttentionShape, window: int, soft_cap: float |
     assert (out[len(LENGTHS) :] == UNTOUCHED).all(), "rows that are no decodes stay as they are"
 
 
+@pytest.mark.parametrize(
+    ("shape", "window", "soft_cap", "has_sinks"),
+    [
+        (shape_of(1, 1), NO_WINDOW, None, False),
+        (shape_of(4, 1, 128), 130, 5.0, True),
+        (shape_of(9, 1, 128, 64, kv_dtype=jnp.float8_e4m3fn), 40, None, True),
+    ],
+    ids=str,
+)
+def test_the_successor_matches_the_reference(
+    shape: AttentionShape, window: int, soft_cap: float | None, has_sinks: bool
+) -> None:
+    """Once with two stages only, so that each is freed and filled again."""
+    step = make(0, shape)
+    sinks = np.random.default_rng(1).standard_normal(shape.num_heads).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
+    pool, expected = filled(step, **settings)
+    config = small(shape, way=NEXT)
+    assert (config.tile_stages, config.parts) == (2, 1)
+    for fewer in (config, config._replace(stages=2)):
+        out = decode(step, pool, fewer, **settings)
+        np.testing.assert_allclose(out[: len(LENGTHS)], expected[: len(LENGTHS)], rtol=2e-2, atol=1e-2)
+
+
 def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> None:
     shape = shape_of(4, 1)
     step = make(2, shape, [(7, 1), (150, 1)])
@@ -146,13 +171,14 @@ def test_the_op_rotates_writes_decodes_and_prefills(chunks: list[tuple[int, int]
     assert ("paged_prefill" in kernels) == has_tiles
 
 
+@pytest.mark.parametrize("way", [PROVEN, NEXT])
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
-def test_every_case_has_tiles_in_flight(kv_dtype: Any) -> None:
+def test_every_case_has_tiles_in_flight(kv_dtype: Any, way: Handover) -> None:
     for name, case in CASES.items():
         if PAGED_ATTENTION["gpu"].refusal(case.shape()):
             continue
-        config = decode_config(case.head_dim, jnp.dtype(kv_dtype), num_rows=64, num_kv_heads=case.num_kv_heads)
-        in_flight = config.stages * config.tile * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize
+        config = decode_config(case.head_dim, jnp.dtype(kv_dtype), 64, case.num_kv_heads, way)
+        stage = config.stage_groups * 64 * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize
         # A multiprocessor's share of 3.35 TB/s, times 2 us: enough to hide the latency of HBM twice.
-        assert config.stages >= 2, name
-        assert in_flight >= 50_000, name
+        assert config.stages >= 2 * config.tile_stages, name
+        assert config.stages * stage >= 50_000, name

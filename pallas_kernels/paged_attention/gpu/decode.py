@@ -15,7 +15,9 @@ in one pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import batched
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +28,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from ..layout import AttentionBatch, FusedPool
+from . import handover
 from .combine import combine_splits, heads_at_a_time
 from .common import (
     LOWEST,
@@ -48,6 +51,7 @@ from .common import (
     smem_bytes,
     tiled_smem,
 )
+from .handover import PROVEN, Handover
 from .splits import DecodeWork, SplitRule, decode_work, split_rule
 
 # The positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
@@ -58,6 +62,8 @@ _VALUE_COLUMNS = 64
 _STORE_COLUMNS = 32
 # The columns of an 8-bit pool that are widened at a time: a swizzled tile of it.
 _CONVERTED_COLUMNS = 128
+# The shared memory of reductions among threads, instead of 2 KiB. There are none here but in rows, which need none.
+_REDUCTION_BYTES = 1024
 # The layout of widened numbers: a thread has four neighbours of a row, a word of the pool.
 _WIDENED = plgpu.Layout.WGMMA_UPCAST_2X
 
@@ -69,8 +75,12 @@ class DecodeConfig(NamedTuple):
     """The number of parts of a KV tile that are attended at the same time."""
     shares: int
     """The number of warpgroups that attend each part; each multiplies its share of the columns of V."""
+    stage_groups: int
+    """The number of groups of consumers that share a stage of the ring: all of them, or 1, which frees it alone."""
     stages: int
-    """The number of KV tiles that the ring holds."""
+    """The number of stages of the ring."""
+    merges: bool
+    """Whether the second group hands its result to the first, which merges them."""
     splits: SplitRule
     """The rule by which a row's context is divided."""
     workers: int = WORKERS
@@ -86,15 +96,35 @@ class DecodeConfig(NamedTuple):
         """Return the number of warpgroups that attend."""
         return self.groups * self.shares
 
+    @property
+    def tile_stages(self) -> int:
+        """Return the number of stages that a KV tile takes."""
+        return self.groups // self.stage_groups
 
-def decode_config(head_dim: int, kv_dtype: DTypeLike, num_rows: int, num_kv_heads: int) -> DecodeConfig:
+    @property
+    def parts(self) -> int:
+        """Return the number of parts of an item's result."""
+        return 1 if self.merges else self.groups
+
+
+def decode_config(
+    head_dim: int, kv_dtype: DTypeLike, num_rows: int, num_kv_heads: int, way: Handover = PROVEN
+) -> DecodeConfig:
     """Return the configuration that fills the shared memory. It depends on shapes only, so that sums never change."""
     # One warpgroup's registers do not hold 64 rows of h = 256.
     groups, shares = (2, 1) if head_dim <= 128 else (1, 2)
-    config = DecodeConfig(groups, shares, 1, split_rule(num_rows, num_kv_heads, WORKERS))
-    buffers = _buffer_types(config, head_dim, kv_dtype)
+    config = DecodeConfig(
+        groups,
+        shares,
+        stage_groups=1 if way.splits_tiles else groups,
+        stages=1,
+        merges=way.merges and groups == 2,
+        splits=split_rule(num_rows, num_kv_heads, WORKERS),
+    )
+    # The logarithms take part of the reserve, see `_REDUCTION_BYTES`.
+    buffers = _buffer_types(config, head_dim, kv_dtype)._replace(logs=None)
     stage, total = smem_bytes(buffers.kv), sum(map(smem_bytes, jax.tree.leaves(tuple(buffers))))
-    return config._replace(stages=min(8, 1 + (SMEM_BYTES - SMEM_RESERVED - total) // stage))
+    return config._replace(stages=min(8 * config.tile_stages, 1 + (SMEM_BYTES - SMEM_RESERVED - total) // stage))
 
 
 def decode_attention(
@@ -128,7 +158,8 @@ def decode_attention(
     s, max_blocks = batch.block_tables_sm.shape
     rows_l, _, o, _ = kv_pool.kv.shape
     if config is None:
-        config = decode_config(h, kv_pool.kv.dtype, s, k)._replace(workers=num_workers(num_cores, interpret))
+        config = decode_config(h, kv_pool.kv.dtype, s, k, handover.CHOSEN)
+        config = config._replace(workers=num_workers(num_cores, interpret))
     work = decode_work(batch, config.splits, config.tile, window, max_blocks * o)
     first_row = jnp.asarray(layer * (rows_l // num_layers), jnp.int32).reshape(1)
     heads = heads_at_a_time(h)
@@ -142,25 +173,28 @@ class _Buffers(NamedTuple):
     """The shared memory; w counts consumers, p the groups of them, r = 64 a group's positions of a tile."""
 
     kv: Any
-    """A ring of KV tiles [stage, p, r, 2 h], in the pool's layout."""
+    """A ring of KV tiles [stage, stage's p, r, 2 h], in the pool's layout."""
     q: Any
     """Queries [2, 64, h]; an item's are loaded while the last one's are used."""
     p: Any
     """Probabilities [w, 64, r]."""
     out: Any
-    """Columns of results [w, 64, 32] on their way to memory."""
+    """Columns of results [w, 64, 32] on their way to memory, or to the other group."""
     converted: Any
     """Keys, then values [p, r, h] of an 8-bit pool in float16."""
+    logs: Any
+    """The logarithms [64] of the weights of a result that is handed over."""
 
 
 def _buffer_types(config: DecodeConfig, h: int, kv_dtype: DTypeLike) -> _Buffers:
     w, dtype = config.consumers, decode_query_dtype(jnp.bfloat16, kv_dtype)
     return _Buffers(
-        kv=tiled_smem((config.stages, config.groups, _ROWS, 2 * h), kv_dtype, columns=h),
+        kv=tiled_smem((config.stages, config.stage_groups, _ROWS, 2 * h), kv_dtype, columns=h),
         q=tiled_smem((_QUERY_BUFFERS, MMA_ROWS, h), dtype),
         p=tiled_smem((w, MMA_ROWS, _ROWS), dtype),
         out=plgpu.SMEM((w, MMA_ROWS, _STORE_COLUMNS), jnp.float32),
         converted=None if kv_dtype == dtype else tiled_smem((config.groups, _ROWS, h), dtype),
+        logs=plgpu.SMEM((MMA_ROWS,), jnp.float32) if config.merges else None,
     )
 
 
@@ -178,16 +212,16 @@ def _attend(
 ) -> tuple[Array, Array]:
     """Return each item's normalised results [i, p, k, g, h] and base-2 logarithms [i, p, k, 64] of their weights.
 
-    Only the first `g` query heads are stored.
+    p counts groups, or is 1 where they merge. Only the first `g` query heads are stored.
     """
     k, h = kv.shape[1], q_rkgh.shape[3]
     items, w = work.seqs_i.shape[0], config.consumers
-    chunks = config.tile // min(kv.shape[2], _ROWS)
+    chunks = config.stage_groups * _ROWS // min(kv.shape[2], _ROWS)
     kernel = plgpu.kernel(
         partial(_attend_kernel, config=config, scale=scale / query_unit(q_rkgh.dtype), soft_cap=soft_cap),
         out_type=(
-            jax.ShapeDtypeStruct((items, config.groups, k, g, h), jnp.float32),
-            jax.ShapeDtypeStruct((items, config.groups, k, MMA_ROWS), jnp.float32),
+            jax.ShapeDtypeStruct((items, config.parts, k, g, h), jnp.float32),
+            jax.ShapeDtypeStruct((items, config.parts, k, MMA_ROWS), jnp.float32),
         ),
         grid=(config.workers,),
         grid_names=("worker",),
@@ -199,10 +233,11 @@ def _attend(
             "q_full": plgpu.Barrier(num_barriers=_QUERY_BUFFERS),
             "q_free": plgpu.Barrier(num_arrivals=w, num_barriers=_QUERY_BUFFERS),
             "kv_full": plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
-            "kv_free": plgpu.Barrier(num_arrivals=w, num_barriers=config.stages),
+            "kv_free": plgpu.Barrier(num_arrivals=w // config.tile_stages, num_barriers=config.stages),
             "shared": plgpu.Barrier(num_arrivals=config.shares, num_barriers=config.groups),
+            **({"half_full": plgpu.Barrier(), "half_free": plgpu.Barrier()} if config.merges else {}),
         },
-        compiler_params=compiler_params(),
+        compiler_params=replace(compiler_params(), reduction_scratch_bytes=_REDUCTION_BYTES),
         interpret=interpret_params(interpret),
     )
     return kernel(q_rkgh, kv, tables_sm, first_row, *work)
@@ -234,6 +269,9 @@ class _Refs(NamedTuple):
     kv_full: Any
     kv_free: Any
     shared: Any
+    half_full: Any = None
+    half_free: Any = None
+    """The barriers of a result that is handed over, if it is."""
 
 
 def _attend_kernel(*refs, config: DecodeConfig, scale: float, soft_cap: float | None, **scratch):
@@ -275,10 +313,11 @@ def _for_each_item(refs: _Refs, config: DecodeConfig, body: Callable[[Array, _It
 def _drain(refs: _Refs, config: DecodeConfig, num_tiles: Array) -> None:
     """Wait until all stages and query buffers are free: no barrier may end with a phase that nobody waited for."""
 
-    def wait(tile, _):
-        plgpu.barrier_wait(refs.kv_free.at[lax.rem(tile, config.stages)])
+    def wait(number, _):
+        plgpu.barrier_wait(refs.kv_free.at[lax.rem(number, config.stages)])
 
-    lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
+    num_stages = num_tiles * config.tile_stages
+    lax.fori_loop(lax.max(num_stages - config.stages, 0), num_stages, wait, None)
     for buffer in range(_QUERY_BUFFERS):
         plgpu.barrier_wait(refs.q_free.at[buffer])
 
@@ -313,7 +352,6 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
     plgpu.copy_gmem_to_smem(refs.q_rkgh.at[item.seq, item.head], q, refs.q_full.at[buffer])
 
     def bring(j, _):
-        stage = lax.rem(first_tile + j, config.stages)
         position = item.start + j * config.tile
         # Before the wait, so that these loads pass while the stage drains.
         chunks = []
@@ -322,19 +360,41 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
             block = refs.tables_sm[item.seq, lax.min(lax.div(at, o), max_blocks - 1)]
             chunks.append((refs.first_row[0] + block, lax.rem(at, o)))
 
-        @pl.when(first_tile + j >= config.stages)
-        def _():
-            plgpu.barrier_wait(refs.kv_free.at[stage])
-
-        for c, (row, offset) in enumerate(chunks):
-            group, first = divmod(c * chunk, _ROWS)
-            source = refs.kv.at[row, item.head]
-            if chunk < o:
-                source = source.at[pl.ds(pl.multiple_of(offset, chunk), chunk)]
-            target = refs.buffers.kv.at[stage, group, pl.ds(first, chunk)]
-            plgpu.copy_gmem_to_smem(source, target, refs.kv_full.at[stage])
+        for i, stage_chunks in enumerate(batched(chunks, len(chunks) // config.tile_stages)):
+            number = (first_tile + j) * config.tile_stages + i
+            stage = lax.rem(number, config.stages)
+            pl.when(number >= config.stages)(partial(plgpu.barrier_wait, refs.kv_free.at[stage]))
+            for c, (row, offset) in enumerate(stage_chunks):
+                slot, first = divmod(c * chunk, _ROWS)
+                source = refs.kv.at[row, item.head]
+                if chunk < o:
+                    source = source.at[pl.ds(pl.multiple_of(offset, chunk), chunk)]
+                target = refs.buffers.kv.at[stage, slot, pl.ds(first, chunk)]
+                plgpu.copy_gmem_to_smem(source, target, refs.kv_full.at[stage])
 
     lax.fori_loop(0, _num_tiles(item, config), bring, None)
+
+
+class _Result(NamedTuple):
+    """A consumer's result of an item."""
+
+    max_r: Array
+    sum_r: Array
+    acc_c: tuple[Array, ...]
+    """Columns of the sum of the weighted values."""
+
+    def log_r(self) -> Array:
+        """Return log2 of the rows' weights."""
+        return self.max_r + jnp.log2(jnp.maximum(self.sum_r, TINY))
+
+    def inverse_r(self) -> Array:
+        """Return what normalises the rows."""
+        return 1.0 / jnp.maximum(self.sum_r, TINY)
+
+    def pieces(self) -> list[Array]:
+        """Return the columns as they are stored at a time."""
+        starts = range(0, _VALUE_COLUMNS, _STORE_COLUMNS)
+        return [acc[:, start : start + _STORE_COLUMNS] for acc in self.acc_c for start in starts]
 
 
 class _Consumer(NamedTuple):
@@ -383,7 +443,10 @@ def _consume(
     def attend(j, state):
         max_r, sum_r, acc_c = state
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
-        stage, q_buffer, group = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), buffer, me.group))
+        number = (first_tile + j) * config.tile_stages
+        if config.stage_groups == 1:
+            number += me.group
+        stage, q_buffer, group = lax.optimization_barrier((lax.rem(number, config.stages), buffer, me.group))
         position = item.start + j * config.tile + me.group * _ROWS
         plgpu.barrier_wait(refs.kv_full.at[stage])
         keys = _keys(refs, me._replace(group=group), stage)
@@ -412,7 +475,12 @@ def _consume(
     )
     max_r, sum_r, acc_c = lax.fori_loop(0, _num_tiles(item, config), attend, nothing)
     plgpu.barrier_arrive(refs.q_free.at[buffer])
-    _store(refs, me, item, max_r, sum_r, acc_c)
+    result = _Result(max_r, sum_r, acc_c)
+    if not config.merges:
+        _store(refs, me, item, result)
+        return
+    pl.when(me.group == 1)(partial(_hand_over, refs, result))
+    pl.when(me.group == 0)(partial(_store, refs, me._replace(group=0), item, result, merges=True))
 
 
 def _mask(scores_rc: Array, first: Array, stop: Array) -> Array:
@@ -424,7 +492,7 @@ def _mask(scores_rc: Array, first: Array, stop: Array) -> Array:
 def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
     """Return a group's keys [64, h] of a stage as wgmma takes them; each of its warpgroups converts a share."""
     h = refs.q_rkgh.shape[3]
-    kv = refs.buffers.kv.at[stage, me.group]
+    kv = _stage(refs, me, stage)
     if refs.buffers.converted is None:
         return kv.at[:, pl.ds(0, h)]
     converted = refs.buffers.converted.at[me.group]
@@ -448,7 +516,7 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
     Slots beyond the context hold anything, and 0 x NaN is NaN.
     """
     h = refs.q_rkgh.shape[3]
-    kv = refs.buffers.kv.at[stage, me.group]
+    kv = _stage(refs, me, stage)
 
     def zeroed(x: Array, layout: Any) -> Array:
         rows = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=layout)
@@ -479,22 +547,53 @@ def _widen(ref: Any) -> Array:
     return plgpu.load(ref, layout=_WIDENED).astype(jnp.float16)
 
 
-def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, acc_c: tuple[Array, ...]) -> None:
-    """Store a consumer's part: its rows divided by their sums, and log2 of their weights."""
+def _stage(refs: _Refs, me: _Consumer, stage: Array) -> Any:
+    """Return the keys and values [64, 2 h] of a consumer's group in a stage."""
+    return refs.buffers.kv.at[stage, me.group if refs.buffers.kv.shape[1] > 1 else 0]
+
+
+def _hand_over(refs: _Refs, result: _Result) -> None:
+    """Hand the second group's result to the first, some columns at a time."""
+    refs.buffers.logs[...] = result.log_r()
+    inverse_r = result.inverse_r()
+    for piece in result.pieces():
+        refs.buffers.out[1] = piece * along_rows(inverse_r, piece)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(refs.half_full)
+        plgpu.barrier_wait(refs.half_free)
+
+
+def _store(refs: _Refs, me: _Consumer, item: _Item, result: _Result, merges: bool = False) -> None:
+    """Store a consumer's part: its rows divided by their sums, and log2 of their weights.
+
+    With `merges`, what the second group hands over is added.
+    """
     g, h = refs.parts.shape[3:]
     out = refs.buffers.out.at[me.warpgroup]
     part = refs.parts.at[item.entry, me.group, item.head]
+    log_r, factor_r, other_factor_r = result.log_r(), result.inverse_r(), None
+    if merges:
+        plgpu.barrier_wait(refs.half_full)
+        other_log_r = plgpu.load(refs.buffers.logs, layout=plgpu.Layout.WGMMA.reduce(1))
+        max_r = jnp.maximum(log_r, other_log_r)
+        weight_r, other_weight_r = jnp.exp2(log_r - max_r), jnp.exp2(other_log_r - max_r)
+        sum_r = weight_r + other_weight_r
+        log_r, factor_r, other_factor_r = max_r + jnp.log2(sum_r), factor_r * (weight_r / sum_r), other_weight_r / sum_r
 
     # A part with nothing in its window weighs 2**LOWEST = 0 beside any other.
     @pl.when(jnp.asarray(me.share == 0))
     def _():
-        refs.logs[item.entry, me.group, item.head] = max_r + jnp.log2(jnp.maximum(sum_r, TINY))
+        refs.logs[item.entry, me.group, item.head] = log_r
 
-    inverse_r = 1.0 / jnp.maximum(sum_r, TINY)
-    pieces = [(acc, first) for acc in acc_c for first in range(0, _VALUE_COLUMNS, _STORE_COLUMNS)]
-    for columns, (acc, first) in zip(me.columns(0, h, _STORE_COLUMNS), pieces, strict=True):
-        piece = acc[:, first : first + _STORE_COLUMNS]
+    for i, (columns, piece) in enumerate(zip(me.columns(0, h, _STORE_COLUMNS), result.pieces(), strict=True)):
+        scaled = piece * along_rows(factor_r, piece)
+        if other_factor_r is not None:
+            if i:
+                plgpu.barrier_wait(refs.half_full)
+            other = plgpu.load(refs.buffers.out.at[1], layout=plgpu.Layout.WGMMA)
+            plgpu.barrier_arrive(refs.half_free)
+            scaled += other * along_rows(other_factor_r, other)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        out[...] = piece * along_rows(inverse_r, piece)
+        out[...] = scaled
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[pl.ds(0, g)], part.at[:, columns])
