@@ -163,7 +163,8 @@ SEGMENT_ATTENTION: Implementations = {
     ),
 }
 
-# "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere.
+# "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere. "gpu_fp8" rounds x to float8
+# for weights that are float8; it is plain XLA, which calls cuBLASLt on GPUs that `fp8_device_refusal` allows.
 LINEAR: Implementations = {
     "xla": Implementation(None, "linear.xla:xla_linear"),
     "cpu": Implementation("cpu", "linear.cpu:cpu_linear", "linear.cpu:cpu_refusal", "linear.cpu:cpu_prepare"),
@@ -174,6 +175,7 @@ LINEAR: Implementations = {
     "gpu": Implementation(
         "gpu", "linear.gpu:gpu_linear", "linear.gpu.sizes:refusal", takes_cores=True, device_refusal=hopper_refusal
     ),
+    "gpu_fp8": Implementation(None, "linear.fp8:fp8_linear", "linear.fp8:refusal"),
 }
 
 LORA: Implementations = {

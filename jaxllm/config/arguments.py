@@ -307,7 +307,9 @@ class EngineArguments(UnsupportedArguments):
     attention_config: AttentionConfig | None = argument(
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
-    linear_backend: str = argument("auto", Choice(("auto", "cpu_int8")), "KernelConfig", "kernels of matmuls")
+    linear_backend: str = argument(
+        "auto", Choice(("auto", "cpu_int8", "gpu_fp8")), "KernelConfig", "kernels of matmuls"
+    )
     selfcheck: bool = argument(
         True,
         Switch(),

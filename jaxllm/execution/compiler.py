@@ -168,7 +168,8 @@ class StepCompiler:
         self.config, self.model, self.mesh = config, model, mesh
         self.caches = Caches(config.kv_layout, mesh)
         self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
-        quantized = model.specs.quantization is not None
+        # "gpu_fp8" multiplies by float8 in cuBLASLt as it is.
+        quantized = model.specs.quantization is not None and model.ops.linear.implementation != "gpu_fp8"
         devices = list(mesh.devices.flat)
         self.options = compiler_options(
             config.platform, model.dtype, config.batch_invariant, quantized=quantized, devices=devices

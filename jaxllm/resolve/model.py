@@ -25,7 +25,7 @@ from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.resolve_engine import detect_architecture, device_facts
 from jaxllm.resolve.resolve_speculation import refused_draft
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
-from pallas_kernels.linear import Linear, rounding_refusal
+from pallas_kernels.linear import Linear, fp8_device_refusal, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
 from pallas_kernels.lora import pick as pick_lora
@@ -187,14 +187,15 @@ def _choose_ops(
 ) -> Ops:
     """Return the ops of a model on the devices of a mesh. The log names ops that run in plain XLA.
 
-    Raises VLLMValidationError if `linear_backend` is "cpu_int8" and there is nothing to round, unless
-    `may_round_nothing`.
+    Raises VLLMValidationError if `linear_backend` rounds inputs and there is nothing to round, unless
+    `may_round_nothing`, or the devices cannot.
     """
     device = device_facts(list(mesh.devices.flat))
     if linear_backend == "auto":
         linear = _choose_linear(specs, platform, device, disproved.get("linear"))
     else:
-        linear = _rounding_linear(specs, linear_backend, may_round_nothing=may_round_nothing)
+        device_reason = _refuse_rounding(linear_backend, platform, specs.loop, device["architecture"])
+        linear = _rounding_linear(specs, linear_backend, device_reason, may_round_nothing=may_round_nothing)
     grouped, shapes = GroupedMatmul(), grouped_shapes(specs)
     if shapes:
         wrong = disproved.get("grouped_matmul")
@@ -234,22 +235,31 @@ def _choose_by_head(specs: ModelSpecs) -> GroupedMatmul:
     return op
 
 
-def _rounding_linear(specs: ModelSpecs, name: str, *, may_round_nothing: bool) -> Linear:
-    """Return the CPU's own kernel that rounds the inputs of quantized weights to 8 bits.
+def _refuse_rounding(name: str, platform: str, loop: LayerLoop, architecture: str | None) -> str | None:
+    """Return why the devices cannot round inputs as a `linear_backend` does, or None if they can."""
+    if name == "cpu_int8":
+        return None if loop is LayerLoop.IN_PLACE else "it is for one CPU device with its own kernels"
+    return fp8_device_refusal(architecture) if platform == "gpu" else f"it is for GPUs, not a {platform}"
 
-    A warning names the quantized matmuls that stay exact.
+
+def _rounding_linear(specs: ModelSpecs, name: str, device_reason: str | None, *, may_round_nothing: bool) -> Linear:
+    """Return the matmuls that round the inputs of quantized weights to 8 bits.
+
+    A warning names the quantized matmuls that stay exact. `device_reason` is why the devices cannot, None if they can.
     """
+    linear = Linear(name)
+    refuse = rounding_refusal if name == "cpu_int8" else linear.refusal
     quantized = [shape for shape in linear_shapes(specs) if shape.format is not None and not shape.format.is_half]
-    refusals = [rounding_refusal(shape) for shape in quantized]
+    refusals = [refuse(shape) for shape in quantized]
     reasons = sorted({reason for reason in refusals if reason is not None})
     if any(shape.format is not None and not shape.format.is_half for shape in grouped_shapes(specs)):
         reasons.append("its weights are experts'")
-    if specs.loop is not LayerLoop.IN_PLACE:
-        reason = "it is for one CPU device with its own kernels"
+    if device_reason is not None:
+        reason = device_reason
     elif None in refusals or may_round_nothing:
         for reason in reasons:
             logger.warning("a quantized matmul does not round its inputs to 8 bits: %s", reason)
-        return Linear(name)
+        return linear
     else:
         reason = "; ".join(reasons) or "no matmul's weights are quantized (see quantization)"
     message = f"linear_backend={name!r} would round nothing: {reason}. Leave it out."

@@ -16,9 +16,10 @@ from pallas_kernels.matmul_op import MatmulOp
 from pallas_kernels.weights.held import Quantized
 
 from .cpu.rounding import rounding_refusal
+from .fp8 import fp8_device_refusal
 from .shape import ACTIVATIONS, LinearShape
 
-__all__ = ["ACTIVATIONS", "Linear", "LinearShape", "pick", "rounding_refusal"]
+__all__ = ["ACTIVATIONS", "Linear", "LinearShape", "fp8_device_refusal", "pick", "rounding_refusal"]
 
 
 @dataclass(frozen=True)

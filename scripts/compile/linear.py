@@ -41,6 +41,7 @@ NOTHING_MADE = (
 )  # fmt: skip
 """XLA brings arguments into a TPU's VMEM ahead, with copies and slices."""
 KERNEL = "quantized_linear"
+FLOAT8_CALL = "__cublas$lt$matmul$f8"
 ISSUES = 4
 """The number of instructions, each for 32 threads, that an SM starts in a cycle."""
 TERABYTES, TERAFLOPS = H100.bytes_per_second / 1e12, H100.flops_per_second / 1e12
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rare", action="store_true", help="the formats of cases.RARE instead")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
     parser.add_argument("--matrices", nargs="+", default=list(MATRICES), metavar="OUTxIN")
+    parser.add_argument("--float8", action="store_true", help='compile Linear("gpu_fp8"), and check that cuBLASLt runs')
     parser.add_argument("--xla", action="store_true", help="compile plain XLA, and only show what it holds in memory")
 
 
@@ -70,6 +72,10 @@ def main(args: argparse.Namespace, target: Target) -> int:
 
 
 def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    if args.float8:
+        for matrix, num_rows in itertools.product(args.matrices, args.rows):
+            yield {"matrix": matrix, "rows": num_rows}, partial(compile_float8, matrix, num_rows, target)
+        return
     for matrix, name, num_rows in itertools.product(args.matrices, RARE if args.rare else args.formats, args.rows):
         compile_one = partial(compile_matmul, matrix, (FORMATS | RARE)[name], num_rows, target, is_plain=args.xla)
         yield {"matrix": matrix, "format": name, "rows": num_rows}, compile_one
@@ -96,6 +102,20 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
         figures = tpu_figures(shape, num_rows, target)
     last = {"temp_MiB": program.temp_mib, "seconds": program.seconds, "missed": missed}
     return {"runs": runs} | figures | last
+
+
+def compile_float8(matrix: str, num_rows: int, target: Target) -> Row:
+    """Compile a matmul of rows that are rounded to float8, with the engine's options, and return its row."""
+    num_outputs, num_inputs = map(int, matrix.split("x"))
+    shape = LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, FORMATS["fp8"])
+    rows, weight, _ = abstract_arguments(shape, num_rows)
+    alone = weight.map(
+        lambda part: jax.ShapeDtypeStruct((1, *part.shape[1:]), part.dtype)
+    )  # as each layer's arrays are
+    program = compile_program(partial(Linear("gpu_fp8"), layer=0), (rows, alone), target, as_engine=True)
+    missed = [f"held in memory: {array}" for array in held_wide(program.hlo, num_outputs * num_inputs)]
+    missed += [] if FLOAT8_CALL in program.hlo else ["no call of cuBLASLt"]
+    return {"runs": "gpu_fp8", "temp_MiB": program.temp_mib, "seconds": program.seconds, "missed": missed}
 
 
 def missed_by_widening(wide: list[str], temp_mib: float, shape: LinearShape) -> list[str]:

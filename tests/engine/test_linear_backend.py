@@ -1,4 +1,4 @@
-"""linear_backend="cpu_int8" rounds what quantized weights multiply, or says why it would round nothing."""
+"""linear_backend rounds what quantized weights multiply, or says why it would round nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from jaxllm import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.resolve.model import checked_draft, checked_model
+from jaxllm.resolve.model import _choose_ops, checked_draft, checked_model
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat
@@ -99,3 +99,29 @@ def test_refuses_to_round_nothing(arguments: dict[str, Any], reason: str) -> Non
     with pytest.raises(VLLMValidationError, match=reason) as caught:
         linear(**arguments)
     assert (caught.value.parameter, caught.value.value) == ("linear_backend", "cpu_int8")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "platform", "architecture", "reason"),
+    [
+        ("fp8", "cpu", None, "for GPUs, not a cpu"),
+        ("fp8", "gpu", "8.6", "8.9 or later"),
+        ("int8", "gpu", "9.0", "not float8"),
+        ("fp8", "gpu", "8.9", None),
+    ],
+)
+def test_float8_needs_its_weights_and_a_gpu(
+    quantization: str, platform: str, architecture: str | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineArgs(
+        str(folder("llama3_tied")), skip_tokenizer_init=True, dtype="float32", quantization=quantization
+    ).create_engine_config()
+    specs = checked_model(config)[0].specs
+    device = {"architecture": architecture, "num_cores": None}
+    monkeypatch.setattr("jaxllm.resolve.model.device_facts", lambda _: device)
+    if reason is None:
+        assert _choose_ops(specs, platform, config.mesh, "gpu_fp8", disproved={}).linear.implementation == "gpu_fp8"
+        return
+    with pytest.raises(VLLMValidationError, match=reason) as caught:
+        _choose_ops(specs, platform, config.mesh, "gpu_fp8", disproved={})
+    assert (caught.value.parameter, caught.value.value) == ("linear_backend", "gpu_fp8")
