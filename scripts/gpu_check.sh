@@ -44,6 +44,10 @@ plan() {
   stage matmuls 240 device
   run linear 120 scripts/bench.py matmuls --only linear --formats awq q4_k fp8 fp8-block mxfp4
   run experts 120 scripts/bench.py matmuls --only grouped
+  stage successors 150 device decode prefill # of kernels that have run, see pallas_kernels/paged_attention/gpu/handover.py
+  run decode 60 scripts/bench.py kernels --only decode --next --models llama-3-8b
+  run decode-fp8 60 scripts/bench.py kernels --only decode --next --models llama-3-8b --kv fp8
+  run prefill 60 scripts/bench.py kernels --only prefill --next --models llama-3-8b
   stage hf 120 device
   run llama-3-8b 115 scripts/bench.py hf llama-3-8b
 }

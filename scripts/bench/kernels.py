@@ -37,6 +37,7 @@ from lib.workloads import (
 
 from pallas_kernels.paged_attention import FusedPool, PagedAttention
 from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.gpu import handover
 
 MODELS = ("llama-3-8b", "llama-3.2-1b", "gemma-2-2b-sliding")
 TOY = "smollm2-135m"
@@ -61,7 +62,9 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--kv", choices=KV_DTYPES, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--next", action="store_true", help="the successors of a GPU's kernels, see gpu/handover.py")
     args = parser.parse_args()
+    handover.CHOSEN = handover.NEXT if args.next else handover.PROVEN
     evidence = Evidence(args.json, describe_device())
     peaks = measure_peaks(is_dry=bool(args.dry_run))
     evidence.note(peaks=peaks)

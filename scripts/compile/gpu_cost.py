@@ -10,8 +10,9 @@ from jaxllm.resolve.hardware import HARDWARE
 
 H100 = HARDWARE["h100"]
 NUM_SMS = 132
-MMA_FLOPS, SPECIAL_FUNCTIONS = 4096, 16
-"""What an SM does in a cycle: FLOPs of dense bfloat16 matmuls, or special functions such as exp2."""
+MMA_FLOPS, SPECIAL_FUNCTIONS, ISSUES = 4096, 16, 4
+"""What an SM does in a cycle: FLOPs of dense bfloat16 matmuls, special functions such as exp2, or instructions that it
+starts, each for 32 threads."""
 CLOCK = H100.flops_per_second / NUM_SMS / MMA_FLOPS
 """The frequency, in Hz, at which NVIDIA's peak is reached."""
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
@@ -28,7 +29,9 @@ LEGEND = f"""
 A tile is what an iteration of the main loop brings and computes with; kv_write has no loop: 8 tokens of a kv head.
 ns is what a tile takes at one SM's share of {LIMITS}.
 In prefill the L2 cache serves thread blocks that share a tile: fewer than `reuse` of them, and HBM is the bound.
-Other instructions and latencies are not counted. Each kernel is compiled once, and stands where it is first needed.
+ops_ns is what starting the instructions in the PTX of all computing warpgroups takes, in the longest way through a
+tile (masked, and its last values cleared), {ISSUES} a cycle: ptxas makes fewer of them. Latencies are not counted.
+Each kernel is compiled once, and stands where it is first needed.
 """
 
 
@@ -58,11 +61,13 @@ def cost(name: str, kernel: ptx.Kernel) -> dict[str, Any]:
         "exp": 1e9 * specials / (SPECIAL_FUNCTIONS * CLOCK),
     }
     is_shared = name in SHARED_TILES
+    instructions = warpgroups * computes.instructions * ptx.WARPGROUP / 32
     bound = max(("MMA", "exp") if is_shared else ns, key=lambda limit: ns[limit])
     figures = {
         "tile_KiB": round(brings.num_bytes / 1024, 1),
         "FLOP_per_byte": round(flops / brings.num_bytes),
         **{f"{limit}_ns": round(each) for limit, each in ns.items()},
+        "ops_ns": round(1e9 * instructions / (ISSUES * CLOCK)),
         "bound": bound,
     }
     return figures | ({"reuse": round(ns["HBM"] / ns[bound], 1)} if is_shared else {})

@@ -1,4 +1,4 @@
-"""Count the work of an iteration of a kernel's loops in its PTX: bytes loaded, matmuls and special functions.
+"""Count the work of an iteration of a kernel's loops in its PTX: bytes, matmuls, special functions and instructions.
 
 An iteration with several paths counts as the greatest path; paths with contradicting conditions, such as `x >= 64` and
 then `x < 64`, are left out.
@@ -29,6 +29,8 @@ class Loop(NamedTuple):
     """Floating-point operations of matmuls."""
     specials: int
     """Special functions of all threads, exp2 above all."""
+    instructions: int = 0
+    """The instructions of a thread; ptxas makes other ones of them, mostly fewer."""
 
 
 class Kernel(NamedTuple):
@@ -56,7 +58,7 @@ def read_kernels(text: str) -> dict[str, Kernel]:
 def _loops(lines: list[str]) -> list[Loop]:
     registers, blocks = _Registers(lines), _cut(lines)
     regions = _innermost(blocks) or {0: set(range(len(blocks)))}
-    measures: list[Callable[[str], int]] = [registers.bytes_brought, _flops, _specials]
+    measures: list[Callable[[str], int]] = [registers.bytes_brought, _flops, _specials, _instructions]
     weights = [[sum(map(measure, block.lines)) for block in blocks] for measure in measures]
     return [
         Loop(*(_most(blocks, weight, region, header, header, {}) for weight in weights))
@@ -71,6 +73,10 @@ def _flops(line: str) -> int:
 
 def _specials(line: str) -> int:
     return WARPGROUP if _SPECIAL.match(line) else 0
+
+
+def _instructions(line: str) -> int:
+    return bool(re.match(r"(@\S+ )?[a-z]", line))
 
 
 class _Registers:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.scripts
 
 # 128 positions of K and V with h = 128 in bfloat16; 2 warpgroups that multiply 64 rows with them.
 TILE = 2 * 128 * 128 * 2
-PRODUCER, DECODE = Loop(TILE, 0, 0), Loop(0, 4 * 64 * 64 * 128, 34 * 128)
+PRODUCER, DECODE = Loop(TILE, 0, 0), Loop(0, 4 * 64 * 64 * 128, 34 * 128, 1000)
 PREFILL = Loop(0, 4 * 64 * 128 * 128, 66 * 128)
 
 
@@ -23,6 +23,7 @@ def test_decode_waits_for_memory() -> None:
         "HBM_ns": 2581,  # 65,536 bytes at 3,352.32 / 132 bytes a ns
         "MMA_ns": 560,  # 4,194,304 at 989,400 / 132 FLOP a ns
         "exp_ns": 297,  # 8,704 at 16 x 1.83 a ns
+        "ops_ns": 1093,  # 2 x 4 warps of 1,000 instructions, at 4 x 1.83 a ns
         "bound": "HBM",
     }
 

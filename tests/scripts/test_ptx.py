@@ -75,8 +75,8 @@ def test_warpgroups_have_loops_of_their_own() -> None:
         "@%p4 bra $L__BB0_4;",
         "$L__BB0_7:",
     )
-    consumer = Loop(0, 2 * 2 * 64 * 128 * 16, 128)
-    assert read_kernels(text) == {"some": Kernel(384, [consumer, Loop(2 * 64 * 128, 0, 0)])}
+    consumer = Loop(0, 2 * 2 * 64 * 128 * 16, 128, 6)
+    assert read_kernels(text) == {"some": Kernel(384, [consumer, Loop(2 * 64 * 128, 0, 0, 3)])}
 
 
 def test_kernels_stand_between_other_text() -> None:
@@ -85,8 +85,8 @@ def test_kernels_stand_between_other_text() -> None:
     kernels = read_kernels(f"// LLVM\n{one}ptxas info    : Used 12 registers\n{two}ptxas info    : Used 40 registers")
     # Without a loop, a kernel is one.
     assert kernels == {
-        "first": Kernel(128, [Loop(0, 0, 0)]),
-        "second": Kernel(256, [Loop(1024, 2 * 64 * 128 * 16, 0)]),
+        "first": Kernel(128, [Loop(0, 0, 0, 2)]),
+        "second": Kernel(256, [Loop(1024, 2 * 64 * 128 * 16, 0, 3)]),
     }
 
 
