@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxllm.execution.compiler import ProgramKey, StepCompiler
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.packing import Bucket
@@ -93,3 +97,27 @@ def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(gated: tuple[Mo
     runner.warm_up()
     assert all(shape in programs for shape in small)
     assert [run(runner, lengths, tokens, PARAMS[is_full]) for lengths, is_full in steps] == early
+
+
+class Traced(StepCompiler):
+    """Counts the programs that are traced at once; compiling ends when three are compiled."""
+
+    num_traced, most = 0, 0
+    meeting = threading.Barrier(3)
+
+    def lower(self, key: ProgramKey, num_blocks: int) -> Any:
+        self.num_traced += 1
+        self.most = max(self.most, self.num_traced)
+        time.sleep(0.01)
+        self.num_traced -= 1
+        return SimpleNamespace(compile=lambda compiler_options: self.meeting.wait(10))
+
+
+def test_one_thread_at_a_time_traces_and_all_compile() -> None:
+    plain = make_compiler(1, loop=LayerLoop.SCAN)
+    compiler = Traced(plain.config, plain.model, plain.mesh)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda key: compiler.compile(key, NUM_BLOCKS), compiler.shapes()[:3]))
+    assert compiler.most == 1
+    with compiler._tracing, ThreadPoolExecutor(3) as threads:  # the small programs of the start wait for no other
+        list(threads.map(lambda _: compiler.compile(Upkeep.MAKE_STATE, NUM_BLOCKS), range(3)))
