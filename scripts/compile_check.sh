@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# compile_check.sh [PART...]: compile every kernel, and the whole step of real models, with the real compilers of TPUs and of
-# an H100, which need no device. Each part prints a table and keeps its rows as JSON in benchmarks/results/compile_check;
+# compile_check.sh [PART...]: compile every kernel, and the whole step of real models, with the real compilers of TPUs and
+# GPUs, which need no device. A part's name up to its first hyphen stands for all such parts: `gpus` are Ampere, Ada and
+# Blackwell. Each part prints a table and keeps its rows as JSON in benchmarks/results/compile_check;
 # the script exits non-zero if a part misses anything. Without arguments all parts run: about three hours on two cores.
 # The compilers are installed under .cache/compile-check (COMPILERS): jax with libtpu, its CUDA plugin and ptxas >= 13.3.
 set -uo pipefail
@@ -26,8 +27,8 @@ wanted=("$@") failed=() known=()
 part() { # NAME JAX SCRIPT ARGUMENTS...
   local name=$1 jax=$2 start=$SECONDS env
   shift 2
-  known+=("$name")
-  [ ${#wanted[@]} = 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
+  known+=("$name" "${name%%-*}")
+  [ ${#wanted[@]} = 0 ] || [[ " ${wanted[*]} " == *" $name "* || " ${wanted[*]} " == *" ${name%%-*} "* ]] || return 0
   make_environment "$jax"
   env=$(cd "$compilers/jax-$jax" && pwd -P)
   say "$name"
@@ -148,6 +149,19 @@ done
 experts steps-v5e-2x2-gpt-oss-20b v5e:2x2 gpt-oss-20b --tensor-parallel-size 4
 experts steps-v6e-2x4-mixtral-8x7b v6e:2x4 mixtral-8x7b --tensor-parallel-size 8
 experts steps-v6e-2x4-deepseek-v3 v6e:2x4 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized # float8 in blocks
+# GPUs other than Hopper's, a few layers: what has no kernel for them is one CUDA graph in plain XLA.
+for target in a100 rtx3090 rtx4090 l4 b200 rtx5090; do
+  part "gpus-$target" $JAX scripts/compile.py steps --target $target llama-3-8b qwen3-8b-awq qwen3-30b-a3b --quantized --layers 2 \
+    --steps smallest decode largest
+done
+part gpus-full-a100 $JAX scripts/compile.py steps --target a100 qwen3-8b-awq --quantized --layers 2 --steps "decode truncated" full
+part gpus-mxfp4-rtx4090 $JAX scripts/compile.py steps --target rtx4090 gpt-oss-20b --layers 2 --quantized --steps smallest decode
+part gpus-states-a100 $JAX scripts/compile.py steps --target a100 qwen3.6-27b --layers 4 --steps decode largest
+part gpus-latents-a100 $JAX scripts/compile.py steps --target a100 deepseek-v2-lite --layers 3 --steps decode largest
+part gpus-linear-rtx4090 $JAX scripts/compile.py linear --target rtx4090 --rows 1 8 --matrices 4096x4096
+part gpus-linear-rare-rtx4090 $JAX scripts/compile.py linear --target rtx4090 --rare --rows 1 8 --matrices 4096x4096
+part gpus-old-jax $OLD_JAX scripts/compile.py steps --target rtx4090 qwen3-8b-awq qwen3-30b-a3b --quantized --layers 2 \
+  --steps smallest decode
 part capacity $JAX scripts/check.py capacity # sharded steps among them
 
 for name in "${wanted[@]}"; do

@@ -4,11 +4,12 @@ For each model: the plain and the truncated decode step, the plain step of the l
 largest step of a pooling model, on one device or spread over several. Checked: the KV pool is updated in place; scratch
 does not grow with the pool; the program holds no copy of weights or pool; devices exchange two sums a layer, three
 where an MLP is beside experts, and little else for embedding and sampling; on a GPU no branch or loop waits for the
-host, and the decode steps and the pooling step are one command buffer (CUDA graph). With LoRA adapters: no layer's
-adapters are copied or widened, and the program that writes an adapter into its slot does so in place. Of models that
-see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels and for the largest one
-write the feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own account of XLA's and of
-Mosaic GPU's, and the host is asked nothing.
+host, and the decode steps and the pooling step are one command buffer (CUDA graph); where graphs hold loops, as they do
+except on Hopper, no loop or branch is outside of one, and a step of few rows writes no widened weights. With LoRA
+adapters: no layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in
+place. Of models that see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels
+and for the largest one write the feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own
+account of XLA's and of Mosaic GPU's, and the host is asked nothing.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from jaxllm.models import get_family
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES, array_specs
+from jaxllm.models.shapes import linear_shapes
 from jaxllm.models.towers.layout import count_slots
 from jaxllm.models.towers.settings import Grid, TowerSettings
 from jaxllm.resolve.engine_args import EngineArgs
@@ -69,8 +71,11 @@ from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_pooling import is_causal
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling.shards import VocabShards
+from pallas_kernels.linear.xla import SUMMED_ROWS
 
 STEPS = ("decode", "decode truncated", "largest", "full")
+SMALLEST = "smallest"
+"""The plain step of the smallest bucket, which is only checked where it is named."""
 POOLED = "pooled"
 """The only step of a pooling model: its largest."""
 SET_ADAPTER = Upkeep.SET_ADAPTER.value
@@ -106,7 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
     parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
-    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED, SET_ADAPTER, *ENCODERS), help="check only these")
+    parser.add_argument(
+        "--steps", nargs="+", choices=(*STEPS, SMALLEST, POOLED, SET_ADAPTER, *ENCODERS), help="check only these"
+    )
     parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
@@ -140,7 +147,7 @@ def find_mesh(target: Target, num_devices: int) -> Mesh:
 def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_bytes: int) -> Iterator[dict[str, Any]]:
     """Yield a row per program: its figures, and its failed checks."""
     programs = find_programs(compiler)
-    for title in steps or programs:
+    for title in steps or [title for title in programs if title != SMALLEST]:
         described = {"step": title, "attention": "+".join(attention_of(compiler))}
         if states := states_of(compiler):
             described["states"] = "+".join(states)
@@ -166,6 +173,7 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
         "decode truncated": compiler.step_shape(decode, Sampling.TRUNCATED, has_chunks=False),
         "largest": compiler.step_shape(largest, Sampling.PLAIN),
         "full": compiler.step_shape(largest, Sampling.FULL),
+        SMALLEST: compiler.step_shape(compiler.buckets[0], Sampling.PLAIN, has_chunks=False),
     }
     return steps | upkeep | encoders(compiler)
 
@@ -243,6 +251,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
     layout, blocks = compiler.config.kv_layout, BLOCKS if fits(compiler, BLOCKS[-1], usable_bytes) else FEWER_BLOCKS
     if not any(group.causal for group in layout.groups):
         blocks = (layout.most_wanted, *ENCODER_BLOCKS)
+    is_step = isinstance(shape, StepShape)
     for num_blocks in blocks:
         # Recurrent states have more slots at last, too, where there are any.
         with patch.object(kv_pool, "SPARE_PART", SPARE_SLOTS if layout.states and temps else kv_pool.SPARE_PART):
@@ -272,6 +281,10 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
             "loops": count_loops(listing),
             "collectives": collectives,
         }
+        if holds_loops(compiler) and (outside := {"kWhile", "kConditional"} & row["thunks"].keys()):
+            missed.append(f"outside of CUDA graphs: {', '.join(sorted(outside))}")
+        if is_step and shape.batch.bucket.num_tokens <= SUMMED_ROWS and temps[-1] >= least_widened(compiler.model):
+            missed.append(f"scratch {temps[-1]} of the size of widened weights")
         if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
             missed.append(f"the host is asked: {asking}")
     if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
@@ -288,6 +301,17 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
         if row["nodes"] > most:
             missed.append(f"more launches than {most}")
     return row | {"missed": missed}
+
+
+def holds_loops(compiler: StepCompiler) -> bool:
+    """Return whether loops, too, are parts of CUDA graphs."""
+    return "WHILE" in compiler.options.get("xla_gpu_enable_command_buffer", "")
+
+
+def least_widened(model: Model) -> float:
+    """Return the bytes of the smallest quantized matrix in 16 bits; infinity if no weights are quantized."""
+    matrices = [shape for shape in linear_shapes(model.specs) if shape.format is not None]
+    return min((2 * shape.num_outputs * shape.num_inputs for shape in matrices), default=math.inf)
 
 
 def fits(compiler: StepCompiler, num_blocks: int, usable_bytes: int) -> bool:
