@@ -7,6 +7,7 @@ for tiles. Results replace the rotated queries; rows of neither kernel stay rota
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from ..tiles import Tiles
 from .common import MMA_ROWS
 from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
-from .write import rotate_and_write
+from .write import TOKENS, rotate_and_write
 
 __all__ = [
     "MMA_ROWS",
@@ -60,6 +61,13 @@ def gpu_mma_paged_attention(
     interpret: bool = False,
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that knows no `mma`."""
+    t = len(q_tnh)
+    lacking = -t % TOKENS
+    if lacking:
+        # Rows of padding, which point at slot 0.
+        rows = q_tnh, k_tkh, v_tkh, rope, batch.slots_t, batch.row_ends_t
+        q_tnh, k_tkh, v_tkh, rope, slots_t, row_ends_t = jax.tree.map(partial(_pad_rows, count=lacking), rows)
+        batch = batch._replace(slots_t=slots_t, row_ends_t=row_ends_t)
     common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     num_rows = batch.context_lens_s.shape[0]
     queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
@@ -73,4 +81,8 @@ def gpu_mma_paged_attention(
     decode_attention(queries.decode_rkmh, kv_pool, batch, out_tc, **settings)
     if batch.tile_seqs_i.shape[0]:
         prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
-    return jax.freeze(out_tc).reshape(q_tnh.shape), kv_pool
+    return jax.freeze(out_tc).reshape(q_tnh.shape)[:t], kv_pool
+
+
+def _pad_rows(x: Array, count: int) -> Array:
+    return jnp.pad(x, ((0, count), *[(0, 0)] * (x.ndim - 1)))
