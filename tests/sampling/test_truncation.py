@@ -12,7 +12,7 @@ from tests.sampling.oracle import Row, adversarial_logits, kept_by_sort, make_ba
 pytestmark = pytest.mark.sampling
 
 V = 300
-SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V) for p in (1.0, 0.99, 0.5, 1e-6) for m in (0.0, 0.05, 1.0)]
+SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V - 1, V) for p in (1.0, 0.99, 0.5, 1e-9) for m in (0.0, 0.05, 1.0)]
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu", "tpu"])
