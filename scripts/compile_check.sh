@@ -62,13 +62,13 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "linear-${target%%:*}" $JAX scripts/compile.py linear --target $target --matrices 4096x4096 --rows 1 2000
 done
 part linear-v6e-large $JAX scripts/compile.py linear --target v6e:1x1 --matrices 5120x25600 --formats awq q4_k fp8-block
-part linear-h100 $JAX scripts/compile.py linear --target h100 --rows 1 16 64 512 2000
+part linear-h100 $JAX scripts/compile.py linear --target h100 --rows 1 16 64 256 512
 for target in h100 l40s b200; do
   part "linear-float8-$target" $JAX scripts/compile.py linear --target $target --float8 --matrices 4096x4096 --rows 8 512
 done
 part linear-h100-old-jax $OLD_JAX scripts/compile.py linear --target h100 --rows 1 64 512 --matrices 4096x4096
 part linear-rare-v6e $JAX scripts/compile.py linear --target v6e:1x1 --rare --rows 1 512 --matrices 4096x4096
-part linear-rare-h100 $JAX scripts/compile.py linear --target h100 --rare --rows 1 512 --matrices 4096x4096
+part linear-rare-h100 $JAX scripts/compile.py linear --target h100 --rare --rows 1 256 --matrices 4096x4096
 part states-v6e $JAX scripts/compile.py states --target v6e:1x1 --steps prefill # a step runs both kernels
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "states-${target%%:*}" $JAX scripts/compile.py states --target $target --steps prefill \

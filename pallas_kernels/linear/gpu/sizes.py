@@ -18,6 +18,7 @@ DEPTH = 16
 """The number of words of codes of a row that are multiplied together: as many as the inputs of a wgmma."""
 _ROW_TILES = (8, 16, 32, 64, 128)
 """The numbers of rows of x that a tile can have."""
+_MOST_SCALED_ROWS = 64
 ROW_SLAB = 16
 """The rows of a piece in which a group's results are stored."""
 CONSUMERS = 2
@@ -30,6 +31,8 @@ and cuBLAS then multiplies at 800 TFLOP/s: 123 us for 512 rows. The kernel takes
 LARGE_GROUP = 64
 """The numbers of a group from which on sums are scaled and not numbers."""
 _MOST_STAGES = 16
+_KERNEL_PIECES = 6
+"""The pieces that come from memory in the time of a small kernel, about 2 us."""
 _LEAST_PIECES = 8
 """The fewest pieces for which a sum is divided into parts."""
 _GROUPED_DTYPES = ("float16", "bfloat16", "float32", "uint8", "int8")
@@ -61,6 +64,11 @@ def piece(form: WeightFormat) -> int:
     return DEPTH * codes_per_word(form)
 
 
+def scales_sums(form: WeightFormat) -> bool:
+    """Return whether the sums of groups are scaled."""
+    return form.factor_group is not None or (form.group is not None and form.group >= LARGE_GROUP)
+
+
 def depth_of_rows(form: WeightFormat) -> int:
     """Return the numbers of a row of x that a piece is multiplied by: its inputs, and 16 for mins."""
     return piece(form) + DEPTH * form.has_mins
@@ -71,17 +79,31 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
 
     The number of parts of a sum depends on the weight alone, so a row's bits do not depend on other rows.
     """
-    rows = next((x for x in _ROW_TILES if num_rows <= x), _ROW_TILES[-1])
+    # Sums that are scaled need more registers.
+    row_tiles = [x for x in _ROW_TILES if x <= _MOST_SCALED_ROWS or not scales_sums(form)]
+    rows = next((x for x in row_tiles if num_rows <= x), row_tiles[-1])
     column_tiles = -(-num_outputs // (CONSUMERS * MMA_ROWS))
     num_pieces = -(-num_inputs // piece(form))
-    parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // _LEAST_PIECES))
+    choices = range(1, max(1, num_pieces // _LEAST_PIECES) + 1)
+    parts = min(choices, key=lambda parts: _divided_time(column_tiles, num_pieces, parts, _ROW_TILES[0]))
     parts = -(-num_pieces // -(-num_pieces // parts))  # none is empty
-    row_tiles = -(-num_rows // rows)
-    # Parts are written and read in float32, which costs as much as leaving half of the multiprocessors idle.
-    is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
+    tiles = column_tiles * -(-num_rows // rows)
+    whole_time = _divided_time(tiles, num_pieces, 1, rows)
+    is_whole = parts == 1 or whole_time <= _divided_time(tiles, num_pieces, parts, rows)
     out = CONSUMERS * MMA_ROWS * rows * 4
     stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * depth_of_rows(form) * 2
     return Sizes(rows, parts, is_whole, min(_MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
+
+
+def _divided_time(tiles: int, num_pieces: int, parts: int, rows: int) -> float:
+    """Return about how long tiles take if their sums are divided into parts, in times of a piece's codes.
+
+    Parts are written and read in float32, and added up in a kernel of their own.
+    """
+    rounds, pieces = -(-tiles * parts // WORKERS), -(-num_pieces // parts)
+    if parts == 1:
+        return rounds * pieces
+    return rounds * (pieces + 2 * rows * 4 / (DEPTH * WORD_BYTES)) + _KERNEL_PIECES
 
 
 def refusal(shape: LinearShape) -> str | None:
@@ -112,7 +134,7 @@ def refusal(shape: LinearShape) -> str | None:
 def _refuse_parts(form: WeightFormat) -> str | None:
     """Return why codes cannot be widened with the format's scales, zeros and mins, or None if they can."""
     least = piece(form) // 4
-    is_large = form.factor_group is None and form.group is not None and form.group >= LARGE_GROUP
+    is_large = form.factor_group is None and scales_sums(form)
     if form.group is not None and form.group < least:
         return f"groups have {least} numbers at least, not {form.group}"
     if form.zero_dtype not in (None, "int8" if form.bits == 8 else "uint8"):
