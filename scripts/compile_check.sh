@@ -54,6 +54,13 @@ done
 part kernels-h100 $JAX scripts/compile.py attention --target h100
 next_kernels="--next --kernels decode prefill prefill-row-ends" # see gpu/handover.py
 part kernels-h100-next $JAX scripts/compile.py attention --target h100 $next_kernels
+for target in a100 rtx3090 l4 rtx5090; do # every compute capability that has the kernels of gpu_mma
+  part "kernels-$target" $JAX scripts/compile.py attention --target $target
+done
+for target in b200 gb300; do # prefill with heads of 256 spills some registers there
+  part "kernels-$target" $JAX scripts/compile.py attention --target $target \
+    --cases llama-3.2-1b llama-3-8b qwen3-0.6b llama-2-7b gpt-oss-20b-sliding
+done
 part latents-h100 $JAX scripts/compile.py latents --target h100
 part grouped-matmul-h100 $JAX scripts/compile.py grouped_matmul --target h100
 part states-decode-h100 $JAX scripts/compile.py state_decodes --target h100
@@ -78,6 +85,7 @@ part states-h100 $JAX scripts/compile.py states --target h100
 part kernels-v6e-old-jax $OLD_JAX scripts/compile.py attention --target v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile.py attention --target h100
 part kernels-h100-next-old-jax $OLD_JAX scripts/compile.py attention --target h100 $next_kernels
+part kernels-a100-old-jax $OLD_JAX scripts/compile.py attention --target a100
 part states-decode-h100-old-jax $OLD_JAX scripts/compile.py state_decodes --target h100
 part steps-v5e $JAX scripts/compile.py steps --target v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
 for model in llama-3.2-1b llama-3-8b qwen3-8b; do

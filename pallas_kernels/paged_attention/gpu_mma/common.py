@@ -141,6 +141,10 @@ class KVTiles(NamedTuple):
             pieces.append(plgpu.load(source, layout=COPY_LAYOUT, optimized=False))
         return tuple(pieces)
 
+    def nothing(self, pieces: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return zeros of the shape of pieces."""
+        return tuple(plgpu.layout_cast(jnp.zeros(x.shape, x.dtype), COPY_LAYOUT) for x in pieces)
+
     def store(self, pieces: tuple[Array, ...], target: Any, position: Array, low: Array, end: Array) -> None:
         """Store a tile, with 0 in place of tokens outside of low .. end, which may be anything: 0 x NaN is NaN."""
         wide = tuple(widened(piece, self.dtype) for piece in pieces)

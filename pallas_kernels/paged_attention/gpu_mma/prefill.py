@@ -235,9 +235,9 @@ def _attend(settings: _Settings, operands: _Operands, smem: _Smem, work: _Work) 
         acc_p = tuple(acc_rh * along_rows(decay_r, acc_rh, mma.sum) for acc_rh in acc_p)
 
         tiles.store(v_pieces, smem.v_ch, position, work.low, work.context_len)
-        k_pieces = lax.cond(
-            tile + 1 < stop, lambda: tiles.load(work.seq, kv_head, position + c, keys), lambda: k_pieces
-        )
+        more = partial(tiles.load, work.seq, kv_head, position + c, keys)
+        # Without another tile, zeros: the present keys would be held in registers until here.
+        k_pieces = lax.cond(tile + 1 < stop, more, lambda: tiles.nothing(k_pieces))
         synchronize(interpret)  # the keys have been read, too
         weights_rc = as_operand(weights_rc, dtype, mma, interpret)
         return tuple(add_values(weights_rc, *some) for some in enumerate(acc_p)), new_max_r, sum_r, k_pieces
