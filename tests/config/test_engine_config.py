@@ -125,8 +125,8 @@ class Gpu:
             self.compute_capability = compute_capability
 
 
-@pytest.mark.parametrize("compute_capability", ["8.0", "8.9", "9.0", "10.0", "12.0", None])
-def test_a_gpu_that_is_no_hopper_runs_plain_xla(
+@pytest.mark.parametrize("compute_capability", ["7.5", "8.0", "9.0", "12.0", None])
+def test_a_gpu_runs_its_own_kernels_or_plain_xla(
     make_model: MakeModel, caplog: pytest.LogCaptureFixture, compute_capability: str | None
 ):
     def resolve_on_gpu(**fields: Any) -> EngineConfig:
@@ -139,6 +139,10 @@ def test_a_gpu_that_is_no_hopper_runs_plain_xla(
         assert attention.implementation == resolve_on_gpu(**own_kernels).kv_groups[0].attention.implementation == "gpu"
         assert not attention.interpret
         assert "plain XLA" not in caplog.text
+        return
+    if compute_capability in ("8.0", "12.0"):
+        assert attention.implementation == "gpu_mma"
+        assert "attention runs in plain XLA" not in caplog.text
         return
     words = f"compute capability {compute_capability}" if compute_capability else "not NVIDIA's (ROCm)"
     assert attention.implementation == "xla"

@@ -481,30 +481,33 @@ def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("architecture", "fact"),
+    ("architecture", "default", "fact"),
     [
-        ("9.0", None),
-        ("7.5", "has compute capability 7.5"),
-        ("8.0", "has compute capability 8.0"),
-        ("8.9", "has compute capability 8.9"),
-        ("10.0", "has compute capability 10.0"),
-        ("12.0", "has compute capability 12.0"),
-        ("gfx942", "is not NVIDIA's (gfx942)"),
-        (None, "is not NVIDIA's (ROCm)"),
+        ("9.0", "gpu", None),
+        ("8.0", "gpu_mma", "has compute capability 8.0"),
+        ("8.9", "gpu_mma", "has compute capability 8.9"),
+        ("10.0", "gpu_mma", "has compute capability 10.0"),
+        ("12.0", "gpu_mma", "has compute capability 12.0"),
+        ("7.5", "xla", "has compute capability 7.5"),
+        ("gfx942", "xla", "is not NVIDIA's (gfx942)"),
+        (None, "xla", "is not NVIDIA's (ROCm)"),
     ],
 )
-def test_the_kernels_of_a_gpu_are_hoppers(architecture: str | None, fact: str | None) -> None:
+def test_each_gpu_has_the_kernels_that_run_on_it(architecture: str | None, default: str, fact: str | None) -> None:
     shape = CASES["llama-3-8b"].shape()
     op, reason = pick(shape, "gpu", architecture=architecture)
-    if fact is None:
-        assert (op.implementation, reason) == ("gpu", None)
-        assert pick(shape, "gpu", "gpu", architecture=architecture)[0] == op
-        return
-    missing = f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {fact}"
-    assert (op.implementation, reason) == ("xla", missing)
-    # This reason comes before one that another model may have: it holds for another head size too.
-    assert pick(shape._replace(head_dim=80), "gpu", architecture=architecture)[1] == missing
-    with pytest.raises(ValueError, match=re.escape(f"'gpu' cannot run this model here: {missing}")):
-        pick(shape, "gpu", "gpu", architecture=architecture)
-    assert pick(shape, "gpu", "xla", architecture=architecture) == (op, None)
+    assert op.implementation == default
+    if default == "xla":
+        missing = f"the kernels are for NVIDIA's GPUs from Ampere on (compute capability 8.0), and this GPU {fact}"
+        assert reason == missing
+        # This reason comes before one that another model may have: it holds for another head size too.
+        assert pick(shape._replace(head_dim=80), "gpu", architecture=architecture)[1] == missing
+    else:
+        assert reason is None
+        assert pick(shape, "gpu", default, architecture=architecture)[0] == op
+    if fact is not None:
+        missing = f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {fact}"
+        with pytest.raises(ValueError, match=re.escape(f"'gpu' cannot run this model here: {missing}")):
+            pick(shape, "gpu", "gpu", architecture=architecture)
+    assert pick(shape, "gpu", "xla", architecture=architecture)[0].implementation == "xla"
     assert pick(shape, "cpu", "gpu", architecture=architecture)[0].interpret
