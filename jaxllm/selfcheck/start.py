@@ -69,7 +69,7 @@ def _tell(report: Report) -> None:
         logger.warning("the kernels could not be checked: %s", report.problem)
     elif untried:
         logger.warning("%d runs of kernels could not be checked: %s", len(untried), untried[0].reason)
-    elif not wrong:
+    elif report.verdicts and not wrong:
         logger.info("%d runs of kernels on this %s agree with the reference", len(report.verdicts), report.device)
 
 

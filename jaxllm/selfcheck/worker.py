@@ -22,6 +22,7 @@ from jaxllm.selfcheck.trials import engine_trials
 from jaxllm.utils.fork_safety import end_with
 from pallas_kernels.trials.trial import Outcome, Trial
 
+_ON_CHIP = ("vmem", "smem", "shared memory")
 _LONGEST = 200
 """The most characters of an error's text."""
 
@@ -83,7 +84,9 @@ def _try(index: int, trial: Trial, options: dict[str, Any]) -> Iterator[Message]
         fields |= _judge([call.compare(result) for result in results])
     except Exception as error:  # noqa: BLE001 (compilers and runtimes raise every kind here)
         text = " ".join(str(error).split())[:_LONGEST] or type(error).__name__
-        fields |= {"status": "unknown" if "RESOURCE_EXHAUSTED" in text else "failed", "reason": text}
+        # A kernel that does not fit on the chip is at fault, unlike one whose arrays do not fit in the memory.
+        is_full = "RESOURCE_EXHAUSTED" in text and not any(space in text.lower() for space in _ON_CHIP)
+        fields |= {"status": "unknown" if is_full else "failed", "reason": text}
     yield Judged(index, Verdict(**fields))
 
 
