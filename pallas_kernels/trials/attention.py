@@ -23,7 +23,7 @@ from pallas_kernels.paged_attention import (
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.reference import reference_paged_attention
 
-from .trial import Call, Outcome, Trial, allowed_error, describe, is_finite, is_same, largest_error
+from .trial import Call, Outcome, Trial, allowed_error, bucket, describe, is_finite, is_same, largest_error
 
 NUM_LAYERS, LAYER = 3, 1
 SCALE = 0.25
@@ -58,17 +58,16 @@ def make_step(
     *,
     query_tile: int,
     row_alignment: int = 1,
-    padding: int = 3,
+    padding: int | None = 3,
 ) -> Step:
     """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN.
 
-    `padding` sequences and at least as many rows are padding.
+    `padding` sequences and at least as many rows are padding. None: as in an engine's step, which has powers of two of
+    both.
     """
     o, k, h = shape.block_size, shape.num_kv_heads, shape.head_dim
     blocks, num_blocks = deal_blocks(rng, chunks, o)
-    batch = ragged_batch(
-        chunks, blocks, block_size=o, query_tile=query_tile, row_alignment=row_alignment, padding=padding
-    )
+    batch = pad_batch(chunks, blocks, padding, block_size=o, query_tile=query_tile, row_alignment=row_alignment)
     keys, values = (np.full((NUM_LAYERS * num_blocks, k, *block), np.nan, np.float32) for block in ((h, o), (o, h)))
     for (length, chunk), owned in zip(chunks, blocks, strict=True):
         for position in range(length - chunk):
@@ -88,6 +87,15 @@ def make_step(
         rope=Rope(*cos_and_sin),
         rows=np.flatnonzero(batch.slots_t),
     )
+
+
+def pad_batch(chunks: Chunks, blocks: Sequence[Sequence[int]], padding: int | None, **layout: int) -> AttentionBatch:
+    """Return `ragged_batch` with padding, or with that of an engine's step if it is None."""
+    if padding is not None:
+        return ragged_batch(chunks, blocks, padding=padding, **layout)
+    batch = ragged_batch(chunks, blocks, padding=bucket(len(chunks)) - len(chunks), **layout)
+    num_rows = len(batch.slots_t)
+    return batch._replace(slots_t=np.pad(batch.slots_t, (0, bucket(num_rows) - num_rows)))
 
 
 def deal_blocks(rng: np.random.Generator, chunks: Chunks, block_size: int) -> tuple[list[list[int]], int]:
@@ -123,7 +131,7 @@ def paged_trials(
 
 def _make_call(op: PagedAttention, chunks: Chunks, settings: dict[str, Any], *, has_sinks: bool) -> Call:
     rng = np.random.default_rng(len(chunks))
-    step = make_step(rng, chunks, op.shape, query_tile=op.tiles.query, row_alignment=op.row_alignment)
+    step = make_step(rng, chunks, op.shape, query_tile=op.tiles.query, row_alignment=op.row_alignment, padding=None)
     step = step._replace(batch=as_engine(op, chunks, step.batch))
     sinks = rng.standard_normal(op.shape.num_heads).astype(np.float32) if has_sinks else None
     settings = settings | {"sinks_n": sinks}

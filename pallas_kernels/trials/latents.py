@@ -14,9 +14,8 @@ from jax import lax
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.latent_attention.reference import reference_latent_attention
 from pallas_kernels.paged_attention import AttentionBatch
-from pallas_kernels.paged_attention.batches import ragged_batch
 
-from .attention import LAYER, NUM_LAYERS, STEPS, Chunks, as_engine, compare_attention, deal_blocks
+from .attention import LAYER, NUM_LAYERS, STEPS, Chunks, as_engine, compare_attention, deal_blocks, pad_batch
 from .trial import Call, Outcome, Trial, describe
 
 SCALE = 0.25
@@ -38,18 +37,19 @@ def make(
     chunks: Chunks,
     op: LatentAttention,
     *,
-    padding: int = 3,
+    padding: int | None = 3,
     row_alignment: int = 1,
     query_tile: int | None = None,
 ) -> Step:
-    """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN."""
+    """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN.
+
+    `padding` is as for `attention.make_step`.
+    """
     rng, shape = np.random.default_rng(seed), op.shape
     o = shape.block_size
     blocks, num_blocks = deal_blocks(rng, chunks, o)
     query_tile = op.tiles.query if query_tile is None else query_tile
-    batch = ragged_batch(
-        chunks, blocks, block_size=o, query_tile=query_tile, row_alignment=row_alignment, padding=padding
-    )
+    batch = pad_batch(chunks, blocks, padding, block_size=o, query_tile=query_tile, row_alignment=row_alignment)
     pool = np.full((NUM_LAYERS * num_blocks, o, shape.key_dim), np.nan, np.float32)
     for (length, chunk), owned in zip(chunks, blocks, strict=True):
         for position in range(length - chunk):
@@ -82,7 +82,7 @@ def latent_trials(op: LatentAttention) -> Iterator[Trial]:
 
 
 def _make_call(op: LatentAttention, chunks: Chunks) -> Call:
-    step = make(len(chunks), chunks, op, row_alignment=op.row_alignment)
+    step = make(len(chunks), chunks, op, row_alignment=op.row_alignment, padding=None)
     step = step._replace(batch=as_engine(op, chunks, step.batch))
     scale = op.shape.key_dim**-0.5
 

@@ -20,14 +20,16 @@ from pallas_kernels.linear.reference import ACTIVATIONS, reference_linear
 from pallas_kernels.weights import WeightFormat, dequantize, pack
 from pallas_kernels.weights.held import Quantized
 
-from .trial import Call, Outcome, Trial, allowed_error, describe, largest_error
+from .trial import Call, Outcome, Trial, allowed_error, bucket, describe, largest_error
 
 LAYER = 1
 ROWS = (1, 19, 200)
-"""The numbers of rows that are multiplied by the weights of a dense layer."""
+"""The numbers of rows that are multiplied by the weights of a dense layer, and that padding follows."""
 COUNTS = {"few": (0, 1, 0, 2, 1, 1, 0, 0), "many": (0, 3, 0, 16, 17, 83, 1, 0)}
 """The rows of experts: none at both ends and inside, one, a slab and a row, and several tiles."""
 _PERIOD = 1021
+_GARBAGE = 64
+"""The factor on rows of padding."""
 _MOST_NUMBERS = 2**28
 """Larger weights have one layer only, so that they fit beside nothing else."""
 
@@ -95,18 +97,22 @@ def linear_trials(op: Linear, shape: LinearShape, *, is_packed: bool = False) ->
 def _make_linear(op: Linear, shape: LinearShape, num_rows: int, *, is_packed: bool) -> Call:
     dtype = jnp.dtype(shape.dtype)
     weights = make_weights(shape.format, (shape.num_outputs, shape.num_inputs), dtype, is_packed=is_packed)
-    x = np.random.default_rng(1).standard_normal((num_rows, shape.num_inputs)).astype(dtype)
+    x = np.random.default_rng(1).standard_normal((bucket(num_rows), shape.num_inputs)).astype(dtype)
+    x[num_rows:] *= _GARBAGE
 
-    def function(x: Any, weight: Any, layer: Any) -> Any:
+    def function(x: Any, weight: Any, layer: Any, num_rows: Any) -> Any:
         settings: dict[str, Any] = {"activation": shape.activation, "is_gated": shape.is_gated}
-        return op(x, weight, layer, out_dtype=shape.out_dtype, **settings)
+        return op(x, weight, layer, num_rows=num_rows, out_dtype=shape.out_dtype, **settings)
 
     def compare(result: Any) -> Outcome:
-        sums = reference_linear(x, weights.numbers_pi)[:, np.arange(shape.num_outputs) % _PERIOD]
+        sums = reference_linear(x[:num_rows], weights.numbers_pi)[:, np.arange(shape.num_outputs) % _PERIOD]
         want = _activated(sums, shape.activation, is_gated=shape.is_gated)
-        return Outcome(largest_error(np.asarray(result), want), allowed_error(shape.dtype))
+        out = np.asarray(result)
+        missed = () if not np.isnan(out.astype(np.float32)).any() else ("padding is NaN",)
+        return Outcome(largest_error(out[:num_rows], want), allowed_error(shape.dtype), missed)
 
-    return Call(function, (jnp.asarray(x), weights.held, jnp.int32(weights.layer)), compare)
+    arguments = jnp.asarray(x), weights.held, jnp.int32(weights.layer), jnp.int32(num_rows)
+    return Call(function, arguments, compare)
 
 
 def grouped_trials(op: GroupedMatmul, shape: MatmulShape, *, is_packed: bool = False) -> Iterator[Trial]:
@@ -127,7 +133,9 @@ def _make_grouped(op: GroupedMatmul, shape: MatmulShape, counts: Sequence[int], 
     starts_e = (np.cumsum(padded_e) - padded_e).astype(np.int32)
     spans = list(zip(starts_e, counts_e, strict=True))
     rows = np.concatenate([np.arange(start, start + count) for start, count in spans])
-    x = np.full((capacity(int(counts_e.sum()), len(counts_e), op.row_alignment), shape.num_inputs), np.nan, np.float32)
+    x = np.full(
+        (capacity(bucket(int(counts_e.sum())), len(counts_e), op.row_alignment), shape.num_inputs), np.nan, np.float32
+    )
     x[rows] = rng.standard_normal((len(rows), shape.num_inputs))
     x = x.astype(dtype)
 

@@ -15,7 +15,7 @@ from pallas_kernels.segment_attention.reference import reference_segment_attenti
 
 from .trial import Call, Outcome, Trial, allowed_error, describe, largest_error
 
-_STEPS = {"ragged": (300, [1, 220, 2, 30]), "whole": (640, [128, 512])}
+_STEPS = {"ragged": (320, [1, 220, 2, 30]), "whole": (640, [128, 512])}
 """The number of rows and the lengths of segments."""
 
 

@@ -20,7 +20,7 @@ from pallas_kernels.recurrent_state.gated_delta.reference import reference_gated
 from pallas_kernels.recurrent_state.state_space import StateSpaceShape
 from pallas_kernels.recurrent_state.state_space.reference import reference_state_space
 
-from .trial import Call, Outcome, Trial, allowed_error, describe, is_finite, largest_error
+from .trial import Call, Outcome, Trial, allowed_error, bucket, describe, is_finite, largest_error
 
 NUM_LAYERS, LAYER, NUM_SLOTS = 2, 1, 24
 STATE_ERROR = 2**-10
@@ -180,6 +180,7 @@ def state_trials(op: StateOp) -> Iterator[Trial]:
 
 def _make_call(op: StateOp, chunks: Sequence[Chunk]) -> Call:
     step = make(len(chunks), op.shape, chunks)
+    step = _in_buckets(step, _KINDS[type(op.shape)].of_layer)
     if all(chunk.size == 1 for chunk in chunks):
         step = alone(step)
     settings: dict[str, Any] = {}
@@ -199,6 +200,26 @@ def _make_call(op: StateOp, chunks: Sequence[Chunk]) -> Call:
 
     arguments = jax.tree.map(jnp.asarray, (step.inputs, to_pool(op, step.pool), step.batch))
     return Call(function, (*arguments, jnp.int32(LAYER)), compare)
+
+
+def _in_buckets(step: Step, of_layer: Collection[int]) -> Step:
+    """Return a step with as much padding as an engine's, whose numbers of rows and of sequences are powers of two."""
+    num_rows, batch = len(step.inputs[0]), step.batch
+    num_seqs = len(batch.query_starts_s)
+    more_rows, more_seqs = bucket(num_rows) - num_rows, bucket(num_seqs) - num_seqs
+    inputs = tuple(
+        x
+        if index in of_layer
+        else np.pad(x, [(0, more_rows), *[(0, 0)] * (x.ndim - 1)], constant_values=np.asarray(np.nan, x.dtype))
+        for index, x in enumerate(step.inputs)
+    )
+    # Padding sequences begin and end at one row, and their slots are 0.
+    fields = {
+        name: np.pad(x, (0, more_seqs), mode="edge" if name.startswith("query") else "constant")
+        for name, x in batch._asdict().items()
+        if np.ndim(x) == 1
+    }
+    return step._replace(inputs=inputs, batch=batch._replace(**fields))
 
 
 def _compare(

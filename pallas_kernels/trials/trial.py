@@ -48,6 +48,11 @@ class Trial(NamedTuple):
     make: Callable[[], Call]
 
 
+def bucket(count: int) -> int:
+    """Return the number of rows, or of sequences, that an engine's step has for a count of them: a power of two."""
+    return max(8, 1 << (count - 1).bit_length())
+
+
 def allowed_error(dtype: Any) -> float:
     """Return the largest error of outputs of a dtype: a few roundings to it, or to the halves of a float32 product."""
     return 2**-6 if jnp.dtype(dtype).itemsize == 2 else 2**-10
