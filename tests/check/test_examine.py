@@ -251,10 +251,10 @@ def test_attention_in_plain_xla_is_noted_with_the_reason(monkeypatch: pytest.Mon
         return dataclasses.replace(config, kv_groups=(dataclasses.replace(group, attention=PagedAttention(shape)),))
 
     on_gpu = with_shape(dataclasses.replace(config, platform="gpu"), shape)
-    monkeypatch.setattr(examining, "detect_architecture", lambda _: "10.0")
+    monkeypatch.setattr(examining, "detect_architecture", lambda _: "7.5")
     [note] = _notes(on_gpu, TOY, [])
     assert note.startswith("attention runs in plain XLA, not in the gpu's own kernels: ")
-    assert note.endswith("this GPU has compute capability 10.0.")
+    assert note.endswith("this GPU has compute capability 7.5.")
     monkeypatch.setattr(examining, "detect_architecture", lambda _: "9.0")
     assert list(_notes(on_gpu, TOY, [])) == []  # the user chose it
     odd = with_shape(on_gpu, shape._replace(head_dim=80))
