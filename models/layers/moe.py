@@ -120,7 +120,9 @@ class Experts(nnx.Module):
         def give(x_td: Array, choices: Choices, *arguments: Any) -> Array:
             first = jax.lax.axis_index(EXPERT_AXIS) * num_experts
             shifted = choices._replace(experts_tj=choices.experts_tj - first)
-            return jax.lax.psum(self._give(ops.grouped_matmul, num_experts, x_td, shifted, *arguments), MESH_AXES)
+            total_td = self._give(ops.grouped_matmul, num_experts, x_td, shifted, *arguments)
+            # In x's dtype, as the other layers exchange their sums: in bfloat16 they are half as many bytes.
+            return jax.lax.psum(total_td.astype(x_td.dtype), MESH_AXES).astype(jnp.float32)
 
         def spec(path: Any, array: Array) -> PartitionSpec:
             """Shard experts and widths; a quantized `down` may have one scale for a whole width."""
