@@ -149,11 +149,12 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
 
 
 def compiling_for(device: Any) -> AbstractContextManager[Any]:
-    """Make a GPU the one that kernels are lowered for, also one that is not there.
+    """Make a GPU that is not there the one that kernels are lowered for.
 
     Mosaic GPU asks JAX's default device for its compute capability, and takes 9.0 if it has none.
     """
-    return jax.default_device(device) if device.platform == "gpu" else nullcontext()
+    is_there = jax.local_devices()[0].platform == "gpu"
+    return jax.default_device(device) if device.platform == "gpu" and not is_there else nullcontext()
 
 
 _PINNED: Mapping[str, Any] = {
