@@ -29,10 +29,10 @@ def verdicts(model: str, *without: str, **more: Any) -> list[Verdict]:
 
 
 def test_all_is_right(model: str) -> None:
-    found = verdicts(model)
-    assert {verdict.op for verdict in found} == {"paged_attention", "linear"}
-    assert {verdict.status for verdict in found} == {"right"}
-    assert all((verdict.error or 1) < (verdict.allowed or 0) for verdict in found)
+    judged = verdicts(model)
+    assert {verdict.op for verdict in judged} == {"paged_attention", "linear"}
+    assert {verdict.status for verdict in judged} == {"right"}
+    assert all((verdict.error or 1) < (verdict.allowed or 0) for verdict in judged)
 
 
 def test_a_device_of_several_is_checked(model: str) -> None:
