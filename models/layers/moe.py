@@ -15,7 +15,15 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
-from pallas_kernels.grouped_matmul import GroupedMatmul, Grouping, Groups, MatmulShape, group_rows
+from pallas_kernels.grouped_matmul import (
+    GroupedMatmul,
+    Grouping,
+    Groups,
+    MatmulShape,
+    group_rows,
+    top_experts,
+    within_groups,
+)
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
@@ -56,21 +64,11 @@ class Router(nnx.Module):
             logits_te = logits_te + self.bias[...][None]
         scores_te = jax.nn.sigmoid(logits_te) if spec.sigmoid else jax.nn.softmax(logits_te, axis=-1)
         ranked_te = scores_te + self.correction[...][None] if spec.correction_bias else scores_te
-        experts_tj = jax.lax.top_k(self._within_groups(ranked_te), spec.top_k)[1]
-        weights_tj = jnp.take_along_axis(scores_te, experts_tj, axis=1)
+        ranked_te = within_groups(ranked_te, spec.num_groups, spec.top_groups, spec.group_best)
+        experts_tj, weights_tj = top_experts(ranked_te, scores_te, spec.top_k)
         if spec.normalizes:
             weights_tj = weights_tj / (jnp.sum(weights_tj, axis=1, keepdims=True) + spec.normalizer_eps)
         return Choices(experts_tj, weights_tj * spec.routed_scale)
-
-    def _within_groups(self, ranked_te: Array) -> Array:
-        """Mask all experts except those of the best groups; groups are ranked by the sum of their best experts."""
-        spec, t = self.spec, len(ranked_te)
-        if spec.top_groups == spec.num_groups:
-            return ranked_te
-        grouped_tge = ranked_te.reshape(t, spec.num_groups, -1)
-        best_tg = jnp.sum(jax.lax.top_k(grouped_tge, spec.group_best)[0], axis=-1)
-        chosen_tg = jax.nn.one_hot(jax.lax.top_k(best_tg, spec.top_groups)[1], spec.num_groups).sum(axis=1)
-        return jnp.where(chosen_tg[:, :, None] > 0, grouped_tge, -jnp.inf).reshape(t, -1)
 
 
 class Experts(nnx.Module):
@@ -153,7 +151,7 @@ class Experts(nnx.Module):
     ) -> Array:
         """Return float32 [t, d], the sum over experts 0 to `num_experts` - 1; the stacks hold their weights."""
         grouping = group_rows(choices.experts_tj, num_experts, matmul.row_alignment, num_rows)
-        x_rd = x_td[grouping.tokens_r]
+        x_rd = jnp.take(x_td, grouping.tokens_r, axis=0, mode="clip")
         if self.spec.scales_inputs:
             x_rd = x_rd * choices.weights_tj[grouping.tokens_r].astype(x_rd.dtype)
         y_tjd = self._multiply(matmul, x_rd, grouping, layer, stacks)[grouping.rows_tj]

@@ -18,6 +18,7 @@ from pallas_kernels.weights.held import Quantized
 
 from .groups import Grouping, Groups, capacity, group_rows
 from .shape import ACTIVATIONS, MatmulShape
+from .top_experts import top_experts, within_groups
 
 __all__ = [
     "ACTIVATIONS",
@@ -28,6 +29,8 @@ __all__ = [
     "capacity",
     "group_rows",
     "pick",
+    "top_experts",
+    "within_groups",
 ]
 
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .groups import Groups
+from .groups import Groups, divide_up
 
 
 class Spans(NamedTuple):
     """The spans, in the order of the experts; int32 arrays, whose entries after the last span may hold anything."""
 
-    total: Array
-    """The number of spans, a scalar."""
+    ends_e: Array
+    """One past the last span of each expert."""
     experts_n: Array
     rows_n: Array
     """The first row of each span."""
@@ -25,20 +25,33 @@ class Spans(NamedTuple):
     siblings_n: Array
     """The number of spans of the expert of each span."""
 
+    @property
+    def total(self) -> Array:
+        """Return the number of spans, a scalar."""
+        return self.ends_e[-1]
+
 
 def cut(groups: Groups, num_rows: int, alignment: int, most: int) -> Spans:
     """Cut the rows of each expert, which begin at multiples of `alignment`, into spans of `most` rows or fewer."""
     num_experts, num_slabs = groups.counts_e.shape[0], num_rows // alignment
-    spans_e = -(-groups.counts_e // most)
-    ends_e = jnp.cumsum(spans_e)
+    experts_e = lax.iota(jnp.int32, num_experts)
+    spans_e = divide_up(groups.counts_e, most)
+    # Sums over masks instead of a cumulative sum and gathers: a GPU launches one kernel for the first, and one for all
+    # others.
+    ends_e = jnp.where(experts_e <= experts_e[:, None], spans_e, 0).sum(axis=1, dtype=jnp.int32)
     number_n = lax.iota(jnp.int32, min(num_slabs, min(num_experts, num_slabs) + num_rows // most))
-    expert_n = jnp.minimum((number_n[:, None] >= ends_e).sum(axis=1, dtype=jnp.int32), num_experts - 1)
-    place_n = number_n - (ends_e - spans_e)[expert_n]
+    places_ne = number_n[:, None] - (ends_e - spans_e)
+    is_of_ne = (places_ne >= 0) & (places_ne < spans_e)
+
+    def pick(values: Array) -> Array:
+        """Return the number of each span's expert, 0 after the last span."""
+        return jnp.where(is_of_ne, values, 0).sum(axis=1, dtype=jnp.int32)
+
     return Spans(
-        total=ends_e[-1],
-        experts_n=expert_n,
-        rows_n=groups.starts_e[expert_n] + place_n * most,
-        counts_n=jnp.clip(groups.counts_e[expert_n] - place_n * most, 0, most),
-        places_n=place_n,
-        siblings_n=spans_e[expert_n],
+        ends_e=ends_e,
+        experts_n=pick(experts_e),
+        rows_n=pick(groups.starts_e + places_ne * most),
+        counts_n=pick(jnp.minimum(groups.counts_e - places_ne * most, most)),
+        places_n=pick(places_ne),
+        siblings_n=pick(spans_e),
     )

@@ -96,11 +96,11 @@ ENCODER_BLOCKS = (2049, 4097)
 SPARE_SLOTS = 1.25
 """The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
 SLACK = 2**20  # bytes of scratch; a thousandth of the additional blocks
-LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
+LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 17, 4, 36
 """The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
-share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
-12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
-kernels need of a step, in 5 launches."""
+share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and three sums choose the
+experts, 7 launches group the rows, and with many such layers XLA computes in each anew what attention's kernels need of
+a step, in 5 launches."""
 TRUNCATION_NODES = 64
 """The most additional launches of a truncated step: three in each of the 16 rounds of its searches, and a few."""
 ADAPTER_NODES = 4

@@ -64,8 +64,8 @@ def multiply_tiles(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    layer_and_total = jnp.stack([jnp.asarray(layer, jnp.int32), tiles.total])
-    return kernel(x_ri, w_leoi, layer_and_total, *tiles[1:])
+    # As operands of their own they need no launch that joins them.
+    return kernel(x_ri, w_leoi, jnp.asarray(layer, jnp.int32).reshape(1), *tiles)
 
 
 class _Refs(NamedTuple):
@@ -73,8 +73,9 @@ class _Refs(NamedTuple):
 
     x: Any
     w: Any
-    layer_and_total: Any
-    """The layer, and the number of tiles of rows."""
+    layer: Any
+    ends_e: Any
+    """One past the last tile of rows of each expert."""
     experts_n: Any
     rows_n: Any
     counts_n: Any
@@ -130,7 +131,7 @@ def _for_each_item(refs: _Refs, sizes: Sizes, activation: str | None, body: Call
     width = sizes.columns * (HALVES if activation is None else 1)
     column_tiles = -(-refs.y.shape[1] // width)
     num_pieces = refs.x.shape[1] // DEPTH
-    worker, total = lax.axis_index("worker"), refs.layer_and_total[1] * column_tiles
+    worker, total = lax.axis_index("worker"), refs.ends_e[refs.ends_e.shape[0] - 1] * column_tiles
 
     def step(i, piece):
         number = worker + i * sizes.workers
@@ -147,7 +148,7 @@ def _for_each_item(refs: _Refs, sizes: Sizes, activation: str | None, body: Call
 
 def _produce(refs: _Refs, sizes: Sizes, activation: str | None, item: _Item, first_piece: Array) -> None:
     """Bring a tile's rows and weights."""
-    layer = refs.layer_and_total[0]
+    layer = refs.layer[0]
     distance = sizes.columns if activation is None else refs.y.shape[1]
     # Where the tile is not full, these include rows of other experts, or rows beyond the last.
     rows = pl.ds(pl.multiple_of(item.row, ROW_SLAB), sizes.rows)
