@@ -2,7 +2,7 @@
 
 `ragged_dot` would multiply every row by every expert on a CPU and on a GPU. So on a CPU a loop multiplies one tile of
 rows at a time by one expert's weights. On a GPU a few rows are sums of products, in one kernel that reads and widens
-the weights of each row's expert; more rows go in tiles, of which one batched matmul takes as many as there is room for
+the weights of each row's expert; more rows go in tiles, and one batched matmul takes as many tiles as there is room for
 their experts' weights, side by side. Elsewhere it is `ragged_dot`.
 """
 

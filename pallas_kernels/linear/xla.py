@@ -1,8 +1,8 @@
 """The matmul in plain XLA, for platforms and shapes without a kernel of their own.
 
 A matrix product by quantized weights writes them to memory in x's dtype first, and that of one row by bfloat16 weights
-with a float32 result writes them in float32 on a GPU. So there a few rows are sums of products instead, of which XLA
-makes one kernel that reads the weights once and widens them in registers.
+with a float32 result writes them in float32 on a GPU. So there a few rows are sums of products instead: XLA makes one
+kernel of them that reads the weights once and widens them in registers.
 """
 
 from __future__ import annotations
