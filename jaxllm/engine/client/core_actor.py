@@ -145,7 +145,7 @@ class CoreActor:
             self._group = None
 
     def _look(self, seconds: float) -> None:
-        """Look for the core's end, for so many seconds, or that of a host that has failed before it could join."""
+        """Look for the core's end, for `seconds`, or that of a host that has failed before it could join."""
         if self._reason is not None:
             return
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=seconds)

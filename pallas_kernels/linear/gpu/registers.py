@@ -1,4 +1,4 @@
-"""Instructions on registers of 32 bits, each of which holds two bfloat16 numbers, four bytes or a float32.
+"""Instructions on registers of 32 bits: two bfloat16 numbers, four bytes or a float32.
 
 `EmittedRegisters` writes them as PTX. `EmulatedRegisters` computes the same with arrays, for the interpreter.
 """
@@ -40,7 +40,7 @@ class Registers(Protocol):
         ...
 
     def permute(self, low: Any, high: Any, selector: int, step: int = 0, index: Any = None) -> Any:
-        """Return four bytes; the selector's four half-bytes are their numbers, of which `high` has 4 to 7.
+        """Return four bytes; the selector's four half-bytes are their numbers: 0 to 3 in `low`, 4 to 7 in `high`.
 
         The selector is larger by `step` times the register `index`, if there is one.
         """
