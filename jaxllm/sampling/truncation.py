@@ -21,6 +21,7 @@ from jaxllm.sampling.distribution import Distribution
 
 _INF_BITS = 0x7F800000
 _ONE_BITS = 0x3F800000  # of 1.0, the largest mass
+_LEAST = jnp.finfo(jnp.float32).tiny  # devices take smaller numbers for 0
 _MASS_TOLERANCE = 5e-7  # of a row's mass: float32 sums of a vocabulary are no better
 _NUM_PARTS = 8
 _ROUND_BITS = 4
@@ -56,7 +57,7 @@ class _Search(Protocol):
           uses_s: which rows search.
           floats: the candidates. At the lowest enough is kept.
           kept_at: returns the mass or count [s] that each row keeps at each of some floats [s]; it falls as they grow.
-          wanted_s: the mass or count that each row must keep.
+          wanted_s: the mass or count that each row must keep, more than 0.
           slack: returns the mass or count that may lie in between, at a float.
         """
         ...
@@ -133,7 +134,7 @@ def _truncate(
         top_p_s < 1.0,
         _Floats(0, _ONE_BITS + 1, _from_bits),
         lambda tried: add_up([jnp.where(mass_sv >= tried_s[:, None], mass_sv, 0.0) for tried_s in tried]),
-        wanted_s=top_p_s * total_s,
+        wanted_s=jnp.maximum(top_p_s * total_s, _LEAST),
         # Less than two ids of this mass, or no more than the rounding error.
         slack=lambda mass_s: jnp.maximum(1.5 * mass_s, _MASS_TOLERANCE * total_s),
     )

@@ -58,12 +58,14 @@ def portable_args(args: EngineArguments) -> dict[str, Any]:
 
 def report_path(engine_args: dict[str, Any], accelerators: Accelerators) -> Path:
     """Return the file of a report on an engine with `portable_args` on these devices."""
+    # Which of several kinds this engine has, these say.
+    variables = (*_VARIABLES, "CUDA_") if len(accelerators.kinds) > 1 else _VARIABLES
     facts = (
         code_digest(),
         source_digest([Path(__file__).parent]),
         versions(),
         accelerators,
-        sorted(environment(_VARIABLES).items()),
+        sorted(environment(variables).items()),
         sorted((name, repr(value)) for name, value in engine_args.items() if name != "hf_token"),
         _model_facts(Path(engine_args["model"])),
     )

@@ -160,8 +160,13 @@ def _read(process: subprocess.Popen[bytes], limits: Limits) -> Iterator[Message]
                 limit, what = limits.run if phase == "run" else limits.compile, _VERBS[phase]
                 deadline = time.monotonic() + limit
                 yield last
-    status = process.wait(_KILL_SECONDS)
-    if not isinstance(last, Done | Mistake) and not (isinstance(last, Judged) and status == 0):
+                if isinstance(last, Done | Mistake):
+                    return  # a driver may keep the process from ending
+    try:
+        status = process.wait(_KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise _FaultError("hung", f"did not leave its device within {_KILL_SECONDS:g} s") from None
+    if not isinstance(last, Judged) or status != 0:
         raise _FaultError("crashed", _describe_end(status))
 
 

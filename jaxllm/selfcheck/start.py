@@ -37,6 +37,7 @@ def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
     with alone(path):
         report = read_report(path)
         if report is not None and report.complete:
+            _warn_of_untried(report)
             return report.disproved()
         obstacle = _obstacle(args, accelerators)
         if obstacle is not None:
@@ -54,7 +55,7 @@ def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
 
 def _examine(engine_args: dict[str, Any], accelerators: Accelerators, faults: list[Verdict]) -> Report:
     logger.info(
-        "nobody has run these kernels on an %s: they are compared with the reference now, once "
+        "nobody has run these kernels on %s: they are compared with the reference now, once "
         "(selfcheck=False, --no-selfcheck: not at all)",
         accelerators.name,
     )
@@ -62,20 +63,30 @@ def _examine(engine_args: dict[str, Any], accelerators: Accelerators, faults: li
 
 
 def _tell(report: Report) -> None:
-    wrong, untried = report.disproved(), [verdict for verdict in report.verdicts if verdict.status == "unknown"]
+    wrong = report.disproved()
     if report.problem and wrong:
         raise RuntimeError(f"{report.problem}. The next start leaves out {', '.join(wrong)}.")
     if report.problem:
         logger.warning("the kernels could not be checked: %s", report.problem)
-    elif untried:
-        logger.warning("%d runs of kernels could not be checked: %s", len(untried), untried[0].reason)
-    elif report.verdicts and not wrong:
+    elif not _warn_of_untried(report) and report.verdicts and not wrong:
         logger.info("%d runs of kernels on this %s agree with the reference", len(report.verdicts), report.device)
+
+
+def _warn_of_untried(report: Report) -> bool:
+    """Warn of kernels that there was too little memory to check; return whether there are some."""
+    untried = [verdict for verdict in report.verdicts if verdict.status == "unknown"]
+    if untried:
+        logger.warning(
+            "%d runs of kernels could not be checked, and `jaxllm selfcheck` tries them again: %s",
+            len(untried),
+            untried[0].reason,
+        )
+    return bool(untried)
 
 
 def _warn(accelerators: Accelerators, obstacle: str) -> None:
     logger.warning(
-        "nobody has run these kernels on an %s, and they are not checked now: %s. `jaxllm selfcheck` checks them.",
+        "nobody has run these kernels on %s, and they are not checked now: %s. `jaxllm selfcheck` checks them.",
         accelerators.name,
         obstacle,
     )

@@ -52,6 +52,14 @@ def test_top_k_is_exact_where_probabilities_vanish(program) -> None:
     assert [(logits >= least).sum() for least in least_s] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("top_p", [1e-39, 1e-60])
+def test_a_share_that_underflows_keeps_the_most_likely(program, top_p: float) -> None:
+    logits = np.random.default_rng(2).standard_normal(V).astype(np.float32)
+    rows = [Row(temperature=1.0, top_p=top_p, top_k=k, min_p=m) for k in (0, 5) for m in (0.0, 0.05)]
+    least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))
+    assert (least_s == logits.max()).all()
+
+
 def test_a_wide_vocabulary(program) -> None:
     """Sums of 50k masses round; what is kept stays within the tolerance."""
     logits = (np.random.default_rng(1).standard_normal(50_257) * 2).astype(np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import pytest
@@ -68,6 +70,30 @@ def test_a_device_that_is_gone_is_named_with_its_cause(model: str, monkeypatch: 
     report = examine({"model": model}, limits=LIMITS)
     assert "does not answer after paged_attention did not end within 20 s" in report.problem
     assert list(report.disproved()) == ["paged_attention"]
+
+
+LINGERING = """
+import os, sys, time
+request = sys.stdin.read()
+print('{"type":"Opened","platform":"gpu","device":"Made-up 9000"}')
+print(REST)
+sys.stdout.flush()
+os.close(1)
+time.sleep(60)
+"""
+JUDGED = {"type": "Judged", "index": 0, "verdict": {"op": "linear", "implementation": "gpu", "shape": "", "step": "",
+          "status": "failed"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "problem"), [({"type": "Done"}, ""), (JUDGED, "did not leave its device")])
+def test_a_process_that_does_not_end_holds_nobody_up(
+    last: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_KILL_SECONDS", 0.5)
+    command = [sys.executable, "-c", LINGERING.replace("REST", repr(json.dumps(last)))]
+    monkeypatch.setattr(process, "python_command", lambda _: command)
+    report = examine({"model": "m"}, limits=LIMITS)
+    assert (report.complete, problem in report.problem) == (not problem, True)
 
 
 def test_refused_arguments_are_raised(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tests.selfcheck.support import NAME, make_model, stand_in
 
 WRONG = Verdict(op="paged_attention", implementation="cpu", shape="", step="mixed", status="wrong", reason="error")
 RIGHT = Verdict(op="linear", implementation="cpu", shape="", step="1 rows", status="right")
+UNKNOWN = Verdict(op="linear", implementation="cpu", shape="", step="", status="unknown", reason="RESOURCE_EXHAUSTED")
 HUNG = Verdict(op="linear", implementation="cpu", shape="", step="1 rows", status="hung", reason="did not end")
 
 
@@ -73,6 +74,29 @@ def test_a_result_is_kept_until_sources_or_arguments_change(
     disproved_ops(args)
     assert [driver for _, driver, _ in examiner.calls] == ["1.2.3", "1.2.3", "1.2.3", "1.2.4", "1.2.4"]
     (Path(model) / "quantization_config.json").unlink()
+
+
+def test_a_check_for_which_memory_was_missing_is_not_forgotten(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    examiner = Examiner(monkeypatch, UNKNOWN)
+    for _ in range(2):
+        caplog.clear()
+        assert disproved_ops(EngineArgs(model=model)) == {}
+        assert "`jaxllm selfcheck` tries them again: RESOURCE_EXHAUSTED" in caplog.text
+    assert len(examiner.calls) == 1
+
+
+def test_the_devices_of_an_engine_count_where_a_machine_has_several_kinds(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = set()
+    for kinds in (("NVIDIA L4",), ("NVIDIA A10", "NVIDIA L4")):
+        for visible in "01":
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            paths.add(kept.report_path({"model": model}, Accelerators(kinds, "1")))
+    assert len(paths) == 3
 
 
 def test_a_file_that_others_may_write_is_not_used(
