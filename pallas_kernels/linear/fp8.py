@@ -17,6 +17,8 @@ from .xla import finish
 
 _LARGEST = 448.0
 """The largest number of e4m3."""
+_TINY = 2.0**-100
+"""The magnitude up to which numbers are rounded to 0."""
 _FIRST_ARCHITECTURE = (8, 9)
 
 
@@ -48,10 +50,11 @@ def fp8_linear(
 def round_rows(x_ti: Array) -> tuple[Array, Array]:
     """Return rows [t, i] in e4m3, divided by scales, and the float32 scales [t, 1].
 
-    A row's largest magnitude becomes e4m3's. The scale of a row of zeros is 1.
+    A row's largest magnitude becomes e4m3's. The scale of a row of zeros is 1, and that of a row of tiny numbers too,
+    since a subnormal scale may count as 0.
     """
     largest_t1 = jnp.max(jnp.abs(x_ti), axis=1, keepdims=True).astype(jnp.float32)
-    scales_t1 = jnp.where(largest_t1 > 0, largest_t1 / _LARGEST, 1.0)
+    scales_t1 = jnp.where(largest_t1 > _TINY, largest_t1 / _LARGEST, 1.0)
     # Rounding may take a quotient beyond the largest number, which is then NaN.
     quotients_ti = jnp.clip(x_ti.astype(jnp.float32) / scales_t1, -_LARGEST, _LARGEST)
     return quotients_ti.astype(jnp.float8_e4m3fn), scales_t1

@@ -48,7 +48,7 @@ def xla_linear(
 
     arguments = x_ti, weight.map(one) if isinstance(weight, Quantized) else one(weight)
     multiply, summed = (partial(function, out_dtype=out_dtype) for function in (_multiply, multiply_few))
-    if len(x_ti) <= (SUMMED_ROWS if isinstance(weight, Quantized) else 1):
+    if 0 < len(x_ti) <= (SUMMED_ROWS if isinstance(weight, Quantized) else 1):
         out_to = lax.platform_dependent(*arguments, cuda=summed, default=multiply)
     else:
         out_to = multiply(*arguments)

@@ -47,6 +47,12 @@ def test_rounding_keeps_three_bits_and_the_largest() -> None:
     assert (abs(codes * scales - x) <= 2**-4 * abs(x) + 2**-15 * abs(x).max(axis=1, keepdims=True)).all()
 
 
+def test_a_row_of_tiny_numbers_is_no_nan() -> None:
+    """Its scale would be a subnormal number, which is 0 on a CPU."""
+    codes, scales = round_rows(jnp.asarray([[1e-37, 0.0]], jnp.bfloat16))
+    np.testing.assert_array_equal(np.asarray(codes, np.float32) * np.asarray(scales), 0)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
     call = make(FORMATS["fp8"], 4, 32, 64)
     larger = call.x.at[1].multiply(1000)

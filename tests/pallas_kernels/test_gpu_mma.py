@@ -122,18 +122,19 @@ def test_the_op_rotates_writes_decodes_and_prefills(
     assert_pools_equal(pool, expected_pool)
 
 
-def test_a_step_of_one_row() -> None:
-    """The kernel that writes takes eight rows at a time."""
+@pytest.mark.parametrize(("chunks", "num_rows"), [([(20, 1)], 1), ([(20, 1), (9, 5)], 21)])
+def test_steps_without_padding(chunks: list[tuple[int, int]], num_rows: int) -> None:
+    """The kernel that writes takes eight rows at a time, and prefill sixteen."""
     shape = shape_of(2, 1)
-    step = make(shape, [(20, 1)])
+    step = make(shape, chunks)
     expected, expected_pool = reference(step, rope=step.rope)
-    q, k, v, rope = jax.tree.map(lambda x: x[:1], (step.q, step.k, step.v, step.rope))
-    batch = step.batch._replace(slots_t=step.batch.slots_t[:1])
+    q, k, v, rope = jax.tree.map(lambda x: x[:num_rows], (step.q, step.k, step.v, step.rope))
+    batch = step.batch._replace(slots_t=step.batch.slots_t[:num_rows])
     op, _ = pick(shape, "cpu", "gpu_mma")
     layers: dict[str, Any] = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": SCALE}
     function = jax.jit(lambda *x: op(*x[:-1], rope=x[-1], window=NO_WINDOW, **layers))
     out, pool = interpreted(function, q, k, v, fused(step.pool), batch, rope)
-    np.testing.assert_allclose(np.asarray(out, np.float32), expected[:1], rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose(np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=2e-2, atol=2e-2)
     assert_pools_equal(pool, expected_pool)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool
-from pallas_kernels.paged_attention.gpu import handover
+from pallas_kernels.paged_attention.gpu import gpu_tiles, handover
 from pallas_kernels.paged_attention.gpu.handover import NEXT, PROVEN, Handover
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
-from tests.pallas_kernels.gpu import H100
+from tests.pallas_kernels.gpu import H100, traced
 from tests.pallas_kernels.steps import (
     LAYER,
     NUM_LAYERS,
@@ -157,6 +157,25 @@ def test_overlapped_products_match_the_reference(
     rows = np.intersect1d(tiled_rows(step.batch), step.rows)
     assert len(rows)
     np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "overlaps"), [(shape_of((1, 1), h=128), True), (shape_of((1, 1), h=128, kv_dtype=E4M3), False)], ids=str
+)
+def test_products_overlap_where_there_are_three_stages(shape: AttentionShape, *, overlaps: bool) -> None:
+    """With two, a warpgroup that skips a tile would free the stage of values that the other still multiplies by."""
+    step = make(0, SHORT, shape)
+
+    def program(way: Handover) -> str:
+        settings: dict[str, Any] = {"layer": LAYER, "num_layers": NUM_LAYERS, "window": NO_WINDOW, "scale": SCALE}
+
+        def function(q: Any, pool: Any, batch: Any) -> None:
+            prefill_attention(jax.new_ref(q.reshape(len(q), -1)), pool, batch, tiles=gpu_tiles(shape), **settings)
+
+        with patch.object(handover, "CHOSEN", way):
+            return traced(jax.jit(function), step.q, fused(step.pool), step.batch)
+
+    assert (program(NEXT) != program(PROVEN)) is overlaps
 
 
 @pytest.mark.parametrize(

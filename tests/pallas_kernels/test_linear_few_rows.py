@@ -62,3 +62,8 @@ def test_only_a_gpu_sums_products(platform: str, num_rows: int, *, multiplies: b
     x, weight = make(FORMATS["q4_k"], num_rows, 24, 512)
     traced = jax.jit(lambda x, weight: Linear()(x, weight, LAYER)).trace(x, weight)
     assert ("dot_general" in traced.lower(lowering_platforms=(platform,)).as_text()) is multiplies
+
+
+def test_no_row() -> None:
+    x, weight = make(FORMATS["q4_k"], 1, 24, 512)
+    assert jax.jit(lambda x, weight: Linear()(x, weight, LAYER))(x[:0], weight).shape == (0, 24)

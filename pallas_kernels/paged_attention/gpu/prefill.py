@@ -44,6 +44,8 @@ _STORE_ROWS = 16
 """The rows that are read and stored at a time, so that a tile's last rows do not reach into the next chunk."""
 # With one stage, a warpgroup that skips a tile could free the stage for the other, which may be one tile behind.
 _MIN_STAGES, _MAX_STAGES = 2, 4
+# Where products overlap, the other's values of the tile before are in use for longer.
+_MIN_OVERLAPPED_STAGES = 3
 _PART_COLUMNS = 64
 """The columns that the producer, which has few registers, handles at a time."""
 
@@ -58,8 +60,8 @@ class _Config(NamedTuple):
     kv_dtype: Any
     scale: float
     soft_cap: float | None
-    overlaps: bool
-    """See `Turns`."""
+    may_overlap: bool
+    """Whether products overlap where registers and shared memory allow it, see `Turns`."""
     absent: frozenset[str]
     """The names of the operands that are absent."""
     interpret: bool
@@ -96,6 +98,11 @@ class _Config(NamedTuple):
         kv_bytes = self.kv_tile * self.head_dim * 2
         raw_bytes = self.raw_stages * kv_bytes
         return min(_MAX_STAGES, (SMEM_BYTES - _OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
+
+    @property
+    def overlaps(self) -> bool:
+        # Above h = 128 the registers do not hold scores, weights and results at the same time.
+        return self.may_overlap and self.head_dim <= 128 and self.stages >= _MIN_OVERLAPPED_STAGES
 
 
 class _Operands(NamedTuple):
@@ -223,8 +230,7 @@ def prefill_attention(
         kv_dtype=pool.dtype,
         scale=scale,
         soft_cap=soft_cap,
-        # Above h = 128 the registers do not hold scores, weights and results at the same time.
-        overlaps=handover.CHOSEN.overlaps and h <= 128,
+        may_overlap=handover.CHOSEN.overlaps,
         absent=frozenset(_Operands._fields) - present.keys(),
         interpret=interpret,
     )

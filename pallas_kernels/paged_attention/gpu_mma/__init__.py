@@ -61,8 +61,9 @@ def gpu_mma_paged_attention(
     interpret: bool = False,
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that knows no `mma`."""
-    t = len(q_tnh)
-    lacking = -t % TOKENS
+    t, has_tiles = len(q_tnh), batch.tile_seqs_i.shape[0] > 0
+    # Prefill reads and writes 16 rows at a time, and plain loads beyond an array are errors.
+    lacking = -t % (MMA_ROWS if has_tiles else TOKENS)
     if lacking:
         # Rows of padding, which point at slot 0.
         rows = q_tnh, k_tkh, v_tkh, rope, batch.slots_t, batch.row_ends_t
@@ -79,7 +80,7 @@ def gpu_mma_paged_attention(
     }
     out_tc = jax.new_ref(queries.all_tc)
     decode_attention(queries.decode_rkmh, kv_pool, batch, out_tc, **settings)
-    if batch.tile_seqs_i.shape[0]:
+    if has_tiles:
         prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
     return jax.freeze(out_tc).reshape(q_tnh.shape)[:t], kv_pool
 
