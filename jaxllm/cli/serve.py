@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped and return the exit status."""
     engine_args = check_serve_args(args)
     if engine_args.node_rank > 0:
-        from jaxllm.engine.core.follower import follow  # imports JAX
+        from jaxllm.engine.front.start import follow_if_not_first  # imports zmq
 
-        follow(engine_args)
+        follow_if_not_first(engine_args)
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):
         message = "the server needs packages of its own: pip install 'jaxllm[serve]'."
         raise VLLMValidationError(message, parameter="serve")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.front.start import uses_ray
+from jaxllm.engine.front.start import follow_if_not_first, uses_ray
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 
@@ -28,6 +28,13 @@ def test_hosts_that_ray_cannot_start_are_refused(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with pytest.raises(VLLMValidationError, match=message):
         uses_ray(EngineArgs(model="any", distributed_executor_backend="ray", **changes))
+
+
+def test_a_later_host_does_not_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    args = EngineArgs(model="any", distributed_executor_backend="ray", nnodes=2, tensor_parallel_size=2, node_rank=1)
+    with pytest.raises(VLLMValidationError, match="Ray starts all hosts"):
+        follow_if_not_first(args)
 
 
 def test_ray_starts_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,8 @@ class CoreActor:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
         if self._group is not None:
-            remove_placement_group(self._group)
+            with contextlib.suppress(RayError):
+                remove_placement_group(self._group)
             self._group = None
 
     def _look(self, seconds: float) -> None:

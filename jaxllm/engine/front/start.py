@@ -28,7 +28,7 @@ def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
     """Start a core that does its steps when it is called; the front end shares its tokenizer."""
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
-    _follow_if_not_first(engine_args)
+    follow_if_not_first(engine_args)
     tokenizers: list[Tokenizer | None] = []
     core, ready = start_core(engine_args, tokenizers.append)
     return InprocClient(core), FrontEnd(ready, tokenizers[0], core.check)
@@ -47,7 +47,7 @@ def start_in_process(
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.client.replicated_core import ReplicatedCore
 
-    _follow_if_not_first(engine_args)
+    follow_if_not_first(engine_args)
 
     def start(replica: int | None = None) -> RemoteCore:
         if uses_ray(engine_args):
@@ -96,14 +96,17 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
-    _follow_if_not_first(engine_args)
+    follow_if_not_first(engine_args)
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
     return meet(core, engine_args, asks_core=asks_core)
 
 
-def _follow_if_not_first(engine_args: EngineArgs) -> None:
-    """On a host other than a model's first one, follow the first until it ends, then end this process."""
-    if engine_args.node_rank > 0:
+def follow_if_not_first(engine_args: EngineArgs) -> None:
+    """On a host other than a model's first one, follow the first until it ends, then end this process.
+
+    Raises as `uses_ray` does.
+    """
+    if engine_args.node_rank > 0 and not uses_ray(engine_args):
         from jaxllm.engine.core.follower import follow
 
         follow(engine_args)
