@@ -332,18 +332,20 @@ def _resolve_attention(
     try:
         device = device_facts(list(mesh.devices.flat))
         is_latent = isinstance(shape, latent_attention.LatentShape)
-        wrong = None if backend else disproved.get("latent_attention" if is_latent else "paged_attention")
-        name = "xla" if wrong else backend
+        wrong = disproved.get("latent_attention" if is_latent else "paged_attention")
+        name = backend or ("xla" if wrong else None)
         if isinstance(shape, latent_attention.LatentShape):
             attention, reason = latent_attention.pick(shape, platform, name, **device)
         else:
             attention, reason = paged_attention.pick(shape, platform, name, **device)
-        reason = wrong or reason
+        reason = reason if backend else wrong or reason
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
     if reason is not None:
         logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    if wrong and attention.implementation != "xla":
+        logger.warning("attention_config: backend=%r runs the kernels, although %s", backend, wrong)
     if attention.implementation in ("gpu", "gpu_mma"):
         _check_gpu_kernels(attention, backend)
     return attention

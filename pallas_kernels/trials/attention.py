@@ -124,9 +124,10 @@ def paged_trials(
 ) -> Iterator[Trial]:
     """Yield the trials of an op in a model's layers with these settings."""
     settings: dict[str, Any] = {"window": NO_WINDOW if window is None else min(window, _SHORT), "soft_cap": soft_cap}
+    shape = describe(op.shape) + ("" if window is None else f", window {settings['window']}")
     for name, chunks in STEPS.items():
         make = partial(_make_call, op, chunks, settings, has_sinks=has_sinks)
-        yield Trial("paged_attention", op.implementation, describe(op.shape), name, make)
+        yield Trial("paged_attention", op.implementation, shape, name, make)
 
 
 def _make_call(op: PagedAttention, chunks: Chunks, settings: dict[str, Any], *, has_sinks: bool) -> Call:

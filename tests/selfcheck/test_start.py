@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.config.groups import AttentionConfig
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.selfcheck import device, kept, start
 from jaxllm.selfcheck.device import PROVEN, Accelerators, find_accelerators
 from jaxllm.selfcheck.report import Report, Verdict
@@ -191,3 +193,14 @@ def test_an_engine_runs_a_disproved_op_in_plain_xla(
         line = f"attention runs in plain XLA, not in the cpu's own kernels: they gave wrong results on this {NAME}"
         assert (line in caplog.text) == bool(verdicts)
     assert answers[0] == answers[1]
+
+
+def test_kernels_that_the_user_asks_for_run_with_a_warning(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    disproved = {"paged_attention": "they gave wrong results"}
+    for backend, line in (("cpu", "backend='cpu' runs the kernels, although they gave wrong results"), ("xla", "")):
+        caplog.clear()
+        args = EngineArgs(model=model, attention_config=AttentionConfig(backend), skip_tokenizer_init=True)
+        config = resolve(args, disproved=disproved)
+        assert config.kv_groups[0].attention.implementation == backend
+        assert line in caplog.text
+        assert ("although" in caplog.text) == bool(line)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm.selfcheck.report import Done, Judged, Mistake, Opened, Request, Verdict
 from jaxllm.selfcheck.worker import _work
+from tests.models.tiny import folder
 from tests.selfcheck.faulty import planted
 from tests.selfcheck.support import make_model
 
@@ -39,6 +40,14 @@ def test_a_device_of_several_is_checked(model: str) -> None:
     """Two devices have half of the heads each, and a CPU of two runs attention alone in kernels."""
     [shape] = {verdict.shape for verdict in verdicts(model, tensor_parallel_size=2)}
     assert shape.startswith("num_heads 2, num_kv_heads 1")
+
+
+def test_layers_with_a_window_and_without_are_checked() -> None:
+    """They have one shape."""
+    judged = verdicts(str(folder("gemma3")), "linear", skip_tokenizer_init=True)
+    shapes = {verdict.shape.partition(", window ")[::2] for verdict in judged if verdict.op == "paged_attention"}
+    assert len(shapes) == 2
+    assert len({shape for shape, _ in shapes}) == 1
 
 
 @pytest.mark.parametrize(
