@@ -79,7 +79,12 @@ def alone(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             make_own(path.parent)
-            fcntl.flock(stack.enter_context(path.with_suffix(".lock").open("wb")), fcntl.LOCK_EX)
+            file = stack.enter_context(path.with_suffix(".lock").open("wb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("another process checks the same kernels: this one waits for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

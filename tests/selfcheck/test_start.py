@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,22 @@ def test_the_devices_of_an_engine_count_where_a_machine_has_several_kinds(
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
             paths.add(kept.report_path({"model": model}, Accelerators(kinds, "1")))
     assert len(paths) == 3
+
+
+def test_a_start_that_waits_for_another_says_so(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, entered = cache / "report.json", threading.Event()
+
+    def enter() -> None:
+        with kept.alone(path):
+            entered.set()
+
+    with caplog.at_level(logging.INFO, "jaxllm"), kept.alone(path):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.2)
+        assert "another process checks the same kernels" in caplog.text
+    thread.join(10)
+    assert entered.is_set()
 
 
 def test_a_file_that_others_may_write_is_not_used(
