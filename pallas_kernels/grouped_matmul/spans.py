@@ -38,20 +38,20 @@ def cut(groups: Groups, num_rows: int, alignment: int, most: int) -> Spans:
     spans_e = divide_up(groups.counts_e, most)
     # Sums over masks instead of a cumulative sum and gathers: a GPU launches one kernel for the first, and one for all
     # others.
-    ends_e = jnp.where(experts_e <= experts_e[:, None], spans_e, 0).sum(axis=1, dtype=jnp.int32)
+    ends_e = jnp.where(experts_e[None] <= experts_e[:, None], spans_e[None], 0).sum(axis=1, dtype=jnp.int32)
     number_n = lax.iota(jnp.int32, min(num_slabs, min(num_experts, num_slabs) + num_rows // most))
-    places_ne = number_n[:, None] - (ends_e - spans_e)
-    is_of_ne = (places_ne >= 0) & (places_ne < spans_e)
+    places_ne = number_n[:, None] - (ends_e - spans_e)[None]
+    is_of_ne = (places_ne >= 0) & (places_ne < spans_e[None])
 
-    def pick(values: Array) -> Array:
+    def pick(values_ne: Array) -> Array:
         """Return the number of each span's expert, 0 after the last span."""
-        return jnp.where(is_of_ne, values, 0).sum(axis=1, dtype=jnp.int32)
+        return jnp.where(is_of_ne, values_ne, 0).sum(axis=1, dtype=jnp.int32)
 
     return Spans(
         ends_e=ends_e,
-        experts_n=pick(experts_e),
-        rows_n=pick(groups.starts_e + places_ne * most),
-        counts_n=pick(jnp.minimum(groups.counts_e - places_ne * most, most)),
+        experts_n=pick(experts_e[None]),
+        rows_n=pick(groups.starts_e[None] + places_ne * most),
+        counts_n=pick(jnp.minimum(groups.counts_e[None] - places_ne * most, most)),
         places_n=pick(places_ne),
-        siblings_n=pick(spans_e),
+        siblings_n=pick(spans_e[None]),
     )

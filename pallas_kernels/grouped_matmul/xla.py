@@ -20,7 +20,7 @@ from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from .groups import Groups
-from .spans import Spans, cut
+from .spans import cut
 
 _MIN_TILE, _MAX_TILE = 8, 64
 SUMMED_ROWS = 128
@@ -124,19 +124,18 @@ def multiply_batches(
     num_tiles = len(spans.rows_n)
     at_once = max(1, min(num_tiles, most_bytes // (num_outputs * num_inputs * x_ri.dtype.itemsize)))
     # The last batch may reach beyond the tiles.
-    spans = Spans(spans.total, *(jnp.pad(x_n, (0, -num_tiles % at_once)) for x_n in spans[1:]))
+    padded = ((0, -num_tiles % at_once),)
+    tiles = [jnp.pad(x_n, padded) for x_n in (spans.experts_n, spans.rows_n, spans.counts_n)]
 
     def body(batch: Array, out_ro: Array) -> Array:
         first = batch * at_once
-        experts_n, starts_n, counts_n = (
-            lax.dynamic_slice_in_dim(x_n, first, at_once) for x_n in (spans.experts_n, spans.rows_n, spans.counts_n)
-        )
+        experts_n, starts_n, counts_n = (lax.dynamic_slice_in_dim(x_n, first, at_once) for x_n in tiles)
         counts_n = jnp.where(first + jnp.arange(at_once) < spans.total, counts_n, 0)
         places_t = jnp.arange(tile)
-        is_row_nt = places_t < counts_n[:, None]
+        is_row_nt = places_t[None] < counts_n[:, None]
         # Rows that a tile lacks are beyond the last one, each with another number.
         beyond_nt = num_rows + lax.iota(jnp.int32, at_once * tile).reshape(at_once, tile)
-        rows_nt = jnp.where(is_row_nt, starts_n[:, None] + places_t, beyond_nt)
+        rows_nt = jnp.where(is_row_nt, starts_n[:, None] + places_t[None], beyond_nt)
         x_nti = x_ri.at[rows_nt].get(mode="fill", fill_value=0)
         w_noi, scales_no = _numbers(weight, lambda part: part[layer, experts_n])
         product_nto = _dot(partial(jnp.einsum, "nti,noi->nto"), x_nti, w_noi)
@@ -152,7 +151,7 @@ def multiply_batches(
 
 def _experts_of_rows(groups: Groups, num_rows: int) -> Array:
     """Return the expert of each row, or of the group before it for rows that belong to none."""
-    return (jnp.arange(num_rows)[:, None] >= groups.starts_e).sum(axis=1) - 1
+    return (jnp.arange(num_rows)[:, None] >= groups.starts_e[None]).sum(axis=1) - 1
 
 
 def _multiply_at_once(

@@ -76,7 +76,7 @@ def multiply_few(x_ti: Array, weight: Array | Quantized, *, out_dtype: DTypeLike
     All rows are one reduction: a kernel then reads each weight once, however many rows there are.
     """
     w_oi = weight.numbers() if isinstance(weight, Quantized) else weight.astype(jnp.float32)
-    products = tuple(w_oi * x_i.astype(jnp.float32) for x_i in x_ti)
+    products = tuple(w_oi * x_1i.astype(jnp.float32) for x_1i in x_ti[:, None])
 
     def add(sums: tuple[Array, ...], terms: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(total + term for total, term in zip(sums, terms, strict=True))
