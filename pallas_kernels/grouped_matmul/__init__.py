@@ -67,7 +67,8 @@ class GroupedMatmul(MatmulOp):
         Args:
           x_ri: rows in groups; rows of no group may hold anything.
           weight: the weights of all layers and experts [l, e, out, in], of x's dtype or quantized. Quantized ones are
-            multiplied as if they had been widened to x's dtype; those with one scale for each output scale the sums.
+            multiplied as if they had been widened to x's dtype, or for few rows on a GPU in plain XLA to float32; those
+            with one scale for each output scale the sums.
           layer: index of the layer, may be traced.
           groups: each expert's rows, as `group_rows` places them for this op's `row_alignment`.
           activation: one of `ACTIVATIONS`: the first half of the outputs are gates, and the result is their activation

@@ -52,7 +52,8 @@ class Linear(MatmulOp):
           x_ti: rows, bfloat16 or float32.
           weight: the weights of all layers [l, o, i], of x's dtype, of float32, or quantized. Rows of bfloat16 are
             multiplied by float32 weights as exactly as if they were float32 too. Quantized weights are multiplied as if
-            they had been widened to x's dtype; those with one scale for each output scale the sums instead.
+            they had been widened to x's dtype, or for up to 8 rows on a GPU in plain XLA to float32; those with one
+            scale for each output scale the sums instead.
           layer: index of the layer, may be traced.
           out_dtype: the result's dtype, x's if None.
           num_rows: the number of rows of x that count; results of other rows may be anything but NaN. None: all.

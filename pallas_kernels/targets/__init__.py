@@ -26,9 +26,10 @@ def hopper_refusal(architecture: str | None) -> str | None:
 
 def ampere_refusal(architecture: str | None) -> str | None:
     """Return why kernels for GPUs from Ampere on do not run on one with this compute capability, or None if they do."""
-    is_nvidia = architecture is not None and architecture[0].isdigit()
-    if is_nvidia and int(architecture.partition(".")[0]) >= 8:
+    major = "" if architecture is None else architecture.partition(".")[0]
+    if major.isdigit() and int(major) >= 8:
         return None
+    is_nvidia = architecture is not None and architecture[0].isdigit()
     fact = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
     return f"the kernels are for NVIDIA's GPUs from Ampere on (compute capability 8.0), and this GPU {fact}"
 

@@ -29,7 +29,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict, problem: str = "
         calls.append((engine_args, driver))
         for verdict in verdicts:
             tell(verdict)
-        facts = {"model": "m", "device": "Made-up 9000", "platform": "gpu", "driver": driver}
+        facts: dict[str, Any] = {"model": "m", "device": "Made-up 9000", "platform": "gpu", "driver": driver}
         return Report(**facts, complete=not problem, problem=problem, verdicts=list(verdicts))
 
     monkeypatch.setattr(selfcheck, "examine", examine)

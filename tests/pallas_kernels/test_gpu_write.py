@@ -102,7 +102,7 @@ def test_values_beyond_8_bits_are_clipped(kv_dtype: Any) -> None:
 
 
 def test_queries_of_8_bit_pools_are_exact_in_float16_or_clipped() -> None:
-    q = np.float32([1.0, -3.140625, 2.0**-10, 2.0**20, -1e30, 0.0])
+    q = np.array([1.0, -3.140625, 2.0**-10, 2.0**20, -1e30, 0.0], np.float32)
     decoded = decode_queries(jnp.asarray(q, jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn))
     assert decoded.dtype == jnp.float16
     most = float(jnp.finfo(jnp.float16).max)

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def verdicts(model: str, *without: str, **more: Any) -> list[Verdict]:
-    request = Request(parent=os.getpid(), engine_args=dict(more, model=model), first=0, without=without)
+    request = Request(parent=os.getpid(), engine_args={**more, "model": model}, first=0, without=without)
     opened, *messages, done = _work(request)
     assert isinstance(opened, Opened)
     assert isinstance(done, Done)

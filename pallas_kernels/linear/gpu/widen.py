@@ -54,11 +54,6 @@ class Widening(NamedTuple):
         return "scales" if self.form.group is not None and not self.scales_numbers else None
 
     @property
-    def sum_group(self) -> int | None:
-        """Return the inputs whose sums are scaled together."""
-        return {None: None, "scales": self.form.group}.get(self.sum_scales, self.form.factor_group)
-
-    @property
     def has_own_min_sums(self) -> bool:
         """Return whether the sums with mins are scaled differently than the others."""
         return self.form.has_mins and self.form.factor_group is not None
@@ -136,8 +131,8 @@ class _Writer:
         mask, magic = ((1 << form.bits) - 1) * 0x10001, registers.constant(_MAGIC)
         distances = (0, 4, 8, 12) if form.bits == 4 else (0, 8)
         large = [registers.and_or(registers.shift_right(word, x), mask, magic) for x in distances]
-        if "scales" in self._parts and form.factor_group and not form.offset:  # 128 times the scale is exact
-            scale = self.entry("scales")[0]
+        if "scales" in self._parts and form.dtype("scales").itemsize == 1 and not form.offset:
+            scale = self.entry("scales")[0]  # 128 times it is exact
             less = registers.multiply(scale, registers.constant(_MINUS_128))
             return [registers.multiply_add(x, scale, less) for x in large]
         return [self._scaled(x, base) for x in large]

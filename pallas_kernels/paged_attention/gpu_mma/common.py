@@ -163,9 +163,9 @@ class KVTiles(NamedTuple):
 
 
 def widened(x: Array, dtype: DTypeLike) -> Array:
-    """Return a pool's numbers in the matmuls' dtype, exactly; infinite and NaN 8-bit floats become finite.
+    """Return a pool's numbers in the matmuls' dtype, exactly. NaN becomes finite, and so do infinities in bfloat16.
 
-    GPUs before Ada do not convert 8-bit floats, so their bits are put in place in a float32, whose exponent is then off
+    A pool holds neither. GPUs before Ada do not convert 8-bit floats, so their bits are put in place in a float32, whose exponent is then off
     by a constant.
     """
     if x.dtype not in FLOAT8:
