@@ -165,8 +165,8 @@ class KVTiles(NamedTuple):
 def widened(x: Array, dtype: DTypeLike) -> Array:
     """Return a pool's numbers in the matmuls' dtype, exactly. NaN becomes finite, and so do infinities in bfloat16.
 
-    A pool holds neither. GPUs before Ada do not convert 8-bit floats, so their bits are put in place in a float32, whose exponent is then off
-    by a constant.
+    A pool holds neither. GPUs before Ada do not convert 8-bit floats, so their bits are put in place in a float32, and
+    multiplied by a constant power of two.
     """
     if x.dtype not in FLOAT8:
         return x
