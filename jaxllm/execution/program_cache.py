@@ -33,11 +33,21 @@ from jaxllm.utils.log import log_phase
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 30
-"""The most bytes of all programs on disk; those used longest ago are removed first."""
+MAX_BYTES = {"cpu": 1 << 30, "gpu": 8 << 30, "tpu": 8 << 30}
+"""The most bytes of all programs on disk, by platform; those used longest ago are removed first."""
+_STARTED = time.time()
+"""Files written or used since then stay: engines need their programs in one order, so each would miss all of them."""
 _CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """A CPU's machine code starts with these bytes, on Linux and on macOS."""
-_COMPILERS = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu", "nvidia-cuda-nvcc")
+_COMPILERS = (
+    "jax-cuda12-pjrt",
+    "jax-cuda12-plugin",
+    "jax-cuda13-pjrt",
+    "jax-cuda13-plugin",
+    "libtpu",
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-nvcc-cu12",
+)
 """The packages that compile for an accelerator, as far as they are installed."""
 _DEVICE_FACTS = ("id", "platform", "device_kind", "compute_capability", "core_count", "coords", "core_on_chip")
 """JAX's attributes of a device that a program may depend on, as far as its platform has them."""
@@ -59,7 +69,8 @@ def use_cache(cache_dir: str, *, keeps_programs: bool, platform: str = "cpu") ->
     Returns the folders for a ProgramCache. It keeps no programs if `keeps_programs` is False, where JAX's own cache
     takes its place, and nothing if the user disabled the cache, or the folder is not this user's own. If the user set a
     folder for JAX's cache, both caches use it. On an accelerator JAX's cache is used as well: for the small programs
-    that prepare weights, and after a change of the code that leaves a program as it was.
+    that prepare weights, and after a change of the code that leaves a program as it was. It stores the others a second
+    time, so in our folder it may take as many bytes as the programs, if the user set no limit.
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -70,6 +81,9 @@ def use_cache(cache_dir: str, *, keeps_programs: bool, platform: str = "cpu") ->
     kernels, programs = _own(folder / "kernels"), _own(folder / "programs") if keeps_programs else None
     if not (keeps_programs and platform == "cpu") and user_folder is None and _own(folder):
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        # With a limit JAX locks a file in the folder, and could not even read one that only root may write.
+        if jax.config.jax_compilation_cache_max_size == -1 and os.access(folder, os.W_OK):
+            jax.config.update("jax_compilation_cache_max_size", MAX_BYTES[platform])
         compilation_cache.reset_cache()  # a program compiled before has fixed that there is no cache
     return Folders(programs, kernels)
 
@@ -130,7 +144,7 @@ class ProgramCache:
                 os.utime(path)
             return int(kept)
         used = self._compiler.used_bytes()
-        _write(path, str(used).encode())
+        self._write(path, str(used).encode())
         return used
 
     def is_kept(self, key: ProgramKey) -> bool:
@@ -184,7 +198,16 @@ class ProgramCache:
             return
         # XLA:CPU does not serialize a program that was itself loaded, as from JAX's cache.
         if not self._is_for_cpu or any(magic in payload for magic in _CODE_MAGIC):
-            _write(path, payload)
+            self._write(path, payload)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Write a file for `_read`, if that is possible."""
+        try:
+            make_own(path.parent)
+            _make_room(path.parent, MAX_BYTES[self._compiler.config.platform])
+            write_whole(path, zlib.compress(content, 1))
+        except OSError as error:
+            logger.warning("a compiled program cannot be kept: %s", error)
 
 
 def _read(path: Path) -> bytes | None:
@@ -197,23 +220,13 @@ def _read(path: Path) -> bytes | None:
         return _give_up(path, error)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file for `_read`, if that is possible."""
-    try:
-        make_own(path.parent)
-        _make_room(path.parent)
-        write_whole(path, zlib.compress(content, 1))
-    except OSError as error:
-        logger.warning("a compiled program cannot be kept: %s", error)
-
-
 def _give_up(path: Path, error: Exception) -> None:
     logger.warning("a compiled program cannot be loaded, and is compiled again: %s", error)
     with contextlib.suppress(OSError):
         path.unlink()
 
 
-def _make_room(folder: Path) -> None:
+def _make_room(folder: Path, max_bytes: int) -> None:
     """Remove the files used longest ago until there is room for another; other processes may do the same."""
     files = []
     with os.scandir(folder) as entries:
@@ -221,9 +234,9 @@ def _make_room(folder: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process has removed or renamed it meanwhile
                 status = entry.stat()
                 files.append((status.st_mtime, status.st_size, entry.path))
-    excess = sum(size for _, size, _ in files) - MAX_BYTES
-    for _, size, path in sorted(files):
-        if excess <= 0:
+    excess = sum(size for _, size, _ in files) - max_bytes
+    for used, size, path in sorted(files):
+        if excess <= 0 or used >= _STARTED:
             return
         Path(path).unlink(missing_ok=True)
         excess -= size

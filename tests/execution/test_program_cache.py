@@ -36,9 +36,10 @@ QUICK = Upkeep.MAKE_COUNTS
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Return a folder for programs; JAX's own cache is off, as it is for an engine that uses the folder."""
-    before = jax.config.jax_compilation_cache_dir
+    before, limit = jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size
     set_jax_cache(None)
     yield tmp_path / "programs"
+    jax.config.update("jax_compilation_cache_max_size", limit)
     set_jax_cache(before)
 
 
@@ -370,9 +371,22 @@ def test_an_accelerators_programs_are_kept_on_one_host(disk: Path, monkeypatch: 
     folders = use_cache(str(disk), keeps_programs=True, platform="gpu")
     assert folders.programs is not None
     assert jax.config.jax_compilation_cache_dir == str(folders.programs.parent)
+    assert jax.config.jax_compilation_cache_max_size == program_cache.MAX_BYTES["gpu"]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert not keeps_programs(on_gpu)
     assert keeps_programs(config)
+
+
+@pytest.mark.parametrize("reason", ["the user's limit", "root's folder"])
+def test_jax_cache_is_left_without_our_limit(disk: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    if reason == "root's folder":  # JAX could not lock it, and would read nothing
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    else:
+        jax.config.update("jax_compilation_cache_max_size", 12_345)
+    before = jax.config.jax_compilation_cache_max_size
+    use_cache(str(disk), keeps_programs=True, platform="gpu")
+    assert jax.config.jax_compilation_cache_dir is not None
+    assert jax.config.jax_compilation_cache_max_size == before
 
 
 def test_programs_used_longest_ago_make_room(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +396,38 @@ def test_programs_used_longest_ago_make_room(disk: Path, monkeypatch: pytest.Mon
         path.write_bytes(bytes(400))
         used = path.stat().st_mtime - 3600 * age
         os.utime(path, (used, used))
-    monkeypatch.setattr(program_cache, "MAX_BYTES", 1000)
+    monkeypatch.setitem(program_cache.MAX_BYTES, "cpu", 1000)
     lookup(small(), disk).get(QUICK)
     assert {path.name for path in files(disk) if path.name.startswith("used")} == {
         "used 1 hours ago",
         "used 2 hours ago",
     }
+
+
+def test_an_accelerators_programs_have_a_limit_of_their_own(
+    disk: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.mkdir()
+    (disk / "old").write_bytes(bytes(400))
+    os.utime(disk / "old", (0, 0))
+    monkeypatch.setattr(program_cache, "MAX_BYTES", {"cpu": 0, "gpu": 1000})
+    lookup(small(platform=gpu), disk).get(QUICK)
+    assert (disk / "old").exists()
+    lookup(small(), disk).get(QUICK)
+    assert not (disk / "old").exists()
+
+
+def test_programs_of_this_run_stay(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start that walks through the same programs would miss each of them otherwise."""
+    monkeypatch.setitem(program_cache.MAX_BYTES, "cpu", 0)
+    cache = lookup(small(), disk)
+    cache.get(QUICK)
+    for path in files(disk):  # kept long ago, and used now
+        os.utime(path, (0, 0))
+    assert cache.load(QUICK) is not None
+    cache.get(Upkeep.SET_COUNTS)
+    assert cache.is_kept(QUICK)
+    assert cache.is_kept(Upkeep.SET_COUNTS)
 
 
 def test_a_file_that_another_process_removes_is_not_in_the_way(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
