@@ -291,9 +291,9 @@ class StepCompiler:
         return PoolShape(self._batch_shapes[bucket], by_token)
 
     def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
-        """Return the programs that can run a program's steps too: those of larger buckets, then those that sample more.
+        """Return the programs that can run a program's steps too, by bucket, the smallest first.
 
-        Either come smallest first.
+        In a bucket those that sample more come last: they cost less than the rows of a larger bucket.
         """
         buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
         shapes: list[Any]
@@ -303,8 +303,8 @@ class StepCompiler:
             kinds = list(Sampling)
             shapes = [
                 self.step_shape(bucket, sampling, has_chunks=has_chunks)
-                for sampling in kinds[kinds.index(shape.sampling) :]
                 for bucket in buckets
+                for sampling in kinds[kinds.index(shape.sampling) :]
                 for has_chunks in ((False, True) if shape.decodes_only else (True,))
             ]
         return [each for each in dict.fromkeys(shapes) if each != shape]

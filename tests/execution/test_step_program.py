@@ -113,9 +113,10 @@ def test_programs_come_from_the_least_to_the_most() -> None:
 
 def test_programs_that_sample_more_can_run_a_step_too() -> None:
     compiler = make_compiler()
-    count = len(compiler.buckets)
     larger = compiler.larger(compiler.step_shape(compiler.buckets[0], Sampling.TRUNCATED))
-    assert [shape.sampling for shape in larger] == [Sampling.TRUNCATED] * (count - 1) + [Sampling.FULL] * count
+    kinds = (Sampling.TRUNCATED, Sampling.FULL)
+    by_bucket = [(bucket, kind) for bucket in compiler.buckets for kind in kinds]
+    assert [(shape.batch.bucket, shape.sampling) for shape in larger] == by_bucket[1:]
     assert compiler.larger(compiler.step_shape(compiler.buckets[-1], Sampling.FULL)) == []
 
 
