@@ -16,6 +16,7 @@ from jaxllm.engine.core.startup import Prepared, prepare
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.program_cache import Folders
+from jaxllm.execution.programs import Programs
 from jaxllm.loading.folder import FolderCheckpoint
 from jaxllm.resolve.engine_config import EngineConfig
 from tests.models.tiny import folder
@@ -95,6 +96,32 @@ def test_an_engine_that_is_given_up_ends_the_load(monkeypatch: pytest.MonkeyPatc
     prepared.stop()
     with pytest.raises(_StoppedError):
         checks[0]()
+
+
+@pytest.mark.parametrize("failing", ["StepCompiler", "_compile_ahead", "Prepared"])
+def test_an_error_after_sizing_ends_the_load_and_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, config: EngineConfig, failing: str
+) -> None:
+    sizing(monkeypatch, lambda: LIMIT // 2)
+    stopped: list[type] = []
+    for kind in (EarlyLoad, Programs):
+        monkeypatch.setattr(kind, "stop", lambda self: stopped.append(type(self)))
+
+    class Failing:
+        def __init__(self, *_: object) -> None:
+            raise OSError("out of threads")
+
+    monkeypatch.setattr(startup, failing, Failing)
+    with pytest.raises(OSError, match="out of threads"):
+        prepare(config)
+    assert stopped == ([Programs, EarlyLoad] if failing == "Prepared" else [EarlyLoad])
+
+
+def test_parameters_are_handed_over_once() -> None:
+    load = EarlyLoad(lambda _: "parameters")
+    assert load.result() == "parameters"
+    with pytest.raises(RuntimeError, match="handed over already"):
+        load.result()
 
 
 def test_an_error_of_the_load_reaches_who_waits_for_it(monkeypatch: pytest.MonkeyPatch, config: EngineConfig) -> None:

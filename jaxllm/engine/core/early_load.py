@@ -20,14 +20,19 @@ class EarlyLoad:
     def __init__(self, load: Callable[[Callable[[], None]], Any]) -> None:
         """Call `load` with a function that it calls before each array, and that may end it by raising."""
         self._load, self._is_stopped = load, threading.Event()
-        self._params: Future[Any] = Future()
+        self._params: Future[Any] | None = Future()
         # A daemon, so that Ctrl-C does not wait for all weights.
-        self._thread = threading.Thread(target=self._run, name="jaxllm-load", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._params,), name="jaxllm-load", daemon=True)
         self._thread.start()
 
     def result(self) -> Any:
-        """Wait for the parameters and return them, once. Raises what the load raised."""
-        params, self._params = self._params, Future()
+        """Wait for the parameters and return them. Raises what the load raised, and RuntimeError if called again.
+
+        They are not held for a second call: an engine that ends frees their memory.
+        """
+        params, self._params = self._params, None
+        if params is None:
+            raise RuntimeError("the parameters have been handed over already")
         return params.result()
 
     def stop(self) -> None:
@@ -35,8 +40,7 @@ class EarlyLoad:
         self._is_stopped.set()
         self._thread.join()
 
-    def _run(self) -> None:
-        params = self._params
+    def _run(self, params: Future[Any]) -> None:
         try:
             with tracing():
                 params.set_result(self._load(self._check))

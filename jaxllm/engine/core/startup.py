@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,9 +98,9 @@ def _start_core(
     log_phase(logger, "configuration")
     engines_home().check()  # JAX has its devices now, and a child that is forked later would share them
     prepared = prepare(config)
-    hosts.agree(agreement(prepared))
-    log_phase(logger, "shapes")
     try:  # meanwhile the first program is compiled
+        hosts.agree(agreement(prepared))
+        log_phase(logger, "shapes")
         tokenizer = load_engine_tokenizer(config.args, config.checkpoint, config.cache_dir)
         on_tokenizer(tokenizer)
         grammars = None
@@ -206,22 +207,21 @@ def prepare(config: EngineConfig) -> Prepared:
 
     limit = memory_limit(config)
     weights = _load_early(config, specs, limit)
-    try:
+    with ExitStack() as begun:  # an error stops what has begun
+        if weights is not None:
+            begun.callback(weights.stop)
         size = size_engine(config, model, specs, limit, draft=draft, make_host=_make_host_processors, measure=measure)
         if size.refusal is not None:
             raise size.refusal
-    except BaseException:
-        if weights is not None:
-            weights.stop()
-        raise
-    config, num_blocks = size.config, size.num_blocks
-    compiler = StepCompiler(size.steps, model, config.mesh)
-    programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
-    prepared = Prepared(config, specs, compiler, programs, num_blocks, started, weights)
-    if config.draft is None or draft is None:
-        return prepared
-    # The model's own programs come first.
-    return dataclasses.replace(prepared, draft=_prepare_draft(config.draft, *draft, num_blocks, folders))
+        config, num_blocks = size.config, size.num_blocks
+        compiler = StepCompiler(size.steps, model, config.mesh)
+        programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
+        begun.callback(programs.stop)
+        prepared = Prepared(config, specs, compiler, programs, num_blocks, started, weights)
+        if config.draft is not None and draft is not None:  # the model's own programs come first
+            prepared = dataclasses.replace(prepared, draft=_prepare_draft(config.draft, *draft, num_blocks, folders))
+        begun.pop_all()
+    return prepared
 
 
 def _load_early(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EarlyLoad | None:
