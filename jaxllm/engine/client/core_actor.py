@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import time
@@ -28,7 +29,12 @@ from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
 
+logger = logging.getLogger(__name__)
 
+_PATIENCE_SECONDS = 30.0
+"""Ray starts an actor in seconds if a machine has the devices for it free."""
+_BLAME_SECONDS = 2.0
+"""The other hosts fail with the core, and Ray may notice their ends before its end."""
 _PORT_ATTEMPTS = 100
 
 
@@ -86,13 +92,14 @@ class CoreActor:
         of_replica = "" if replica is None else f" of replica {replica}"
         self.name = f"the engine core{of_replica} (a Ray actor)"
         count = engine_args.nnodes
-        resources = _resources(engine_args.tensor_parallel_size // count)
+        self._resources = resources = _resources(engine_args.tensor_parallel_size // count)
         # A host's process takes all of its devices, so no machine may have two.
         self._group = placement_group([resources] * count, strategy="STRICT_SPREAD") if count > 1 else None
         self._actors = [_make_actor(resources, self._group, rank) for rank in range(count)]
         self._places = [actor.place.remote() for actor in self._actors]
         address = self._actors[0].address.remote() if count > 1 else {}
-        self._runs = []
+        self._runs = {}
+        """The rank of each host's run that has not ended."""
         for rank, actor in enumerate(self._actors):
             order = StartOrder(
                 portable | {"node_rank": rank},
@@ -103,9 +110,12 @@ class CoreActor:
                 replica=None,  # Ray gives the actor its devices, which it need not share out
                 folder=None,
             )
-            self._runs.append(actor.run.remote(msgspec.json.encode(order), address))
+            self._runs[actor.run.remote(msgspec.json.encode(order), address)] = rank
         self._reason: str | None = None
+        self._failure, self._blame_at = "", math.inf
+        """How another host has failed, and when that is the reason, unless the core has ended by then."""
         self._next_look = 0.0
+        self._patient_until = time.monotonic() + _PATIENCE_SECONDS
 
     @property
     def pid(self) -> int | None:
@@ -117,14 +127,17 @@ class CoreActor:
         return pid if node == ray.get_runtime_context().get_node_id() else None
 
     def end_reason(self) -> str | None:
-        """Return how an actor has ended; None while all run."""
+        """Return how the core has ended, or another host has failed; None while all run."""
         if self._reason is None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.poll_seconds  # each look asks Ray
             self._look(0)
+            if time.monotonic() >= self._patient_until:
+                self._patient_until = math.inf
+                self._warn_of_missing()
         return self._reason
 
     def wait(self, seconds: float) -> None:
-        """Wait until an actor has ended; all are killed after `seconds`."""
+        """Wait until the core has ended, or another host has failed; all are killed after `seconds`."""
         self._look(seconds)
         if self._reason is None:
             self.kill()
@@ -147,16 +160,51 @@ class CoreActor:
 
     def _look(self, seconds: float) -> None:
         """Look for the core's end, for `seconds`, or that of a host that has failed before it could join."""
-        if self._reason is not None:
-            return
-        ended, _ = ray.wait(self._runs, num_returns=1, timeout=seconds)
-        for run in ended:
-            try:
-                status = ray.get(run)
-            except RayError as error:
-                self._reason = f"Ray says: {str(error).splitlines()[0]}"
+        deadline = time.monotonic() + seconds
+        while self._reason is None:
+            timeout = max(0.0, min(deadline, self._blame_at) - time.monotonic())
+            ended, _ = ray.wait(list(self._runs), num_returns=1, timeout=timeout)
+            if ended:
+                self._take_end(ended[0])
+            elif time.monotonic() >= self._blame_at:
+                self._reason = self._failure
             else:
-                self._reason = f"it ended with status {status}"
+                return
+
+    def _take_end(self, run: Any) -> None:
+        """Take in the end of a host; another one than the core's ends with status 0 once the core has told it to."""
+        rank = self._runs.pop(run)
+        try:
+            status = ray.get(run)
+        except RayError as error:
+            how = f"has ended; Ray says: {str(error).splitlines()[0]}"
+        else:
+            if rank > 0 and status == 0:
+                return
+            how = f"ended with status {status}"
+        if rank == 0:
+            self._reason = f"it {how}"
+        elif not self._failure:
+            self._failure = f"host {rank} of {len(self._actors)} (a Ray actor) {how}"
+            self._blame_at = time.monotonic() + _BLAME_SECONDS
+
+    def _warn_of_missing(self) -> None:
+        """Say what Ray waits for if it has not started all actors."""
+        count = len(self._places)
+        started, _ = ray.wait(self._places, num_returns=count, timeout=0)
+        if len(started) < count:
+            needs = " and ".join(f"{number:g} {kind}" for kind, number in self._resources.items())
+            logger.warning(
+                "Ray has started %d of %d actors of %s in %.0f s: it waits for %d %s with %s free%s",
+                len(started),
+                count,
+                self.name,
+                _PATIENCE_SECONDS,
+                count,
+                "machine" if count == 1 else "machines",
+                needs,
+                "" if count == 1 else " on each",
+            )
 
 
 def _make_actor(resources: dict[str, float], group: Any, rank: int) -> Any:
