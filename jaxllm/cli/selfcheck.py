@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.selfcheck.device import find_accelerators
 from jaxllm.selfcheck.kept import keep_report, portable_args, report_path
 from jaxllm.selfcheck.process import examine
-from jaxllm.selfcheck.report import render, render_head
+from jaxllm.selfcheck.report import Verdict, render, render_head
 from jaxllm.utils.streams import say, show, writing
 
 
@@ -37,11 +39,20 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts as they come, and return the exit status."""
-    engine_args = portable_args(read_engine_args(args))
+    settings = read_engine_args(args)
+    if not settings.selfcheck:
+        message = "selfcheck: this command is the check that the flag turns off at a start. Leave --no-selfcheck out."
+        raise VLLMValidationError(message, parameter="selfcheck", value=False)
+    engine_args = portable_args(settings)
     accelerators = find_accelerators()
-    show(render_head())
     driver = "" if accelerators is None else accelerators.driver
-    report = examine(engine_args, driver=driver, tell=lambda verdict: show(render(verdict)))
+    head = [render_head()]
+
+    def tell(verdict: Verdict) -> None:
+        show("\n".join([*head, render(verdict)]))
+        head.clear()
+
+    report = examine(engine_args, driver=driver, tell=tell)
     if accelerators is not None and report.platform not in ("", "cpu"):
         keep_report(report_path(engine_args, accelerators), report)
     if args.json is not None:
@@ -53,5 +64,15 @@ def run(args: argparse.Namespace) -> int:
     if not report.verdicts:
         show(f"all of this model runs in plain XLA on this {report.device}: there is no kernel to check")
     for op, reason in report.disproved().items():
-        show(f"{op} will run in plain XLA: {reason.partition(' (`')[0]}")
+        show(f"{op} {_consequence(op, settings)}: {reason.partition(' (`')[0]}")
     return 0 if report.is_right else 1
+
+
+def _consequence(op: str, settings: EngineArgs) -> str:
+    """Return what engines do about an op that is wrong: a backend that the user names runs all the same."""
+    group = settings.attention_config
+    if op in ("paged_attention", "latent_attention") and group is not None and group.backend is not None:
+        return f"runs all the same, because attention_config has backend={group.backend!r}"
+    if op == "linear" and settings.linear_backend != "auto":
+        return f"runs all the same, because of linear_backend={settings.linear_backend!r}"
+    return "will run in plain XLA"

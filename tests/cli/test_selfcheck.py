@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from jaxllm.cli import selfcheck
 from jaxllm.cli.main import main
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.selfcheck.device import Accelerators
 from jaxllm.selfcheck.report import Report, Verdict
 
@@ -83,6 +86,31 @@ def test_exit_statuses(
     answer(monkeypatch, *verdicts, problem=problem)
     assert main(["selfcheck", "a/model"]) == status
     assert said in "".join(capsys.readouterr())
+
+
+def test_a_kernel_that_the_user_asks_for_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(monkeypatch, WRONG, msgspec.structs.replace(WRONG, op="grouped_matmul"))
+    assert main(["selfcheck", "a/model", "--attention-config", '{"backend": "gpu"}']) == 1
+    experts, attention = capsys.readouterr().out.splitlines()[-2:]
+    assert "paged_attention runs all the same, because attention_config has backend='gpu': they gave" in attention
+    assert "grouped_matmul will run in plain XLA" in experts
+
+
+def test_arguments_are_refused_before_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = answer(monkeypatch, RIGHT)
+    assert main(["selfcheck", "a/model", "--no-selfcheck"]) == 2
+    assert not calls
+    refused = VLLMValidationError("no such thing", parameter="dtype")
+    monkeypatch.setattr(selfcheck, "examine", Mock(side_effect=refused))
+    assert main(["selfcheck", "a/model"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "Leave --no-selfcheck out" in err
+    assert "no such thing" in err
 
 
 def test_misuse_and_a_report_that_cannot_be_written(
