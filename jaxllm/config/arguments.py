@@ -314,7 +314,7 @@ class EngineArguments(UnsupportedArguments):
         True,
         Switch(),
         "KernelConfig",
-        "compare kernels with the reference, once, on a kind of GPU or TPU that they have never run on",
+        "compare kernels with the reference, once, on a kind of GPU or TPU that is new to them",
     )
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
     kv_cache_metrics: bool = argument(

@@ -26,7 +26,14 @@ from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.execution.mesh import param_format, replicated
-from jaxllm.execution.options import compiler_options, compiling_for, min_rows, single_row_pays, tracing
+from jaxllm.execution.options import (
+    compiler_options,
+    compiling_for,
+    min_rows,
+    multiplies_packed,
+    single_row_pays,
+    tracing,
+)
 from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
@@ -168,11 +175,12 @@ class StepCompiler:
         self.config, self.model, self.mesh = config, model, mesh
         self.caches = Caches(config.kv_layout, mesh)
         self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
-        # "gpu_fp8" multiplies by float8 in cuBLASLt as it is.
-        quantized = model.specs.quantization is not None and model.ops.linear.implementation != "gpu_fp8"
-        devices = list(mesh.devices.flat)
         self.options = compiler_options(
-            config.platform, model.dtype, config.batch_invariant, quantized=quantized, devices=devices
+            config.platform,
+            model.dtype,
+            config.batch_invariant,
+            quantized=multiplies_packed(model),
+            devices=list(mesh.devices.flat),
         )
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
         if config.sizes is None and config.generates and single_row_pays(config.platform, model):

@@ -70,6 +70,12 @@ def compiler_options(
     return options
 
 
+def multiplies_packed(model: Model) -> bool:
+    """Return whether a model's matmuls read quantized weights that XLA would widen first."""
+    # "gpu_fp8" multiplies by float8 in cuBLASLt as it is.
+    return model.specs.quantization is not None and model.ops.linear.implementation != "gpu_fp8"
+
+
 def _is_hopper(devices: Sequence[Device]) -> bool:
     return bool(devices) and hopper_refusal(getattr(devices[0], "compute_capability", None)) is None
 

@@ -15,11 +15,24 @@ _NVIDIA = Path("/proc/driver/nvidia")
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _QUERY_SECONDS = 20.0
 
-PROVEN: Mapping[str, str] = {
-    "NVIDIA H200": "benchmarks/results/gpu/device",
-    "NVIDIA H100 80GB HBM3": "benchmarks/results/gpu_h100/device",
+
+class Proof(NamedTuple):
+    """The runs of kernels on a kind of device."""
+
+    ops: tuple[str, ...]
+    """The ops that were right there and have the same kernels still, by `Trial.op`'s names."""
+    results: str
+    """The folder of the results."""
+
+
+PROVEN: Mapping[str, Proof] = {
+    "NVIDIA H200": Proof(("recurrent_state.causal_conv",), "benchmarks/results/gpu/recurrent"),
+    "NVIDIA H100 80GB HBM3": Proof(
+        ("recurrent_state.causal_conv", "recurrent_state.gated_delta", "recurrent_state.state_space"),
+        "benchmarks/results/gpu_h100/recurrent",
+    ),
 }
-"""The kinds of devices that kernels have run on, with the folders of the results."""
+"""What is proven, by the kind of device. Who changes a kernel takes its op out until it has run again."""
 
 
 class Accelerators(NamedTuple):
@@ -35,9 +48,10 @@ class Accelerators(NamedTuple):
         return " and ".join(self.kinds)
 
     @property
-    def are_proven(self) -> bool:
-        """Return whether kernels have run on all of them."""
-        return all(kind in PROVEN for kind in self.kinds)
+    def proven_ops(self) -> tuple[str, ...]:
+        """Return the ops that are proven on all of them."""
+        proven = [set(PROVEN[kind].ops) if kind in PROVEN else set[str]() for kind in self.kinds]
+        return tuple(sorted(set.intersection(*proven)))
 
 
 def find_accelerators() -> Accelerators | None:

@@ -59,22 +59,19 @@ def examine(
     *,
     driver: str = "",
     without: Sequence[Verdict] = (),
+    proven: Sequence[str] = (),
+    checks_cpu: bool = True,
     limits: Limits | None = None,
     tell: Callable[[Verdict], None] = lambda _: None,
 ) -> Report:
     """Return the report on an engine, whose arguments are `EngineArgs.portable`'s.
 
-    The ops of the verdicts `without` are not tried again. `tell` gets each verdict when it is known. The report is not
-    complete if a child does not start. Raises VLLMValidationError if the arguments are refused.
+    The ops of the verdicts `without` are not tried again, `proven` ones not at all, and none without `checks_cpu` where
+    JAX has only a CPU. `tell` gets each verdict when it is known. The report is not complete if a child does not start.
+    Raises VLLMValidationError if the arguments are refused.
     """
-    report = Report(
-        model=engine_args["model"],
-        driver=driver,
-        versions=versions(),
-        date=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        verdicts=list(without),
-    )
-    first, skipped = 0, [verdict.op for verdict in without]
+    report = _begin_report(engine_args["model"], driver, without)
+    first, skipped = 0, [*proven, *(verdict.op for verdict in without)]
 
     def add(verdict: Verdict) -> None:
         report.verdicts.append(verdict)
@@ -83,7 +80,13 @@ def examine(
             skipped.append(verdict.op)
 
     while not report.complete and not report.problem:
-        request = Request(parent=os.getpid(), engine_args=engine_args, first=first, without=tuple(skipped))
+        request = Request(
+            parent=os.getpid(),
+            engine_args=engine_args,
+            first=first,
+            without=tuple(skipped),
+            checks_cpu=checks_cpu,
+        )
         began: Began | None = None
         try:
             for message in _run(request, limits or LIMITS):
@@ -106,6 +109,11 @@ def examine(
                 facts: Any = {name: getattr(began, name) for name in ("op", "implementation", "shape", "step")}
                 add(Verdict(**facts, status=fault.status, reason=fault.reason))
     return report
+
+
+def _begin_report(model: str, driver: str, verdicts: Sequence[Verdict]) -> Report:
+    date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return Report(model=model, driver=driver, versions=versions(), date=date, verdicts=list(verdicts))
 
 
 def _describe_problem(report: Report, fault: _FaultError) -> str:

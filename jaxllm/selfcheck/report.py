@@ -121,7 +121,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     """The number of the first trial; those before it have been run."""
     without: tuple[str, ...]
-    """The ops that are not tried, because they hung or crashed."""
+    """The ops that are not tried, because they hung or crashed, or are proven."""
+    checks_cpu: bool
+    """False if nothing is tried where JAX has only a CPU."""
 
 
 HEAD = ("op", "step", "kernel", "verdict", "error", "allowed", "compile", "run", "shape")

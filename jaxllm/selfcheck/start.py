@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
     """Return why ops must run in plain XLA here, by the op's name. A check may take minutes.
 
-    Nothing is checked on a CPU, on a device that kernels have run on, without `args.selfcheck`, and where the result of
-    an earlier check is kept. Call it before JAX opens the devices. Raises RuntimeError if a kernel has left the device
-    so that no other process can open it.
+    Nothing is checked on a CPU, on several hosts, without `args.selfcheck`, and where the result of an earlier check is
+    kept; nor are ops that are proven on the device. Call it before JAX opens the devices. Raises RuntimeError if a
+    kernel has left the device so that no other process can open it.
     """
     accelerators = find_accelerators() if args.selfcheck and not _is_for_cpu() else None
-    if accelerators is None or accelerators.are_proven:
+    if accelerators is None:
         return {}
     try:
         engine_args = portable_args(args)
     except VLLMValidationError as error:  # a mesh, whose devices are open
-        _warn(accelerators, str(error).rstrip("."))
+        _warn(args, accelerators, str(error))
         return {}
     path = report_path(engine_args, accelerators)
     with alone(path):
@@ -39,15 +39,18 @@ def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
         if report is not None and report.complete:
             _warn_of_untried(report)
             return report.disproved()
-        obstacle = _obstacle(args, accelerators)
+        obstacle = _obstacle(args)
         if obstacle is not None:
-            _warn(accelerators, obstacle)
+            _warn(args, accelerators, obstacle)
             return {}
         faults = [] if report is None else [verdict for verdict in report.verdicts if verdict.is_fault]
         try:
             report = _examine(engine_args, accelerators, faults)
-        except VLLMValidationError:
-            return {}  # the engine's own start shows it
+        except VLLMValidationError as error:  # the engine's own start may accept what the child refuses
+            _warn(args, accelerators, str(error))
+            return {}
+        if report.platform == "cpu":  # the GPU may be there at another start
+            return {}
         keep_report(path, report)
     _tell(report)
     return report.disproved()
@@ -55,11 +58,17 @@ def disproved_ops(args: EngineArguments) -> Mapping[str, str]:
 
 def _examine(engine_args: dict[str, Any], accelerators: Accelerators, faults: list[Verdict]) -> Report:
     logger.info(
-        "nobody has run these kernels on %s: they are compared with the reference now, once "
+        "not all kernels have run on %s in their present form: they are compared with the reference now, once "
         "(selfcheck=False, --no-selfcheck: not at all)",
         accelerators.name,
     )
-    return examine(engine_args, driver=accelerators.driver, without=faults)
+    return examine(
+        engine_args,
+        driver=accelerators.driver,
+        without=faults,
+        proven=accelerators.proven_ops,
+        checks_cpu=False,
+    )
 
 
 def _tell(report: Report) -> None:
@@ -84,11 +93,13 @@ def _warn_of_untried(report: Report) -> bool:
     return bool(untried)
 
 
-def _warn(accelerators: Accelerators, obstacle: str) -> None:
+def _warn(args: EngineArguments, accelerators: Accelerators, obstacle: str) -> None:
     logger.warning(
-        "nobody has run these kernels on %s, and they are not checked now: %s. `jaxllm selfcheck` checks them.",
+        "not all kernels have run on %s in their present form, and they are not checked now: %s. `jaxllm selfcheck`%s "
+        "checks them.",
         accelerators.name,
-        obstacle,
+        obstacle.rstrip("."),
+        " on each host" if args.nnodes != 1 else "",
     )
 
 
@@ -96,11 +107,12 @@ def _is_for_cpu() -> bool:
     return str(jax.config.jax_platforms or "").partition(",")[0] == "cpu"
 
 
-def _obstacle(args: EngineArguments, accelerators: Accelerators) -> str | None:
-    """Return why another process cannot open the devices now, or None if it can."""
+def _obstacle(args: EngineArguments) -> str | None:
+    """Return why another process must not open the devices now, or None if it may."""
     from jax._src import xla_bridge
 
+    if args.nnodes != 1:  # their patience has a limit
+        return "the other hosts would wait for this one"
     if xla_bridge.backends_are_initialized():
         return "this process has opened the devices already"
-    is_tpu = any(kind.startswith("TPU") for kind in accelerators.kinds)
-    return "the chips of several hosts open together" if is_tpu and args.nnodes != 1 else None
+    return None

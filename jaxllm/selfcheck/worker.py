@@ -14,8 +14,9 @@ import msgspec
 
 from jaxllm.config.environment import limit_cpu
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.options import compiler_options
+from jaxllm.execution.options import compiler_options, multiplies_packed
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.selfcheck.report import Began, Done, Judged, Message, Mistake, Opened, Request, Verdict
 from jaxllm.selfcheck.trials import engine_trials
@@ -50,13 +51,23 @@ def _work(request: Request) -> Iterator[Message]:
         limit_cpu()
         # Each of the devices runs the same share of a model, so that one can stand for all of them.
         devices = [jax.devices()[0]] * engine_args.tensor_parallel_size
+        if devices[0].platform == "cpu" and not request.checks_cpu:
+            yield Opened("cpu", devices[0].device_kind)
+            yield Done()
+            return
         config = resolve(engine_args, devices)
         trials = engine_trials(config)
     except VLLMValidationError as error:
         yield Mistake(str(error), error.parameter)
         return
     yield Opened(config.platform, devices[0].device_kind)
-    options = compiler_options(config.platform, config.dtype, batch_invariant=False)
+    options = compiler_options(
+        config.platform,
+        config.dtype,
+        batch_invariant=False,
+        quantized=multiplies_packed(make_model(config)),
+        devices=devices[:1],
+    )
     for index, trial in enumerate(trials):
         if index >= request.first and trial.op not in request.without:
             yield from _try(index, trial, options)

@@ -1,4 +1,4 @@
-"""A tiny model, and a CPU that stands for a device that nobody has tried."""
+"""A tiny model, and a CPU that stands for a device that is new to kernels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, limits: Limits = LIMITS, **faults: st
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this machine's CPU stand for a device that nobody has tried."""
+    """Let this machine's CPU stand for a device that is new to kernels."""
     monkeypatch.setattr(start, "find_accelerators", lambda: Accelerators((NAME,), "1.2.3"))
     monkeypatch.setattr(start, "_is_for_cpu", lambda: False)
     monkeypatch.setattr(start, "_obstacle", lambda *_: None)

@@ -11,7 +11,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.selfcheck import process
 from jaxllm.selfcheck.process import Limits, examine
-from jaxllm.selfcheck.report import Report, render
+from jaxllm.selfcheck.report import Report, Verdict, render
 from tests.selfcheck.support import LIMITS, make_model, plant
 
 pytestmark = pytest.mark.programs
@@ -101,3 +101,18 @@ def test_refused_arguments_are_raised(model: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(VLLMValidationError, match="no such thing") as error:
         examine({"model": model})
     assert error.value.parameter == "dtype"
+
+
+def test_a_child_is_told_what_not_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
+
+    def run(request: Any, limits: Limits) -> Any:
+        requests.append(request)
+        yield process.Done()
+
+    monkeypatch.setattr(process, "_run", run)
+    hung = Verdict(op="linear", implementation="gpu", shape="", step="", status="hung")
+    report = examine({"model": "m"}, without=[hung], proven=("causal_conv",), checks_cpu=False)
+    [request] = requests
+    assert (set(request.without), request.checks_cpu) == ({"linear", "causal_conv"}, False)
+    assert report.verdicts == [hung]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.config.groups import AttentionConfig
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.selfcheck import device, kept, start
@@ -40,17 +43,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Examiner:
     """Stands for the child processes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict, problem: str = "") -> None:
-        self.verdicts, self.problem = list(verdicts), problem
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict, problem: str = "", platform: str = "gpu"
+    ) -> None:
+        self.verdicts, self.problem, self.platform = list(verdicts), problem, platform
+        self.proven: list[Sequence[str]] = []
         self.calls: list[Any] = []
         monkeypatch.setattr(start, "examine", self)
 
-    def __call__(self, engine_args: dict[str, Any], *, driver: str, without: list[Verdict]) -> Report:
+    def __call__(
+        self,
+        engine_args: dict[str, Any],
+        *,
+        driver: str,
+        without: list[Verdict],
+        proven: Sequence[str],
+        checks_cpu: bool,
+    ) -> Report:
+        assert not checks_cpu
         self.calls.append((engine_args, driver, without))
+        self.proven.append(proven)
         verdicts = [*without, *self.verdicts]
         return Report(
             model=engine_args["model"],
             device=NAME,
+            platform=self.platform,
             complete=not self.problem,
             problem=self.problem,
             verdicts=verdicts,
@@ -154,21 +171,70 @@ def test_a_device_that_is_gone_stops_the_start_and_the_next_one_leaves_the_kerne
     assert "could not be checked" in caplog.text
 
 
-@pytest.mark.parametrize("reason", ["cpu", "none", "proven", "off", "open"])
+@pytest.mark.parametrize("reason", ["cpu", "none", "off", "open", "hosts"])
 def test_nothing_is_checked(
     reason: str, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     examiner = Examiner(monkeypatch, WRONG)
     if reason != "cpu":
         monkeypatch.setattr(start, "_is_for_cpu", lambda: False)
-    kinds = {"none": None, "proven": Accelerators((next(iter(PROVEN)),), "1")}
-    monkeypatch.setattr(start, "find_accelerators", lambda: kinds.get(reason, Accelerators((NAME,), "1.2.3")))
+    accelerators = None if reason == "none" else Accelerators((NAME,), "1.2.3")
+    monkeypatch.setattr(start, "find_accelerators", lambda: accelerators)
     import jax
 
     assert jax.devices()  # opened
-    assert disproved_ops(EngineArgs(model=model, selfcheck=reason != "off")) == {}
+    hosts: dict[str, Any] = {"nnodes": 2, "master_addr": "10.0.0.1"} if reason == "hosts" else {}
+    args = EngineArgs(model=model, selfcheck=reason != "off", **hosts)
+    assert disproved_ops(args) == {}
     assert not examiner.calls
+    hint = "the other hosts would wait for this one. `jaxllm selfcheck` on each host checks them"
+    assert (hint in caplog.text) == (reason == "hosts")
     assert ("this process has opened the devices already" in caplog.text) == (reason == "open")
+
+
+def test_proven_ops_are_not_tried(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    examiner = Examiner(monkeypatch, RIGHT)
+    for kind in PROVEN:
+        for kinds in ((kind,), (kind, NAME)):
+            monkeypatch.setattr(start, "find_accelerators", lambda kinds=kinds: Accelerators(kinds, "1"))
+            assert disproved_ops(EngineArgs(model=model)) == {}
+            expected = () if NAME in kinds else PROVEN[kind].ops
+            assert sorted(examiner.proven[-1]) == sorted(expected)
+    assert len(examiner.calls) == 2 * len(PROVEN)
+
+
+def test_a_gpu_that_jax_cannot_use_now_is_checked_when_it_can(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    Examiner(monkeypatch, platform="cpu")
+    assert disproved_ops(EngineArgs(model=model)) == {}
+    assert not caplog.text
+    Examiner(monkeypatch, WRONG)
+    assert list(disproved_ops(EngineArgs(model=model))) == ["paged_attention"]
+
+
+def test_a_refusal_that_only_the_check_makes_is_told(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch)
+    refused = VLLMValidationError("There is no such dtype.", parameter="dtype")
+    monkeypatch.setattr(start, "examine", Mock(side_effect=refused))
+    assert disproved_ops(EngineArgs(model=model)) == {}
+    assert "they are not checked now: There is no such dtype. `jaxllm selfcheck` checks them." in caplog.text
+
+
+def test_several_hosts_use_a_kept_result(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    obstacle = start._obstacle
+    stand_in(monkeypatch)
+    Examiner(monkeypatch, WRONG)
+    first = disproved_ops(EngineArgs(model=model))
+    monkeypatch.setattr(start, "_obstacle", obstacle)
+    assert disproved_ops(EngineArgs(model=model, nnodes=2, master_addr="10.0.0.1")) == first != {}
+    assert "not checked now" not in caplog.text
 
 
 def test_devices_are_named_by_the_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +252,13 @@ def test_devices_are_named_by_the_drivers_files(tmp_path: Path, monkeypatch: pyt
     assert find_accelerators() == Accelerators(("NVIDIA L4",), "580.95.05")
 
 
-def test_proven_devices_have_results(repository: Path) -> None:
-    for kind, folder in PROVEN.items():
-        reports = [json.loads(path.read_text()) for path in (repository / folder).glob("*.json")]
-        assert any(report["device"] == kind and report["complete"] for report in reports)
+def test_proven_ops_have_results(repository: Path) -> None:
+    for kind, proof in PROVEN.items():
+        reports = [json.loads(path.read_text()) for path in (repository / proof.results).glob("check*.json")]
+        rows = [row for each in reports if each["device"] == kind and each["complete"] for row in each["rows"]]
+        right = {f"recurrent_state.{row['op']}" for row in rows if not row["missed"]}
+        wrong = {f"recurrent_state.{row['op']}" for row in rows if row["missed"]}
+        assert set(proof.ops) <= right - wrong
 
 
 @pytest.mark.engine

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import jax
 import pytest
 
+from jaxllm.selfcheck import worker
 from jaxllm.selfcheck.report import Done, Judged, Mistake, Opened, Request, Verdict
 from jaxllm.selfcheck.worker import _work
 from tests.models.tiny import folder
@@ -21,9 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
+def ask(*without: str, checks_cpu: bool = True, **engine_args: Any) -> Request:
+    return Request(parent=os.getpid(), engine_args=engine_args, first=0, without=without, checks_cpu=checks_cpu)
+
+
 def verdicts(model: str, *without: str, **more: Any) -> list[Verdict]:
-    request = Request(parent=os.getpid(), engine_args={**more, "model": model}, first=0, without=without)
-    opened, *messages, done = _work(request)
+    opened, *messages, done = _work(ask(*without, **more, model=model))
     assert isinstance(opened, Opened)
     assert isinstance(done, Done)
     return [message.verdict for message in messages if isinstance(message, Judged)]
@@ -62,7 +67,23 @@ def test_faults(model: str, fault: str, status: str, reason: str, monkeypatch: p
 
 
 def test_a_mistake_is_told() -> None:
-    request = Request(parent=os.getpid(), engine_args={"model": "/nowhere/at/all"}, first=0, without=())
-    [mistake] = _work(request)
+    [mistake] = _work(ask(model="/nowhere/at/all"))
     assert isinstance(mistake, Mistake)
     assert mistake.parameter == "model"
+
+
+def test_a_start_checks_no_cpu() -> None:
+    assert list(_work(ask(model="m", checks_cpu=False))) == [Opened("cpu", "cpu"), Done()]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_trials_are_compiled_as_steps_are(
+    model: str, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(worker, "compiler_options", lambda *_, **settings: calls.append(settings))
+    messages = list(_work(ask("linear", "paged_attention", model=model, quantization=quantization)))
+    assert isinstance(messages[-1], Done)
+    [call] = calls
+    assert call["devices"] == jax.devices()[:1]
+    assert call["quantized"] == (quantization is not None)
