@@ -288,7 +288,7 @@ def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(
             gc.callbacks.remove(interrupt)
             signal.raise_signal(signal.SIGINT)
 
-    def resolve(_: EngineArgs) -> None:
+    def resolve(_: EngineArgs, **__: Any) -> None:
         gc.callbacks.append(interrupt)
         gc.collect()
         time.sleep(10)
