@@ -12,7 +12,6 @@ from jaxllm.cli.flags.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.selfcheck.device import find_accelerators
-from jaxllm.selfcheck.kept import keep_report, portable_args, report_path
 from jaxllm.selfcheck.process import examine
 from jaxllm.selfcheck.report import Verdict, render, render_head
 from jaxllm.utils.streams import say, show, writing
@@ -39,6 +38,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts as they come, and return the exit status."""
+    from jaxllm.selfcheck.kept import keep_report, portable_args, report_path  # imports JAX
+
     settings = read_engine_args(args)
     if not settings.selfcheck:
         message = "selfcheck: this command is the check that the flag turns off at a start. Leave --no-selfcheck out."
