@@ -17,17 +17,13 @@ import msgspec
 from jaxllm.config.environment import environment
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.selfcheck.report import Began, Done, Judged, Message, Mistake, Opened, Report, Request, Status, Verdict
-from jaxllm.utils.child_process import python_command
+from jaxllm.utils import child_process
 from jaxllm.version import __version__
 
 _MODULE = "jaxllm.selfcheck"
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """A GPU's memory is taken as it is needed: others may use the device."""
-_KILL_SECONDS = 30.0
-"""The longest time that a killed process may take to leave its device."""
-
-
 _VERBS = {"compile": "compile", "run": "end", "compare": "show their result"}
 _MESSAGE: Any = Message
 
@@ -81,7 +77,6 @@ def examine(
 
     while not report.complete and not report.problem:
         request = Request(
-            parent=os.getpid(),
             engine_args=engine_args,
             first=first,
             without=tuple(skipped),
@@ -89,7 +84,7 @@ def examine(
         )
         began: Began | None = None
         try:
-            for message in _run(request, limits or LIMITS):
+            for message in _read(request, limits or LIMITS):
                 match message:
                     case Opened():
                         report.platform, report.device = message.platform, message.device
@@ -127,38 +122,20 @@ def _describe_problem(report: Report, fault: _FaultError) -> str:
     )
 
 
-def _run(request: Request, limits: Limits) -> Iterator[Message]:
+def _read(request: Request, limits: Limits) -> Iterator[Message]:
     """Yield the messages of one child; raise `_FaultError` if it hangs or ends otherwise than after a verdict."""
-    with subprocess.Popen(
-        python_command(_MODULE),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(("",)) | _SETTINGS,
-        process_group=0,  # Ctrl-C in a terminal comes here alone
-    ) as process:
-        try:
-            assert process.stdin is not None
-            try:
-                process.stdin.write(msgspec.json.encode(request))
-                process.stdin.close()
-            except BrokenPipeError:
-                pass  # its exit status tells more
-            yield from _read(process, limits)
-        finally:
-            _end(process)
-
-
-def _read(process: subprocess.Popen[bytes], limits: Limits) -> Iterator[Message]:
-    assert process.stdout is not None
-    descriptor, rest = process.stdout.fileno(), b""
     limit, what = limits.start, "start"
-    deadline, last = time.monotonic() + limit, None
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
+    deadline, last, rest = time.monotonic() + limit, None, b""
+    with (
+        child_process.started(_MODULE, request, environment(("",)) | _SETTINGS) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        assert process.stdout is not None
+        selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 raise _FaultError("hung", f"did not {what} within {limit:g} s")
-            data = os.read(descriptor, 1 << 16)
+            data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
@@ -170,10 +147,11 @@ def _read(process: subprocess.Popen[bytes], limits: Limits) -> Iterator[Message]
                 yield last
                 if isinstance(last, Done | Mistake):
                     return  # a driver may keep the process from ending
-    try:
-        status = process.wait(_KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise _FaultError("hung", f"did not leave its device within {_KILL_SECONDS:g} s") from None
+        try:
+            status = process.wait(child_process.END_SECONDS)
+        except subprocess.TimeoutExpired:
+            reason = f"did not leave its device within {child_process.END_SECONDS:g} s"
+            raise _FaultError("hung", reason) from None
     if not isinstance(last, Judged) or status != 0:
         raise _FaultError("crashed", _describe_end(status))
 
@@ -185,14 +163,6 @@ def _describe_end(status: int) -> str:
         except ValueError:
             return f"ended the process with signal {-status}"
     return f"ended the process with status {status}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    try:
-        process.wait(_KILL_SECONDS)
-    except subprocess.TimeoutExpired:  # the driver holds it; Popen would wait for ever
-        process.returncode = -signal.SIGKILL
 
 
 def versions() -> dict[str, str]:

@@ -114,8 +114,6 @@ type Message = Opened | Began | Judged | Mistake | Done
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a child process is to do."""
 
-    parent: int
-    """The process that asks; the child ends with it."""
     engine_args: dict[str, object]
     """The engine's arguments, as `EngineArgs.portable` returns them."""
     first: int

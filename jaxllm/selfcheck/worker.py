@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.selfcheck.report import Began, Done, Judged, Message, Mistake, Opened, Request, Verdict
 from jaxllm.selfcheck.trials import engine_trials
-from jaxllm.utils.fork_safety import end_with
+from jaxllm.utils.child_process import receive
 from pallas_kernels.trials.trial import Outcome, Trial
 
 _ON_CHIP = ("vmem", "smem", "shared memory")
@@ -34,9 +33,7 @@ def main() -> int:
     os.dup2(2, 1)  # what else writes to standard output writes to the log
     logging.getLogger("jaxllm").addHandler(logging.NullHandler())  # the parent's engine will log the same
     logging.getLogger("jaxllm").propagate = False
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    end_with(request.parent)
-    for message in _work(request):
+    for message in _work(receive(Request)):
         lines.write(msgspec.json.encode(message) + b"\n")
         if isinstance(message, Judged) and message.verdict.status == "failed":
             lines.close()

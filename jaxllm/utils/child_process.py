@@ -6,16 +6,21 @@ input, the answer the last line of its standard output. Its log goes to standard
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.fork_safety import end_with
+
+END_SECONDS = 30.0
+"""The longest time that a killed process may take to end: to leave its device."""
 
 
 class ChildError(RuntimeError):
@@ -46,11 +51,11 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, *flags, "-P", "-m", module]
 
 
-def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> T:
-    """Run `module` in a new process with the environment `env` and return its result, of type `kind`.
+@contextlib.contextmanager
+def started(module: str, request: Any, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `module` in a new process with the environment `env`; its `receive` returns the request.
 
-    Raises VLLMValidationError if the process did, ChildError if it ended without an answer. The child ends when this
-    process is interrupted or ends.
+    The child is killed at the end of the block, and ends with this process.
     """
     with subprocess.Popen(
         python_command(module),
@@ -60,14 +65,38 @@ def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> 
         process_group=0,  # Ctrl-C in a terminal comes here alone; who asked decides
     ) as process:
         try:
+            assert process.stdin is not None
             question = _Question(os.getpid(), msgspec.Raw(msgspec.json.encode(request)))
-            output, _ = process.communicate(msgspec.json.encode(question))
-        except BaseException:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit status tells more
+                process.stdin.write(msgspec.json.encode(question))
+            yield process
+        finally:
             process.kill()
-            raise
-    if process.returncode != 0 or not output.strip():
-        raise ChildError(f"{module} ended with status {process.returncode}; the reason is above")
-    answer = msgspec.json.decode(output.splitlines()[-1], type=_Answer)
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:  # a driver holds it; Popen would wait for ever
+                process.returncode = -signal.SIGKILL
+
+
+def receive[T](kind: type[T]) -> T:
+    """Return the request, of type `kind`, in the child process, which ends with its parent from now on."""
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
+    end_with(question.asker)
+    return msgspec.json.decode(question.request, type=kind)
+
+
+def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> T:
+    """Run `module` in a new process with the environment `env` and return its result, of type `kind`.
+
+    Raises VLLMValidationError if the process did, ChildError if it ended without an answer. The child ends when this
+    process is interrupted or ends.
+    """
+    with started(module, request, env) as process:
+        assert process.stdout is not None
+        lines, status = process.stdout.read().splitlines(), process.wait()
+    if status != 0 or not lines:
+        raise ChildError(f"{module} ended with status {status}; the reason is above")
+    answer = msgspec.json.decode(lines[-1], type=_Answer)
     if answer.error is not None:
         raise VLLMValidationError(answer.error, parameter=answer.parameter)
     return msgspec.convert(answer.result, kind)
@@ -78,9 +107,7 @@ def reply[T](kind: type[T], work: Callable[[T], Any]) -> int:
 
     Any exception of `work` but VLLMValidationError ends the process with a traceback.
     """
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
-    end_with(question.asker)
-    request = msgspec.json.decode(question.request, type=kind)
+    request = receive(kind)
     try:
         answer = _Answer(result=work(request))
     except VLLMValidationError as error:

@@ -12,6 +12,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.selfcheck import process
 from jaxllm.selfcheck.process import Limits, examine
 from jaxllm.selfcheck.report import Report, Verdict, render
+from jaxllm.utils import child_process
 from tests.selfcheck.support import LIMITS, make_model, plant
 
 pytestmark = pytest.mark.programs
@@ -57,16 +58,16 @@ def test_a_device_that_is_gone_is_named_with_its_cause(model: str, monkeypatch: 
     first = examine({"model": model}, limits=LIMITS)
     assert first.problem == "the process that checks kernels ended with status 1"
     assert not first.complete
-    run = process._run
+    read = process._read
 
     def crash_first(request: Any, limits: Limits) -> Any:
         if request.first == 0:
             yield process.Opened("gpu", "Made-up 9000")
             yield process.Began(0, "paged_attention", "gpu", "", "decodes", "run")
             raise process._FaultError("hung", "did not end within 20 s")
-        yield from run(request, limits)
+        yield from read(request, limits)
 
-    monkeypatch.setattr(process, "_run", crash_first)
+    monkeypatch.setattr(process, "_read", crash_first)
     report = examine({"model": model}, limits=LIMITS)
     assert "does not answer after paged_attention did not end within 20 s" in report.problem
     assert list(report.disproved()) == ["paged_attention"]
@@ -89,15 +90,15 @@ JUDGED = {"type": "Judged", "index": 0, "verdict": {"op": "linear", "implementat
 def test_a_process_that_does_not_end_holds_nobody_up(
     last: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_KILL_SECONDS", 0.5)
+    monkeypatch.setattr(child_process, "END_SECONDS", 0.5)
     command = [sys.executable, "-c", LINGERING.replace("REST", repr(json.dumps(last)))]
-    monkeypatch.setattr(process, "python_command", lambda _: command)
+    monkeypatch.setattr(child_process, "python_command", lambda _: command)
     report = examine({"model": "m"}, limits=LIMITS)
     assert (report.complete, problem in report.problem) == (not problem, True)
 
 
 def test_refused_arguments_are_raised(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_run", lambda *_: iter([process.Mistake("no such thing", "dtype")]))
+    monkeypatch.setattr(process, "_read", lambda *_: iter([process.Mistake("no such thing", "dtype")]))
     with pytest.raises(VLLMValidationError, match="no such thing") as error:
         examine({"model": model})
     assert error.value.parameter == "dtype"
@@ -106,11 +107,11 @@ def test_refused_arguments_are_raised(model: str, monkeypatch: pytest.MonkeyPatc
 def test_a_child_is_told_what_not_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Any] = []
 
-    def run(request: Any, limits: Limits) -> Any:
+    def read(request: Any, limits: Limits) -> Any:
         requests.append(request)
         yield process.Done()
 
-    monkeypatch.setattr(process, "_run", run)
+    monkeypatch.setattr(process, "_read", read)
     hung = Verdict(op="linear", implementation="gpu", shape="", step="", status="hung")
     report = examine({"model": "m"}, without=[hung], proven=("causal_conv",), checks_cpu=False)
     [request] = requests

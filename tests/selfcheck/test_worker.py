@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def ask(*without: str, checks_cpu: bool = True, **engine_args: Any) -> Request:
-    return Request(parent=os.getpid(), engine_args=engine_args, first=0, without=without, checks_cpu=checks_cpu)
+    return Request(engine_args=engine_args, first=0, without=without, checks_cpu=checks_cpu)
 
 
 def verdicts(model: str, *without: str, **more: Any) -> list[Verdict]:
