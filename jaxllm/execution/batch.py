@@ -12,22 +12,17 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
 from jaxllm.execution.rows import fill_rare, fill_rows, find_extra
 from jaxllm.models.inputs import MediaTokens, TokenBatch
-from jaxllm.sampling.inputs import RareRules, Sampling
+from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
 
 class StepInputs(NamedTuple):
     """The inputs of one step on the host, ready to be sent."""
 
-    shape: BatchShape
     ints: np.ndarray
     floats: np.ndarray
     rare: RareRules
     """The fields of arrays that no row needs are None."""
-    sampling: Sampling
-    """The least that some row needs."""
-    has_chunks: bool
-    """True if some sequence has more than one token in the step."""
 
 
 def build(
@@ -67,17 +62,7 @@ def build(
     fill_rows(inputs, plan.chunks, ends, extra)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
     rare = fill_rare(inputs.uses, plan.chunks, masks, specs, extra)
-    sampling = _least_sampling(inputs, rare)
-    has_chunks = bool((lengths > 1).any())
-    return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, sampling=sampling, has_chunks=has_chunks)
-
-
-def _least_sampling(inputs: PackedInputs, rare: RareRules) -> Sampling:
-    """Return the least sampling that does what every row asks for."""
-    more = inputs.uses._replace(truncation=0)
-    if any(more) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any():
-        return Sampling.FULL
-    return Sampling.TRUNCATED if inputs.uses.truncation else Sampling.PLAIN
+    return StepInputs(ints, floats, rare)
 
 
 def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from jaxllm.execution.options import running
 from jaxllm.execution.packing import BatchShape
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
 from jaxllm.execution.programs import Programs
-from jaxllm.execution.rows import find_extra
+from jaxllm.execution.rows import find_extra, least_sampling
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.media import Encode
@@ -156,10 +156,9 @@ class ModelRunner:
                 self._launch(launch)
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
-        inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
-        shape = self.compiler.step_shape(inputs.shape.bucket, inputs.sampling, has_chunks=inputs.has_chunks)
-        if (nearest := self._nearest(shape)) != shape:
-            shape, inputs = nearest, self._build(plan, masks, nearest.batch)
+        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan.chunks, masks)
+        shape = self._nearest(self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only))
+        inputs = self._build(plan, masks, shape.batch)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.packing import PackedInputs, RareSpec
-from jaxllm.sampling.inputs import RareRules, Rules, Uses
+from jaxllm.sampling.inputs import RareRules, Rules, Sampling, Uses
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.request import needs_token_counts
@@ -36,6 +36,22 @@ def find_extra(chunks: Sequence[Chunk]) -> list[_ExtraRows]:
         extra.append(_ExtraRows(index, row, chunks[index].num_extra_rows))
         row += chunks[index].num_extra_rows
     return extra
+
+
+def least_sampling(chunks: Sequence[Chunk], masks: Sequence[RowMask | None]) -> Sampling:
+    """Return the least sampling that does what every row asks for; `masks` are those of the rows."""
+    if masks.count(None) < len(masks) or any(map(_needs_full, chunks)):
+        return Sampling.FULL
+    truncates = any(chunk.samples and _truncates(chunk.params) for chunk in chunks)
+    return Sampling.TRUNCATED if truncates else Sampling.PLAIN
+
+
+def _needs_full(chunk: Chunk) -> bool:
+    """Return whether a row of the chunk needs more than a draw, masks aside."""
+    if not chunk.samples:
+        return bool(chunk.scored_ids)
+    params = chunk.params
+    return bool(chunk.count_row is not None or chunk.scored_ids or params.logit_bias) or _wants_logprobs(params)
 
 
 def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[_ExtraRows]) -> None:

@@ -106,6 +106,11 @@ class StepPlan:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property
+    def decodes_only(self) -> bool:
+        """Return whether no chunk has more than one token."""
+        return len(self.chunks[-1].token_ids) == 1
+
+    @property
     def num_rows(self) -> int:
         """Return the number of rows of logits: one per chunk, then the extra rows, chunk by chunk."""
         return sum(1 + chunk.num_extra_rows for chunk in self.chunks)

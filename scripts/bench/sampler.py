@@ -28,8 +28,9 @@ from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
 from jaxllm.execution.options import compiler_options
 from jaxllm.execution.packing import rare_specs
+from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import DeviceState
-from jaxllm.sampling.inputs import RareRules, Rules, Sampling, SamplingBatch, Uses
+from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_truncated
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
@@ -190,8 +191,8 @@ class StepCase:
         masks = [None] * len(plan.chunks)
         self._runner = runner
         self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
-        inputs = self._inputs
-        key = compiler.step_shape(shape.bucket, inputs.sampling, has_chunks=inputs.has_chunks)
+        sampling = least_sampling(plan.chunks, masks)
+        self._key = key = compiler.step_shape(shape.bucket, sampling, has_chunks=not plan.decodes_only)
         self._program = runner.programs.get(key)
         if sampler is not None:
             original = step_module.sample_plain
@@ -205,14 +206,14 @@ class StepCase:
         """Start the step and return its tokens."""
         launcher, inputs = self._runner.launcher, self._inputs
         counts = rare = None
-        if inputs.sampling is Sampling.FULL:
-            counts, rare = launcher._get_counts(), launcher._rare(list(inputs.rare), inputs.shape.bucket.num_seqs)
+        if self._key.is_full:
+            counts, rare = launcher._get_counts(), launcher._rare(list(inputs.rare), self._key.batch.bucket.num_seqs)
         state = DeviceState(launcher.pools, counts)
         state, output = self._program(
             launcher.params, state, launcher._previous_tokens, inputs.ints, inputs.floats, rare
         )
         launcher.pools = state.pools
-        if inputs.sampling is Sampling.FULL:
+        if self._key.is_full:
             launcher._counts = state.counts_cv
         return output.tokens_s
 

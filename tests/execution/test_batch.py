@@ -11,6 +11,7 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
+from jaxllm.execution.rows import least_sampling
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.media import ChunkMedia
@@ -131,7 +132,7 @@ def test_sampling_settings() -> None:
     assert arrays.sampling.top_k_s[0] == 7
     floats = (arrays.sampling.temperature_s, arrays.sampling.top_p_s, arrays.sampling.min_p_s)
     assert [values_s[0] for values_s in floats] == pytest.approx([0.5, 0.9, 0.1])
-    assert inputs.sampling is Sampling.TRUNCATED
+    assert inputs.rare == (None,) * len(inputs.rare)
 
 
 NEEDS: list[tuple[dict[str, Any], Sampling]] = [
@@ -156,21 +157,21 @@ NEEDS: list[tuple[dict[str, Any], Sampling]] = [
 
 @pytest.mark.parametrize(("kwargs", "sampling"), NEEDS)
 def test_a_step_runs_the_least_program_that_a_row_needs(kwargs: dict[str, Any], sampling: Sampling) -> None:
-    inputs, _ = step(make_chunk("a", 0, [1], [1], **kwargs))
-    assert inputs.sampling is sampling
+    assert least_sampling([make_chunk("a", 0, [1], [1], **kwargs)], [None]) is sampling
 
 
 def test_the_row_that_needs_most_decides() -> None:
     for (first, one), (second, other) in itertools.product(NEEDS, NEEDS):
-        inputs, _ = step(make_chunk("a", 0, [1], [1], **first), make_chunk("b", 0, [1], [2], **second))
-        assert inputs.sampling is max(one, other, key=list(Sampling).index)
+        chunks = [make_chunk(name, 0, [1], [1], **settings) for name, settings in (("a", first), ("b", second))]
+        assert least_sampling(chunks, [None] * 2) is max(one, other, key=list(Sampling).index)
 
 
 def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
     bits_w, grammar_w = np.array([[5, -7, 3], [7, -5, 3]], np.int32)
     mask = RowMask(bits_w, grammar_w)
-    inputs, _ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
-    assert inputs.sampling is Sampling.FULL
+    chunks = [make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2])]
+    assert least_sampling(chunks, [None, mask]) is Sampling.FULL
+    inputs, _ = step(*chunks, masks={1: mask})
     np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, bits_w, [-1] * 3])
     assert inputs.rare.grammar_bits_sw is None, "for log-probabilities only"
     shown = SamplingParams(logprobs=0)
@@ -198,9 +199,9 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
                 slot = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
                 expected[row + index] = (token_id, position, slot)
             covered += list(range(row, row + size)) if size > 1 else []
-        inputs, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
+        _, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
         plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
-        assert num_token_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
+        assert num_token_rows(plan, alignment) == max(expected) + 1
         tokens, attention = arrays.tokens, arrays.placements[0].batch(arrays.sequences)
         got = np.stack([tokens.token_ids_t, tokens.positions_t, attention.slots_t], axis=1)
         assert got.tolist() == [list(expected.get(row, (0, 0, 0))) for row in range(128)]

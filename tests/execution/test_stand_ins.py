@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from jaxllm.execution import model_runner
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.model_runner import ModelRunner
@@ -82,7 +84,9 @@ def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: Sam
     return [list(ids) for ids in runner.run(plan, [None] * len(chunks)).result().token_ids]
 
 
-def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(gated: tuple[ModelRunner, Gated]) -> None:
+def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(
+    gated: tuple[ModelRunner, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, made = gated
     compiler, programs = made.compiler, made.programs
     assert compiler.buckets == (Bucket(8, 8), Bucket(16, 8))
@@ -90,7 +94,10 @@ def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(gated: tuple[Mo
     steps = [(lengths, is_full) for is_full in (False, True) for lengths in ([3], [5, 1], [1] * 8)]
     for is_full in (False, True):
         run(runner, [16], tokens, PARAMS[is_full])  # nothing larger stands in
+    builds = Mock(side_effect=model_runner.build)
+    monkeypatch.setattr(model_runner, "build", builds)
     early = [run(runner, lengths, tokens, PARAMS[is_full]) for lengths, is_full in steps]
+    assert builds.call_count == len(steps), "the inputs are packed once, for the program that runs"
     small = [shape for shape in compiler.shapes() if shape.batch.bucket != compiler.buckets[-1]]
     assert not any(shape in programs for shape in small)
     made.gate.set()
