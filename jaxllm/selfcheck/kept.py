@@ -60,6 +60,8 @@ def report_path(engine_args: dict[str, Any], accelerators: Accelerators) -> Path
     """Return the file of a report on an engine with `portable_args` on these devices."""
     # Which of several kinds this engine has, these say.
     variables = (*_VARIABLES, "CUDA_") if len(accelerators.kinds) > 1 else _VARIABLES
+    draft = EngineArguments(**engine_args).speculation()
+    models = [engine_args["model"], *([draft.model] if draft is not None and draft.model else [])]
     facts = (
         code_digest(),
         source_digest([Path(__file__).parent]),
@@ -67,7 +69,7 @@ def report_path(engine_args: dict[str, Any], accelerators: Accelerators) -> Path
         accelerators,
         sorted(environment(variables).items()),
         sorted((name, repr(value)) for name, value in engine_args.items() if name != "hf_token"),
-        _model_facts(Path(engine_args["model"])),
+        [_model_facts(Path(model)) for model in models],
     )
     name = hashlib.sha256(repr(facts).encode()).hexdigest()
     return Path(default_cache_dir(), "selfcheck", f"{name}.json")

@@ -154,7 +154,9 @@ def test_one_warning_says_what_ray_waits_for(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 1}, "leave node_rank and master_addr out"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 1}, "chooses node_rank: start one program"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "10.0.0.1"}, "chooses master_addr: .* leave them out"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "master_port": 7000}, "chooses master_port: .* nnodes as a number"),
         ({"nnodes": 2, "tensor_parallel_size": 3}, "nnodes=2 does not divide tensor_parallel_size=3"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "replicas of a model over several hosts"),
     ],

@@ -96,6 +96,22 @@ def test_a_result_is_kept_until_sources_or_arguments_change(
     (Path(model) / "quantization_config.json").unlink()
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_another_draft_model_is_another_engine(
+    short: bool, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    examiner, draft = Examiner(monkeypatch, RIGHT), tmp_path / "draft"
+    draft.mkdir()
+    speculation: Any = {"model": str(draft), "num_speculative_tokens": 2, "method": "draft_model"}
+    arguments: Any = {"spec_model": str(draft)} if short else {"speculative_config": speculation}
+    for text in ("{}", "{ }"):
+        (draft / "config.json").write_text(text)
+        for _ in range(2):
+            disproved_ops(EngineArgs(model=model, **arguments))
+    assert len(examiner.calls) == 2
+
+
 def test_a_check_for_which_memory_was_missing_is_not_forgotten(
     model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

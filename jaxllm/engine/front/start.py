@@ -70,19 +70,25 @@ def uses_ray(engine_args: EngineArgs) -> bool:
     name = next((each for each in names if getattr(engine_args, each) == "ray"), None)
     if name is None:
         return False
-    message = None
+    message, nnodes = None, engine_args.nnodes
+    of_host = [each for each in ("node_rank", "master_addr", "master_port") if _is_set(engine_args, each)]
     if importlib.util.find_spec("ray") is None:
         message = "Ray is a package of its own: pip install 'jaxllm[ray]'."
-    elif engine_args.node_rank > 0:
-        message = "Ray starts all hosts of a model: start one program, and leave node_rank and master_addr out."
-    elif engine_args.nnodes > 1 and engine_args.data_parallel_size > 1:
+    elif nnodes > 1 and of_host:
+        message = f"Ray starts all hosts of a model and chooses {' and '.join(of_host)}: start one program, leave them "
+        message += "out, and give nnodes as a number."
+    elif nnodes > 1 and engine_args.data_parallel_size > 1:
         message = "replicas of a model over several hosts are not supported: start them by themselves."
-    elif engine_args.tensor_parallel_size % engine_args.nnodes:
-        size, nnodes = engine_args.tensor_parallel_size, engine_args.nnodes
+    elif engine_args.tensor_parallel_size % nnodes:
+        size = engine_args.tensor_parallel_size
         message = f"nnodes={nnodes} does not divide tensor_parallel_size={size}, the devices of all hosts."
     if message is not None:
         raise VLLMValidationError(message, parameter=name, value="ray")
     return True
+
+
+def _is_set(engine_args: EngineArgs, name: str) -> bool:
+    return getattr(engine_args, name) != getattr(type(engine_args), name)
 
 
 def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
