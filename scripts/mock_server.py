@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serve an engine without a model: `jaxllm serve` with the core of lib/mock_core.py.
 
-    scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [THE FLAGS OF jaxllm serve]
+    scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [--step-ms P C F T] [FLAGS OF jaxllm serve]
 
 The tokenizer, the limits and the HTTP side are a real server's. In addition GET /steps returns the monotonic times at
 which the core ended its last steps.
@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any
 
 import uvloop
-from lib.mock_core import start_mock_process
+from lib.mock_core import add_step_argument, start_mock_process
 
 from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.engine.online.admission import Admission
@@ -53,7 +53,9 @@ async def serve(args: argparse.Namespace) -> None:
     with (
         contextlib.closing(bind(ServerArgs.from_cli_args(args))) as listener,
         TimedLLM(
-            lambda: start_mock_process(engine_args, tokens_per_second=args.tokens_per_second, replies=args.replies),
+            lambda: start_mock_process(
+                engine_args, tokens_per_second=args.tokens_per_second, replies=args.replies, step_ms=args.step_ms
+            ),
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
         ) as engine,
     ):
@@ -68,6 +70,7 @@ def main() -> int:
     parser.add_argument("model_tag", metavar="MODEL")
     parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
     parser.add_argument("--replies", help="JSON file of answers to some prompts, as lib/mock_core.py describes it")
+    add_step_argument(parser)
     AsyncEngineArgs.add_cli_args(parser)
     ServerArgs.add_cli_args(parser)
     args = parser.parse_args()

@@ -5,6 +5,7 @@ real core's are, so that tokenizer, vocabulary and limits are a real model's; no
 words of this repository's licence, from a position that its seed gives, until max_tokens or a stop token id. With
 `--replies FILE` some prompts get a fixed answer: FILE is a JSON list of {"prompt": a part of the prompt's text,
 "reply": the answer's text}; the first match counts.
+With `--step-ms` the core is a real one, with its scheduler and its model runner, on the device of lib/mock_device.py.
 It runs behind a front end in a thread (`start_mock` for `RemoteCore.in_thread`), or in a process of its own
 (`start_mock_process`), where this file is the program that the front end starts.
 """
@@ -15,8 +16,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.core_messages import (
     EngineCoreOutput,
@@ -37,6 +39,11 @@ from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.engine.core.engine_core import EngineCore
+    from jaxllm.resolve.engine_config import EngineConfig
+    from lib.mock_device import DeviceClock
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -246,10 +253,11 @@ def start_mock(
     *,
     tokens_per_second: float | None = None,
     replies: str | None = None,
-) -> tuple[MockCore, EngineReady]:
+    device: DeviceClock | None = None,
+) -> tuple[MockCore | EngineCore, EngineReady]:
     """Resolve engine arguments and return a core without weights, with the facts that a front end needs.
 
-    `replies` is the path of a file of answers.
+    `replies` is the path of a file of answers. With a `device` it is a real core, and they mean nothing.
     """
     from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
     from jaxllm.resolve.media_settings import media_settings
@@ -261,14 +269,20 @@ def start_mock(
     on_tokenizer(tokenizer)
     vocab_size = config.model_config.vocab_size
     tokens = list(range(vocab_size)) if tokenizer is None else tokenizer.encode([TEXT.read_text(encoding="utf-8")])[0]
-    num_blocks = 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size)
-    core = MockCore(
-        [each % vocab_size for each in tokens],
-        max_num_seqs=config.max_num_seqs,
-        num_blocks=num_blocks,
-        tokens_per_second=tokens_per_second,
-        replies=None if replies is None or tokenizer is None else Replies(replies, tokenizer),
+    tokens = [each % vocab_size for each in tokens]
+    num_blocks = config.num_gpu_blocks_override or 1 + config.max_num_seqs * -(
+        -config.max_model_len // config.block_size
     )
+    if device is not None:
+        core = _real_core(config, num_blocks, device, tokens)
+    else:
+        core = MockCore(
+            tokens,
+            max_num_seqs=config.max_num_seqs,
+            num_blocks=num_blocks,
+            tokens_per_second=tokens_per_second,
+            replies=None if replies is None or tokenizer is None else Replies(replies, tokenizer),
+        )
     return core, EngineReady(
         vllm_config=vllm_config(config, num_blocks=num_blocks, max_model_len=config.max_model_len),
         stats=core.stats(),
@@ -286,18 +300,52 @@ def start_mock(
     )
 
 
+def _real_core(config: EngineConfig, num_blocks: int, device: DeviceClock, tokens: list[int]) -> EngineCore:
+    """Return an engine's core whose launches go to the mock device; it takes neither grammars nor adapters."""
+    from jaxllm.constraints.token_masks import TokenMasks
+    from jaxllm.engine.core.engine_core import EngineCore
+    from jaxllm.engine.core.startup import Prepared, _scheduler_config
+    from jaxllm.execution.compiler import StepCompiler
+    from jaxllm.execution.model_runner import ModelRunner
+    from jaxllm.resolve.kv_cache_size import step_config
+    from jaxllm.resolve.model import checked_model
+    from jaxllm.scheduling.scheduler import Scheduler
+    from lib.mock_device import MockLauncher
+
+    model, specs = checked_model(config)
+    compiler = StepCompiler(step_config(config), model, config.mesh)
+    launcher: Any = MockLauncher(compiler, device, tokens)
+    prepared = Prepared(config, specs, compiler, launcher.programs, num_blocks, time.monotonic())
+    masks = TokenMasks(config.model_config.vocab_size, None, None)
+    return EngineCore(Scheduler(_scheduler_config(prepared)), ModelRunner(launcher), masks)
+
+
 def start_mock_process(
     engine_args: EngineArgs,
     *,
     tokens_per_second: float | None = None,
     replies: str | None = None,
+    step_ms: Sequence[float] | None = None,
     asks_core: bool = False,
 ) -> tuple[RemoteClient, FrontEnd]:
     """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
     rate = [] if tokens_per_second is None else ["--tokens-per-second", str(tokens_per_second)]
     told = [] if replies is None else ["--replies", replies]
-    command = [sys.executable, str(Path(__file__).resolve()), *rate, *told]
+    steps = [] if step_ms is None else ["--step-ms", *map(str, step_ms)]
+    command = [sys.executable, str(Path(__file__).resolve()), *rate, *told, *steps]
     return start_in_process(engine_args, asks_core=asks_core, command=command)
+
+
+def add_step_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--step-ms`."""
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        nargs=4,
+        metavar=("PLAIN", "CHUNK", "FULL", "TOKEN"),
+        help="a real core on a device that takes so long for a step of decodes, one with a chunk of several tokens, "
+        "one with log-probabilities, and for each token besides",
+    )
 
 
 def main() -> int:
@@ -305,10 +353,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
     parser.add_argument("--replies", help="JSON file of answers to some prompts")
+    add_step_argument(parser)
     args = parser.parse_args()
+    device = None
+    if args.step_ms is not None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from lib.mock_device import DeviceClock, StepTimes, WallTime
+
+        device = DeviceClock(StepTimes(*args.step_ms), WallTime())
     return serve(
         lambda engine_args, on_tokenizer: start_mock(
-            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second, replies=args.replies
+            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second, replies=args.replies, device=device
         )
     )
 
