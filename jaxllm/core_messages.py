@@ -178,7 +178,7 @@ class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One for a sequence, or as many as there are tokens."""
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The outcome of one step for one sequence."""
 
     request_id: str

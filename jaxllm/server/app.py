@@ -114,6 +114,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
         app.add_middleware(RequestIdHeaders)
     if server_args.root_path is not None:
         app.add_middleware(RootPath, root_path=server_args.root_path)
+    app.state.num_middleware = len(app.user_middleware)
     add_own(app, server_args.middleware or [])
     return app
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from tokenizers.decoders import DecodeStream
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.text.tokenizer import HALF, Tokenizer
+from jaxllm.text.tokenizer import HALF, Tokenizer, WholeTexts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -30,8 +30,11 @@ class TextStream:
         prompt_token_ids: Sequence[int],
         skip_special_tokens: bool,
         unspaced: Mapping[int, str] = MappingProxyType({}),
+        whole_texts: WholeTexts | None = None,
     ) -> None:
+        """Continue a prompt. With `whole_texts`, of a tokenizer that has them, most tokens cost one look-up."""
         self._backend = backend
+        self._whole_texts = None if unspaced else whole_texts
         self._skip = skip_special_tokens
         self._unspaced = unspaced
         self._after_unspaced = False
@@ -40,6 +43,8 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that became final, often ""."""
+        if self._whole_texts is not None and not self._held and (text := self._whole_texts[token_id]):
+            return text  # the context stays behind, which changes nothing: tokens do not depend on it
         text = self._push(token_id)
         if not self._unspaced:
             return text
@@ -104,6 +109,8 @@ class Detokenizer(Protocol):
     """A sequence's tokens and text."""
 
     token_ids: list[int]
+    shows_at_once: bool
+    """True if no text is held back for a stop string that it may begin; then `push` may be called."""
 
     @property
     def text(self) -> str:
@@ -112,6 +119,10 @@ class Detokenizer(Protocol):
 
     def update(self, new_token_ids: Sequence[int], *, finished: bool, ends_in_stop_token: bool) -> str | None:
         """Add tokens; return the stop string that ends the sequence, with everything after it dropped, or None."""
+        ...
+
+    def push(self, new_token_ids: Sequence[int]) -> str:
+        """Add tokens of a sequence that goes on and return the text that they complete. It costs less than `update`."""
         ...
 
     def visible_length(self, *, finished: bool) -> int:
@@ -123,6 +134,7 @@ class TokenCollector:
     """Collects tokens without text, for detokenize=False."""
 
     text = ""
+    shows_at_once = True
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -132,6 +144,11 @@ class TokenCollector:
         del finished, ends_in_stop_token
         self.token_ids.extend(new_token_ids)
         return None
+
+    def push(self, new_token_ids: Sequence[int]) -> str:
+        """Add tokens."""
+        self.token_ids.extend(new_token_ids)
+        return ""
 
     def visible_length(self, *, finished: bool) -> int:
         """Return 0: there is no text."""
@@ -144,14 +161,33 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.token_ids: list[int] = []
-        self.text = ""
+        self._text = ""
+        self._unjoined: list[str] = []
+        """The pieces after `_text`: to join them one by one would copy a long text for every token."""
         skip = params.skip_special_tokens
         unspaced = {} if skip or params.spaces_between_special_tokens else tokenizer.added_tokens
-        self._stream = TextStream(tokenizer.decoder, prompt_token_ids, skip, unspaced)
+        self._stream = TextStream(tokenizer.decoder, prompt_token_ids, skip, unspaced, tokenizer.whole_texts[skip])
         self._stop: list[str] = [params.stop] if isinstance(params.stop, str) else params.stop or []
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._hold_back = params.output_text_buffer_length
+        self.shows_at_once = not self._stop and not self._hold_back
+
+    @property
+    def text(self) -> str:
+        """Return all text so far, held-back characters included."""
+        if self._unjoined:
+            self._text += "".join(self._unjoined)
+            self._unjoined.clear()
+        return self._text
+
+    def push(self, new_token_ids: Sequence[int]) -> str:
+        """Add tokens of a sequence that goes on and return the text that they complete; there are no stop strings."""
+        self.token_ids += new_token_ids
+        push = self._stream.push
+        text = push(new_token_ids[0]) if len(new_token_ids) == 1 else "".join(map(push, new_token_ids))
+        self._unjoined.append(text)
+        return text
 
     def update(self, new_token_ids: Sequence[int], *, finished: bool, ends_in_stop_token: bool) -> str | None:
         """Add tokens; return the stop string that ends the sequence, with everything after it dropped, or None.
@@ -172,14 +208,14 @@ class IncrementalDetokenizer:
         return len(self.text) if finished else max(0, len(self.text) - self._hold_back)
 
     def _append(self, text: str) -> str | None:
-        self.text += text
+        self._unjoined.append(text)
         if not self._stop or not text or len(self.token_ids) <= self._min_tokens:
             return None
         match = first_stop(self.text, len(text), self._stop)
         if match is None:
             return None
         start, stop = match
-        self.text = self.text[: start + len(stop) if self._keep_stop else start]
+        self._text = self._text[: start + len(stop) if self._keep_stop else start]
         return stop
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jaxllm.core_messages import RequestError
+from jaxllm.engine.front.metrics import Counter, Histogram
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
@@ -274,7 +276,7 @@ def test_a_request_that_the_core_refuses_ends_whole(
     assert [getattr(each, "value", None) for each in errors] == [3]
 
 
-@pytest.mark.parametrize("part", ["on_next_token", "on_finished_sequence", "output"])
+@pytest.mark.parametrize("part", ["on_first_token", "on_finished_sequence", "output"])
 def test_a_failure_over_one_request_is_its_own(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -304,3 +306,47 @@ def test_a_failure_over_one_request_is_its_own(
     ends = [(each.finish_reason, each.stop_reason) for each in outputs["bad"].outputs]
     assert ends == [("error", "ArithmeticError: no number")] * 2
     assert not core.requests
+
+
+class TextReader:
+    """Takes plain text, at every step or at every second one."""
+
+    def __init__(self, every: int) -> None:
+        self.texts: list[str] = []
+        self.num_tokens = 0
+        self._every, self._num_asked = every, 0
+
+    def text_writer(self) -> Callable[[str, int], None] | None:
+        """Return what takes the next text."""
+        self._num_asked += 1
+        return None if self._num_asked % self._every else self._take
+
+    def _take(self, text: str, num_tokens: int) -> None:
+        self.texts.append(text)
+        self.num_tokens += num_tokens
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_text_that_goes_straight_to_its_reader_is_counted_and_shown_once(tokenizer: Tokenizer, every: int) -> None:
+    def read(reader: TextReader | None) -> tuple[str, int, list[Any]]:
+        engine = make_engine(says(tokenizer, "abcdé🎉efg"), tokenizer)
+        engine.add_request("r", "hello", SamplingParams(max_tokens=99, output_kind=DELTA))
+        engine.front.outputs._requests["r"].text_reader = reader
+        text, num_tokens = "", 0
+        while engine.has_unfinished_requests():
+            shown = engine.step()
+            if reader is not None:
+                text, num_tokens = text + "".join(reader.texts), num_tokens + reader.num_tokens
+                reader.texts, reader.num_tokens = [], 0
+            text += "".join(output.outputs[0].text for output in shown)
+            num_tokens += sum(len(output.outputs[0].token_ids) for output in shown)
+        counted = [
+            (each.name, each.value if isinstance(each, Counter) else each.count)
+            for each in engine.get_metrics()
+            if isinstance(each, Counter | Histogram)
+        ]
+        return text, num_tokens, counted
+
+    plain = read(None)
+    assert plain[0] == "abcdé🎉efg"
+    assert read(TextReader(every)) == plain

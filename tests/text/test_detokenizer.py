@@ -46,8 +46,13 @@ def real(smollm2_path: str) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> list[str]:
-    stream = TextStream(tokenizer.decoder, prompt, skip)
-    return [*(stream.push(token_id) for token_id in token_ids), stream.flush()]
+    """Return the text of each token; it is the same whether or not tokens that are whole are looked up."""
+    out: list[list[str]] = []
+    for whole_texts in (None, tokenizer.whole_texts[skip]):
+        stream = TextStream(tokenizer.decoder, prompt, skip, whole_texts=whole_texts)
+        out.append([*(stream.push(token_id) for token_id in token_ids), stream.flush()])
+    assert out[0] == out[1]
+    return out[0]
 
 
 def after(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> str:

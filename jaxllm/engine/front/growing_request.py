@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptMedia
 from jaxllm.engine.front.input_processor import ProcessedRequest
@@ -25,6 +25,16 @@ from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class TextReader(Protocol):
+    """A reader that can take a stream's plain text as it comes, without an output around it."""
+
+    def text_writer(self) -> Callable[[str, int], None] | None:
+        """Return what takes the text of new tokens, often "", and their number; None if an output has to bring them,
+        as while the reader has something left to read.
+        """
+        ...
 
 
 class GrowingSequence:
@@ -85,6 +95,13 @@ class GrowingSequence:
             self.stop_reason = output.error.message
         return stop is not None
 
+    def push(self, new_token_ids: list[int]) -> str:
+        """Take in the tokens of a step of a plain text and return the text to show, instead of a `completion`."""
+        text = self.detokenizer.push(new_token_ids)
+        self._shown_tokens = len(self.detokenizer.token_ids)
+        self._shown_text += len(text)
+        return text
+
     def is_due(self, stream_interval: int) -> bool:
         """Return whether there is something to show: the first token, the end, or `stream_interval` new tokens."""
         if self.finish_reason is not None:
@@ -121,9 +138,16 @@ class GrowingRequest:
         "request",
         "sequences",
         "stream_interval",
+        "text_reader",
     )
 
-    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None, cached_block_size: int | None) -> None:
+    def __init__(
+        self,
+        request: ProcessedRequest,
+        tokenizer: Tokenizer | None,
+        cached_block_size: int | None,
+        text_reader: TextReader | None = None,
+    ) -> None:
         self.request = request
         num_tokens = len(request.prompt_token_ids)
         self.num_cacheable_tokens = num_tokens - num_tokens % cached_block_size if cached_block_size else 0
@@ -138,6 +162,16 @@ class GrowingRequest:
         if params.first_scored_position is not None:
             shown_by = tokenizer if params.detokenize else None
             self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
+        self.text_reader = text_reader if self._is_text_stream() else None
+
+    def _is_text_stream(self) -> bool:
+        """Return whether each step shows the text of its tokens and nothing else, but for the first and the last.
+
+        Several sequences' texts are better joined in one output, which becomes one write.
+        """
+        is_delta = self.kind is RequestOutputKind.DELTA and self.stream_interval == 1 and len(self.sequences) == 1
+        is_plain = self.prompt_logprobs is None and self.request.params.num_logprobs is None
+        return is_delta and is_plain and self.sequences[0].detokenizer.shows_at_once
 
     def output(self, changed: Iterable[GrowingSequence]) -> AnyOutput | None:
         """Return the output to show after `changed` sequences went on, if anything."""

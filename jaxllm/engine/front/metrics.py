@@ -73,9 +73,9 @@ class _Distribution:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def snapshot(self, name: str, labels: dict[str, str]) -> Histogram:
         buckets: dict[str, int] = {}
@@ -238,9 +238,9 @@ class EngineMetrics:
         self._num_step_tokens += num_prompt_tokens - num_cached_tokens
         self._observe("time_to_first_token_seconds", latency)
 
-    def on_next_token(self, latency: float) -> None:
-        """Count a token after a sequence's first."""
-        self._observe("inter_token_latency_seconds", latency)
+    def on_next_tokens(self, latency: float, num_sequences: int) -> None:
+        """Count the tokens after their first that a number of sequences have got in a step."""
+        self._histograms["inter_token_latency_seconds"].observe(latency, num_sequences)
 
     def on_finished_sequence(
         self,

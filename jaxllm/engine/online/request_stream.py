@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
+from typing import Protocol
 
 from jaxllm.engine.online.gate import wake
 from jaxllm.outputs import AnyOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
 
 
+class TextRelay(Protocol):
+    """What a reader does with plain text, without the reader's task: it writes a frame to a connection."""
+
+    def is_open(self) -> bool:
+        """Return whether more may be written; False while the client is slow, and once it has left."""
+        ...
+
+    def write(self, text: str, num_tokens: int) -> None:
+        """Write the text of new tokens, often ""."""
+        ...
+
+
 class RequestOutputCollector:
     """Holds at most one output, so that its memory is bounded however slow the reader is: what comes meanwhile is
     merged into it. For one event loop and one reader.
+
+    A reader that sets `relay` needs no wake-up for plain text: while it waits, and so has handed on all before, text
+    goes to the relay. What the relay cannot take, and all that is not plain text, it reads itself.
     """
 
-    __slots__ = ("_aggregates", "_error", "_is_admitted", "_output", "_waiter", "request_id")
+    __slots__ = ("_aggregates", "_error", "_is_admitted", "_output", "_waiter", "relay", "request_id")
 
     def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
         self.request_id = request_id
@@ -24,6 +41,14 @@ class RequestOutputCollector:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_admitted = False
+        self.relay: TextRelay | None = None
+
+    def text_writer(self) -> Callable[[str, int], None] | None:
+        """Return the relay's `write`, if the reader waits and the relay is open."""
+        relay, waiter = self.relay, self._waiter
+        if relay is None or waiter is None or waiter.done() or not relay.is_open():
+            return None
+        return relay.write
 
     def put(self, output: AnyOutput | Exception) -> None:
         """Take in an output; a delta is appended to one that has not been read, another kind replaces it. An error,

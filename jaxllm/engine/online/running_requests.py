@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from jaxllm.core_messages import EngineCoreOutputs
 from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.engine.front.growing_request import TextReader
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.output_processor import ProcessedOutputs, id_in_use
 from jaxllm.engine.online.admission import Admission, Reservation
@@ -113,7 +114,7 @@ class RunningRequests:
                 adapter=adapter,
             )
             stream = RequestOutputCollector(resolved.output_kind, request_id)
-            self.add(request, stream, reservation)
+            self.add(request, stream, reservation, stream)
         except BaseException:
             reservation.release()
             raise
@@ -123,13 +124,20 @@ class RunningRequests:
         """Reserve room for a number of sequences. Raises QueueOverflowError."""
         return Reservation(self._admission, num_sequences)
 
-    def add(self, request: ProcessedRequest, reader: _Reader, reservation: Reservation | None) -> None:
-        """Take on a complete request, which gives `reservation` back at its end.
+    def add(
+        self,
+        request: ProcessedRequest,
+        reader: _Reader,
+        reservation: Reservation | None,
+        text_reader: TextReader | None = None,
+    ) -> None:
+        """Take on a complete request, which gives `reservation` back at its end. Plain text goes straight to
+        `text_reader` while it takes any.
 
         Raises VLLMValidationError if its id is in use.
         """
         self._check_free(request.request_id)
-        self._outputs.add_request(request)
+        self._outputs.add_request(request, text_reader)
         self._running[request.request_id] = _Running(reader, reservation)
         self.idle.clear()
 

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from jaxllm.config.server_arguments import ServerArgs
-from jaxllm.server.http.endpoint import Reply
+from jaxllm.server.http.endpoint import WRITER, Reply
 from jaxllm.server.http.errors import make_error
 
 PIECE = 1024
@@ -43,6 +43,26 @@ class _Flow(FlowControl):
         """Resume reading, unless bytes wait to be parsed."""
         if not self.is_held:
             super().resume_reading()
+
+
+class _Writer:
+    """Writes pieces of an answer past ASGI: a message for each would take 3 us, and a task that sends it 5 us more."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_open(self) -> bool:
+        """Return whether the answer's head has been sent, in chunks, to a client that is there and reads."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing()
+        )
+
+    def write(self, piece: bytes) -> None:
+        """Write a chunk. uvloop sends all that one turn of the loop writes to a connection at the end of the turn."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -174,6 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         is_next = not self._is_answering
         super().on_headers_complete()
+        self.cycle.scope[WRITER] = _Writer(self.cycle)  # type: ignore[literal-required]
         if is_next:
             self._running = self.cycle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -37,19 +37,45 @@ def comment(text: str) -> bytes:
 class TextFrame(NamedTuple):
     """A frame around a text. Everything but the text is encoded once."""
 
-    before: bytes
-    after: bytes
+    parts: list[bytes]
+    """What is before the text, between its places, and after it."""
 
     @classmethod
     def of(cls, chunk: Callable[[str], Any]) -> TextFrame:
-        """Make the frame from the value that `chunk` returns for a text. It must contain the text once."""
+        """Make the frame from the value that `chunk` returns for a text."""
         mark = uuid.uuid4().hex
-        before, after = event(chunk(mark)).split(_encode(mark))
-        return cls(before, after)
+        return cls(event(chunk(mark)).split(_encode(mark)))
 
     def event(self, text: str) -> bytes:
         """Return the frame with a text."""
-        return self.before + _encode(text) + self.after
+        return _encode(text).join(self.parts)
+
+
+class AnswerWriter(Protocol):
+    """Writes pieces of an answer's body to its connection, without a task and without waiting."""
+
+    def is_open(self) -> bool:
+        """Return whether `write` may be called; False while the client is slow, and once it has left."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece of the body, which is not empty."""
+        ...
+
+
+class _Relay:
+    """Writes the frames of plain text straight to a connection."""
+
+    __slots__ = ("_frames", "_writer", "is_open")
+
+    def __init__(self, writer: AnswerWriter, frames: Callable[[str, int], bytes]) -> None:
+        self._writer, self._frames = writer, frames
+        self.is_open = writer.is_open
+
+    def write(self, text: str, num_tokens: int) -> None:
+        """Write the frames of a text, if it has any."""
+        if frames := self._frames(text, num_tokens):
+            self._writer.write(frames)
 
 
 class EngineOutputs:
@@ -60,6 +86,8 @@ class EngineOutputs:
         self._is_finished = False
         self._first: asyncio.Future[RequestOutput] | None = None
         """The output that `pings` has waited for, until it is read."""
+        self.writer: AnswerWriter | None = None
+        """The writer of the answer, if there is a direct way to its connection."""
 
     def __aiter__(self) -> EngineOutputs:
         """Return itself."""
@@ -76,6 +104,15 @@ class EngineOutputs:
         self._is_finished = output.finished
         raise_if_failed(output)
         return output
+
+    def relay(self, frames: Callable[[str, int], bytes]) -> None:
+        """Write plain text as `frames` of it and of its number of tokens, from the second output on.
+
+        That happens while this is awaited for its next output, and only then: all that was read has to be sent.
+        Without a `writer`, with n > 1, and where more than text is asked for, everything is read from here.
+        """
+        if self.writer is not None:
+            self._stream.relay = _Relay(self.writer, frames)
 
     async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield a comment at this interval until there is an output, so that proxies do not give up; none for 0."""
@@ -128,8 +165,16 @@ class EventStream(AsyncGenerator[bytes, None]):
         self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
         self._is_ended = False
 
+    def connect(self, writer: AnswerWriter) -> None:
+        """Let frames of plain text go straight to the answer's connection. Call it before anything is read.
+
+        Whoever reads this must have sent what it has read before it reads on.
+        """
+        for outputs in self._outputs:
+            outputs.writer = writer
+
     async def __anext__(self) -> bytes:
-        """Return the next frames. This is called for every token: another generator around them would cost more."""
+        """Return the next frames."""
         if self._is_ended:
             raise StopAsyncIteration
         try:

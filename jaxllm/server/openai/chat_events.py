@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -36,7 +37,7 @@ class ChatEvents:
         self._tells_cached = args.enable_prompt_tokens_details
         self._ends_in_usage, self._has_usage = request.tells_usage(forced=args.enable_force_include_usage)
         self._is_plain = not (self._has_usage or request.logprobs or request.return_token_ids)
-        self._frames: dict[int, TextFrame] = {}
+        self._frames: dict[tuple[int, type[Text | Reasoning]], TextFrame] = {}
         self._num_prompt_tokens, self._num_tokens = 0, 0
         self._prompt_details: PromptTokensDetails | None = None
 
@@ -44,26 +45,40 @@ class ChatEvents:
         """Yield the frames of each output, and at the end the usage if requested."""
         async for ping in turn.outputs.pings(self._ping_seconds):
             yield ping
+        if self._is_plain:
+            turn.outputs.relay(partial(self._text, turn, 0))
         is_first = True
         async for output in turn.outputs:
-            pieces = self._open(output) if is_first else []
+            frames = self._open(output) if is_first else []
             is_first = False
             for completion in output.outputs:
-                self._num_tokens += len(completion.token_ids)
-                parts = turn.pieces(completion)
-                match parts:
-                    case [Text(text)] if self._is_plain and completion.finish_reason is None:
-                        pieces.append(self._frame(completion.index).event(text))
-                    case [] if self._is_plain and completion.finish_reason is None:
-                        pass
-                    case _:
-                        pieces.append(
-                            event(self._chunk([self._choice(completion, parts, turn.finish_reason(completion))]))
-                        )
-            if pieces:
-                yield b"".join(pieces)
+                if self._is_plain and completion.finish_reason is None:
+                    frames.append(self._text(turn, completion.index, completion.text, len(completion.token_ids)))
+                else:
+                    frames.append(self._whole(turn, completion))
+            if piece := b"".join(frames):
+                yield piece
         if self._ends_in_usage:
             yield event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens())))
+
+    def _text(self, turn: Turn, index: int, text: str, num_tokens: int) -> bytes:
+        """Return the frame of a text that ends nothing, b"" if it completes no piece."""
+        self._num_tokens += num_tokens
+        pieces = turn.read(index, text)
+        match pieces:
+            case []:
+                return b""
+            case [(Text() | Reasoning()) as piece]:
+                return self._frame(index, type(piece)).event(piece.text)
+            case _:
+                choice = ChatCompletionResponseStreamChoice(index=index, delta=_delta(pieces))
+                return event(self._chunk([choice]))
+
+    def _whole(self, turn: Turn, completion: CompletionOutput) -> bytes:
+        """Return the frame of an output with all that is shown of it."""
+        self._num_tokens += len(completion.token_ids)
+        pieces = turn.pieces(completion)
+        return event(self._chunk([self._choice(completion, pieces, turn.finish_reason(completion))]))
 
     def _open(self, output: RequestOutput) -> list[bytes]:
         """Return the beginning of each of the n answers: its role, and with `echo` the text that it continues."""
@@ -101,10 +116,10 @@ class ChatEvents:
             token_ids=list(output.token_ids) if request.return_token_ids else UNSET,
         )
 
-    def _frame(self, index: int) -> TextFrame:
-        frame = self._frames.get(index)
+    def _frame(self, index: int, kind: type[Text | Reasoning]) -> TextFrame:
+        frame = self._frames.get((index, kind))
         if frame is None:
-            frame = self._frames[index] = TextFrame.of(lambda text: self._chunk([_text_choice(index, text)]))
+            frame = self._frames[index, kind] = TextFrame.of(lambda text: self._chunk([_choice_of(index, kind(text))]))
         return frame
 
     def _chunk(
@@ -153,5 +168,5 @@ def _delta(pieces: Sequence[Piece]) -> DeltaMessage:
     )
 
 
-def _text_choice(index: int, text: str) -> ChatCompletionResponseStreamChoice:
-    return ChatCompletionResponseStreamChoice(index=index, delta=DeltaMessage(content=text))
+def _choice_of(index: int, piece: Piece) -> ChatCompletionResponseStreamChoice:
+    return ChatCompletionResponseStreamChoice(index=index, delta=_delta([piece]))

@@ -34,17 +34,19 @@ class PromptChoices:
         self.prompt_details = PromptTokensDetails.of(output)
         return [self._choice(output, each) for each in output.outputs]
 
-    def is_plain(self, output: CompletionOutput) -> bool:
-        """Return whether a piece of a choice that has begun is text alone."""
-        request = self._request
-        has_begun = output.index in self._offsets
-        shows_more = request.shows_logprobs or request.return_token_ids
-        return has_begun and output.finish_reason is None and not shows_more
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the pieces of a choice between its first and its last are text alone."""
+        return not (self._request.shows_logprobs or self._request.return_token_ids)
 
-    def take_plain(self, output: CompletionOutput) -> tuple[int, str]:
-        """Return the choice's index and the text of a plain piece."""
-        self.num_tokens += len(output.token_ids)
-        return self._first_index + output.index, output.text
+    def has_begun(self, output: CompletionOutput) -> bool:
+        """Return whether a piece is neither the first nor the last one of its choice."""
+        return output.index in self._offsets and output.finish_reason is None
+
+    def take_plain(self, index: int, num_tokens: int) -> int:
+        """Count the tokens of a plain piece and return its choice's index among those of all prompts."""
+        self.num_tokens += num_tokens
+        return self._first_index + index
 
     def _choice(self, output: RequestOutput, completion: CompletionOutput) -> CompletionResponseChoice:
         request = self._request

@@ -17,7 +17,7 @@ from jaxllm.utils.async_utils import threaded_if_long
 class AnswerReader:
     """Parses the n answers to one request, each with its own parser.
 
-    Pass every `CompletionOutput` to `pieces`, once and in order.
+    Pass every `CompletionOutput` to `pieces`, once and in order, or its text to `read`.
     """
 
     def __init__(
@@ -41,18 +41,22 @@ class AnswerReader:
 
     def pieces(self, output: CompletionOutput) -> list[Piece]:
         """Return the pieces that an answer's next output completes; all the rest if it has ended."""
+        return self.read(output.index, output.text, output.finish_reason)
+
+    def read(self, index: int, text: str, finish_reason: str | None = None) -> list[Piece]:
+        """Return the pieces that the next text of the answer with an index completes; all the rest if it has ended."""
         if self._make_parser is None:
-            return [Text(output.text)] if output.text else []
-        parser = self._parsers.get(output.index)
+            return [Text(text)] if text else []
+        parser = self._parsers.get(index)
         if parser is None:
-            parser = self._parsers[output.index] = self._make_parser()
-        pieces = parser.feed(output.text)
-        if output.finish_reason is not None:
-            pieces += parser.finish(is_cut=output.finish_reason == "length")
+            parser = self._parsers[index] = self._make_parser()
+        pieces = parser.feed(text)
+        if finish_reason is not None:
+            pieces += parser.finish(is_cut=finish_reason == "length")
         if any(isinstance(piece, CallStart) for piece in pieces):
-            self._calling.add(output.index)
+            self._calling.add(index)
         if self._tokenizer is not None:
-            self._reasoning[output.index] += [piece.text for piece in pieces if isinstance(piece, Reasoning)]
+            self._reasoning[index] += [piece.text for piece in pieces if isinstance(piece, Reasoning)]
         return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]
 
     async def num_reasoning_tokens(self) -> int | None:
@@ -78,7 +82,7 @@ class Turn:
 
     def __init__(self, outputs: EngineOutputs, reader: AnswerReader) -> None:
         self.outputs, self.reader = outputs, reader
-        self.pieces, self.finish_reason = reader.pieces, reader.finish_reason
+        self.pieces, self.read, self.finish_reason = reader.pieces, reader.read, reader.finish_reason
 
     async def whole(self) -> RequestOutput:
         """Wait for the end of a request whose outputs are not streamed, and return its only output."""
