@@ -236,18 +236,7 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         mask = partial(_mask, operands, rows, tile * _TILE)
         return lax.cond(is_partial, mask, lambda x: x, scores_rc), config.scale * LOG2_E
 
-    turns = Turns(
-        warpgroup=warpgroup,
-        q_rh=q_rh,
-        k_ach=smem.k_ach,
-        v_ach=smem.v_ach,
-        probs_rc=None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup],
-        k_a=barriers.k_a,
-        v_a=barriers.v_a,
-        k_free_a=barriers.k_free_a,
-        v_free_a=barriers.v_free_a,
-        turn=barriers.turn,
-    )
+    turns = Turns(warpgroup, smem, barriers)
     acc_rh, _, sum_r = turns.attend(program.first, program.stop, program.stop, weigh)
 
     q_rh[...] = (acc_rh * along_rows(1.0 / jnp.maximum(sum_r, TINY), acc_rh)).astype(jnp.bfloat16)

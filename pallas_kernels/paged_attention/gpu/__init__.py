@@ -1,22 +1,20 @@
 """Paged attention on Hopper GPUs, in Mosaic GPU.
 
-Three steps on the same pool, without a copy: `write.py` rotates q and k and writes k and v in place, `decode.py`
-attends decode rows in splits of their contexts, and `prefill.py` attends longer chunks in the manner of
-FlashAttention-3, unless the batch has no room for tiles. Results replace the rotated queries; rows of neither kernel
-stay rotated queries. Nothing stands between the kernels, and an unrolled model stays one command buffer.
+`call.py` runs three steps on the same pool: `write.py` rotates q and k and writes k and v in place, `decode.py` attends
+decode rows in splits of their contexts, and `prefill.py` attends longer chunks in the manner of FlashAttention-3.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ..layout import AttentionBatch, AttentionShape, FusedPool, refuse_sizes
-from ..rope import Rope
 from ..tiles import Tiles
+from .call import Kernels, call_kernels
 from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
 from .write import rotate_and_write
@@ -55,32 +53,13 @@ def gpu_paged_attention(
     kv_pool: FusedPool,
     batch: AttentionBatch,
     *,
-    layer: Array | int,
-    num_layers: int,
-    window: Array | int,
-    scale: float,
-    rope: Rope | None = None,
-    soft_cap: float | None = None,
-    sinks_n: Array | None = None,
-    tiles: Tiles,
-    interpret: bool = False,
     num_cores: int | None = None,
+    **settings: Any,
 ) -> tuple[Array, FusedPool]:
-    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races.
+    """See `PagedAttention` and `call_kernels`, which takes the settings.
 
-    `num_cores` is the number of the GPU's multiprocessors.
+    `num_cores` is the number of the GPU's multiprocessors. With `interpret` the kernels run on a CPU, in an interpreter
+    that looks for races.
     """
-    common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
-    num_rows = batch.context_lens_s.shape[0]
-    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
-    settings: dict[str, Any] = common | {
-        "window": window,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "sinks_n": sinks_n,
-    }
-    out_tc = jax.new_ref(queries.all_tc)
-    decode_attention(queries.decode_rkgh, kv_pool, batch, out_tc, num_cores=num_cores, **settings)
-    if batch.tile_seqs_i.shape[0]:
-        prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
-    return jax.freeze(out_tc).reshape(q_tnh.shape), kv_pool
+    kernels = Kernels(rotate_and_write, partial(decode_attention, num_cores=num_cores), prefill_attention)
+    return call_kernels(kernels, q_tnh, k_tkh, v_tkh, kv_pool, batch, **settings)

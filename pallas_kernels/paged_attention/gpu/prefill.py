@@ -8,7 +8,7 @@ per block and operand, through a ring of stages. A program's results replace its
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..layout import AttentionBatch, FusedPool
-from ..row_ends import tile_ends
 from ..tiles import Tiles
 from . import handover
 from .common import (
@@ -31,6 +30,7 @@ from .common import (
     live_rows,
     tiled_smem,
 )
+from .prefill_operands import STORE_ROWS, PrefillOperands, QueryTile
 from .turns import Turns
 
 _COMPUTE_WARPGROUPS = 2
@@ -40,8 +40,6 @@ QUERY_TILE = _COMPUTE_WARPGROUPS * MMA_ROWS
 _COMPUTE_REGISTERS, _PRODUCER_REGISTERS = 224, 56
 _OVERHEAD_BYTES = 3 * 1024
 """The shared memory of barriers and of Mosaic GPU's own 2 KiB."""
-_STORE_ROWS = 16
-"""The rows that are read and stored at a time, so that a tile's last rows do not reach into the next chunk."""
 # With one stage, a warpgroup that skips a tile could free the stage for the other, which may be one tile behind.
 _MIN_STAGES, _MAX_STAGES = 2, 4
 # Where products overlap, the other's values of the tile before are in use for longer.
@@ -62,13 +60,7 @@ class _Config(NamedTuple):
     soft_cap: float | None
     may_overlap: bool
     """Whether products overlap where registers and shared memory allow it, see `Turns`."""
-    absent: frozenset[str]
-    """The names of the operands that are absent."""
     interpret: bool
-
-    @property
-    def has_row_ends(self) -> bool:
-        return "row_ends_r" not in self.absent
 
     @property
     def piece(self) -> int:
@@ -105,29 +97,6 @@ class _Config(NamedTuple):
         return self.may_overlap and self.head_dim <= 128 and self.stages >= _MIN_OVERLAPPED_STAGES
 
 
-class _Operands(NamedTuple):
-    """The refs to operands in global memory."""
-
-    qo_tc: Any
-    """The queries [t, n * h]; results replace them."""
-    kv_pool: Any
-    block_tables_sm: Any
-    context_lens_s: Any
-    query_ends_s: Any
-    tile_seqs_i: Any
-    tile_rows_i: Any
-    num_tiles_1: Any
-    first_block_1: Any
-    window_1: Any
-    sinks_n: Any
-    row_ends_r: Any
-    """One past the last position that each row of each tile sees. This and the next two exist with row ends only."""
-    least_ends_p: Any
-    """The least end among the rows of each half tile; the first tile's halves come first."""
-    most_ends_p: Any
-    """The largest end among them."""
-
-
 class _Smem(NamedTuple):
     """The refs in SMEM: w compute warpgroups, r rows of one, c tokens of a KV tile, a stages."""
 
@@ -150,33 +119,18 @@ class _Barriers(NamedTuple):
     turn: Any
 
 
-class _Work(NamedTuple):
-    """The scalars of one program."""
-
-    head: Array
-    tile: Array
-    seq: Array
-    row: Array
-    end: Array
-    """One past the sequence's last row."""
-    shift: Array
-    """A row's position in the sequence, minus the row."""
-    context_len: Array
-    window: Array
-    first: Array
-    """The first KV tile that the tile sees."""
-    stop: Array
-    """One past the last KV tile that the tile sees."""
-
-
 class _Program(NamedTuple):
     """The work of one program, with its refs."""
 
     config: _Config
-    operands: _Operands
+    operands: PrefillOperands
     smem: _Smem
     barriers: _Barriers
-    work: _Work
+    query: QueryTile
+    first: Array
+    """The first KV tile that the rows see."""
+    stop: Array
+    """One past the last KV tile that the rows see."""
 
 
 def prefill_attention(
@@ -204,24 +158,17 @@ def prefill_attention(
     n = qo_tc.shape[1] // h
     if tiles.query != QUERY_TILE or tiles.kv % MMA_ROWS:
         raise ValueError(f"prefill takes tiles of 128 query rows and a multiple of 64 tokens, not {tiles}")
-    ends = None if batch.row_ends_t is None else tile_ends(batch, QUERY_TILE, MMA_ROWS)
-    operands = _Operands(
+    operands = PrefillOperands.of(
         qo_tc,
-        pool,
-        batch.block_tables_sm,
-        batch.context_lens_s,
-        batch.query_ends_s,
-        batch.tile_seqs_i,
-        batch.tile_rows_i,
-        _one(batch.num_tiles),
-        _one(layer * (pool.shape[0] // num_layers)),
-        _one(window),
-        sinks_n,
-        ends and ends.ends_ir.reshape(-1),
-        ends and ends.least_ip.reshape(-1),
-        ends and ends.most_ip.reshape(-1),
+        kv_pool,
+        batch,
+        layer=layer,
+        num_layers=num_layers,
+        window=window,
+        sinks_n=sinks_n,
+        tile_rows=QUERY_TILE,
+        part_rows=MMA_ROWS,
     )
-    present = {name: x for name, x in operands._asdict().items() if x is not None}
     config = _Config(
         group=n // pool.shape[1],
         head_dim=h,
@@ -231,15 +178,13 @@ def prefill_attention(
         scale=scale,
         soft_cap=soft_cap,
         may_overlap=handover.CHOSEN.overlaps,
-        absent=frozenset(_Operands._fields) - present.keys(),
         interpret=interpret,
     )
     if config.stages < _MIN_STAGES:
         raise ValueError(f"prefill: {_MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
 
     def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
-        named = dict.fromkeys(config.absent) | dict(zip(present, refs, strict=True))
-        _run(config, _Operands(**named), smem, barriers)
+        _run(config, operands.with_refs(refs), smem, barriers)
 
     kernel = plgpu.kernel(
         body,
@@ -254,11 +199,7 @@ def prefill_attention(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    kernel(*present.values())
-
-
-def _one(x: Array | int) -> Array:
-    return jnp.asarray(x, jnp.int32).reshape(1)
+    kernel(*operands.present())
 
 
 def _smem(config: _Config) -> _Smem:
@@ -279,7 +220,7 @@ def _barriers(config: _Config) -> _Barriers:
     stages, both = config.stages, _COMPUTE_WARPGROUPS
     arrivals = 1 if config.converts else config.num_pieces
     return _Barriers(
-        q_w=plgpu.Barrier(num_arrivals=MMA_ROWS // _STORE_ROWS, num_barriers=both),
+        q_w=plgpu.Barrier(num_arrivals=MMA_ROWS // STORE_ROWS, num_barriers=both),
         k_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         v_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         k_free_a=plgpu.Barrier(num_arrivals=both, num_barriers=stages),
@@ -289,14 +230,16 @@ def _barriers(config: _Config) -> _Barriers:
     )
 
 
-def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers) -> None:
+def _run(config: _Config, operands: PrefillOperands, smem: _Smem, barriers: _Barriers) -> None:
     warpgroup = lax.axis_index("warpgroup")
     # Last tiles first: they see the most, and a long program should not start last. Programs beyond the last tile end.
     tile = operands.num_tiles_1[0] - 1 - lax.axis_index("tile")
 
     @pl.when(tile >= 0)
     def _() -> None:
-        program = _Program(config, operands, smem, barriers, _work(config, operands, tile))
+        query = operands.query_tile(tile, QUERY_TILE)
+        first, stop = lax.div(query.low, config.kv_tile), lax.div(query.last, config.kv_tile) + 1
+        program = _Program(config, operands, smem, barriers, query, first, stop)
 
         @pl.when(warpgroup < _COMPUTE_WARPGROUPS)
         def _() -> None:
@@ -309,109 +252,73 @@ def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers)
             _produce(program)
 
 
-def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
-    seq = operands.tile_seqs_i[tile]
-    row = pl.multiple_of(operands.tile_rows_i[tile], _STORE_ROWS)
-    end, context_len, window = operands.query_ends_s[seq], operands.context_lens_s[seq], operands.window_1[0]
-    shift = context_len - end
-    if config.has_row_ends:
-        halves = [operands.most_ends_p[tile * _COMPUTE_WARPGROUPS + i] for i in range(_COMPUTE_WARPGROUPS)]
-        last = reduce(lax.max, halves) - 1
-    else:
-        last = lax.min(row + QUERY_TILE, end) - 1 + shift
-    return _Work(
-        head=lax.axis_index("head"),
-        tile=tile,
-        seq=seq,
-        row=row,
-        end=end,
-        shift=shift,
-        context_len=context_len,
-        window=window,
-        first=lax.div(lax.max(row + shift - window + 1, 0), config.kv_tile),
-        stop=lax.div(last, config.kv_tile) + 1,
-    )
-
-
 def _compute(program: _Program, warpgroup: Array) -> None:
     """Attend 64 rows."""
-    config, operands, smem, barriers, work = program
+    config, operands, smem, barriers, query = program[:5]
     h, c = config.head_dim, config.kv_tile
-    row = work.row + warpgroup * MMA_ROWS
-    last_row = lax.min(row + MMA_ROWS, work.end) - 1
-    least_end, last = row + work.shift + 1, last_row + work.shift
-    if config.has_row_ends:
-        half = work.tile * _COMPUTE_WARPGROUPS + warpgroup
+    row = query.row + warpgroup * MMA_ROWS
+    last_row = lax.min(row + MMA_ROWS, query.end) - 1
+    least_end, last = row + query.shift + 1, last_row + query.shift
+    if operands.row_ends_r is not None:
+        half = query.tile * _COMPUTE_WARPGROUPS + warpgroup
         least_end, last = operands.least_ends_p[half], operands.most_ends_p[half] - 1
     # Past its own last KV tile, and if all of its rows are beyond the end, a warpgroup only keeps the turns.
-    stop = jnp.where(row < work.end, lax.div(last, c) + 1, work.first)
+    stop = jnp.where(row < query.end, lax.div(last, c) + 1, program.first)
 
     q_rh = smem.q_wrh.at[warpgroup]
-    columns = pl.ds(pl.multiple_of(work.head * h, h), h)
-    last_piece = lax.div(work.end - 1, _STORE_ROWS) * _STORE_ROWS
-    for first in range(0, MMA_ROWS, _STORE_ROWS):
+    columns = pl.ds(pl.multiple_of(query.head * h, h), h)
+    last_piece = lax.div(query.end - 1, STORE_ROWS) * STORE_ROWS
+    for first in range(0, MMA_ROWS, STORE_ROWS):
         # Rows beyond the sequence's end may be another program's, so the last piece is read again.
-        piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), _STORE_ROWS), _STORE_ROWS)
-        target = q_rh.at[pl.ds(first, _STORE_ROWS)]
+        piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), STORE_ROWS), STORE_ROWS)
+        target = q_rh.at[pl.ds(first, STORE_ROWS)]
         plgpu.copy_gmem_to_smem(operands.qo_tc.at[piece, columns], target, barriers.q_w.at[warpgroup])
     plgpu.barrier_wait(barriers.q_w.at[warpgroup])
 
-    mask = partial(_mask_by_row_ends, program, warpgroup) if config.has_row_ends else partial(_mask, work)
+    mask = partial(_mask_by_row_ends, program, warpgroup) if operands.row_ends_r is not None else partial(_mask, query)
 
     def weigh(scores_rc: Array, tile: Array) -> tuple[Array, float]:
         scores_rc, unit = in_log2(scores_rc, config.scale, config.soft_cap)
-        is_partial = ((tile + 1) * c > least_end) | (tile * c <= last_row + work.shift - work.window)
+        is_partial = ((tile + 1) * c > least_end) | (tile * c <= last_row + query.shift - query.window)
         return lax.cond(is_partial, lambda x: mask(x, row, tile * c), lambda x: x, scores_rc), unit
 
-    turns = Turns(
-        warpgroup=warpgroup,
-        q_rh=q_rh,
-        k_ach=smem.k_ach,
-        v_ach=smem.v_ach,
-        probs_rc=None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup],
-        k_a=barriers.k_a,
-        v_a=barriers.v_a,
-        k_free_a=barriers.k_free_a,
-        v_free_a=barriers.v_free_a,
-        turn=barriers.turn,
-        overlaps=config.overlaps,
-    )
-    acc_rh, max_r, sum_r = turns.attend(work.first, stop, work.stop, weigh)
+    turns = Turns(warpgroup, smem, barriers, overlaps=config.overlaps)
+    acc_rh, max_r, sum_r = turns.attend(program.first, stop, program.stop, weigh)
 
     if operands.sinks_n is not None:
-        sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
+        sum_r += jnp.exp2(operands.sinks_n[query.head] * LOG2_E - max_r)
     q_rh[...] = (acc_rh * along_rows(1.0 / sum_r, acc_rh)).astype(jnp.bfloat16)
     plgpu.commit_smem()
     # Otherwise addresses of these are computed with those of the queries, and held in registers all the while.
-    row, head = lax.optimization_barrier((row, work.head))
+    row, head = lax.optimization_barrier((row, query.head))
     columns = pl.ds(pl.multiple_of(head * h, h), h)
-    for first in range(0, MMA_ROWS, _STORE_ROWS):
-        source = q_rh.at[pl.ds(first, _STORE_ROWS)]
-        target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, _STORE_ROWS), _STORE_ROWS), columns]
-        pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
+    for first in range(0, MMA_ROWS, STORE_ROWS):
+        source = q_rh.at[pl.ds(first, STORE_ROWS)]
+        target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, STORE_ROWS), STORE_ROWS), columns]
+        pl.when(row + first < query.end)(partial(plgpu.copy_smem_to_gmem, source, target))
     plgpu.wait_smem_to_gmem(0)
 
 
-def _mask(work: _Work, scores_rc: Array, row: Array, first_position: Array) -> Array:
+def _mask(query: QueryTile, scores_rc: Array, row: Array, first_position: Array) -> Array:
     """Hide the positions after each row's own or before its window; the first row is `row`."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, scores_rc.shape, layout=plgpu.Layout.WGMMA)
     # Rows of padding see what the last row sees: finite, and nothing beyond the context.
-    positions_rc = lax.min(iota(0) + (row + work.shift), work.context_len - 1)
+    positions_rc = lax.min(iota(0) + (row + query.shift), query.context_len - 1)
     distance_rc = positions_rc - (iota(1) + first_position)
-    return jnp.where((distance_rc >= 0) & (distance_rc < work.window), scores_rc, -jnp.inf)
+    return jnp.where((distance_rc >= 0) & (distance_rc < query.window), scores_rc, -jnp.inf)
 
 
 def _mask_by_row_ends(
     program: _Program, warpgroup: Array, scores_rc: Array, row: Array, first_position: Array
 ) -> Array:
     """Hide the positions before each row's window, and from its end on; the first row is `row`."""
-    work, layout = program.work, plgpu.Layout.WGMMA
-    first = pl.multiple_of((work.tile * _COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
+    query, layout = program.query, plgpu.Layout.WGMMA
+    first = pl.multiple_of((query.tile * _COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
     ends_r = program.operands.row_ends_r.at[pl.ds(first, MMA_ROWS)]
     ends_r = plgpu.load(ends_r, layout=layout.reduce(1), optimized=False)
     rows_r = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=layout.reduce(1))
-    positions_r = lax.min(rows_r + (row + work.shift), work.context_len - 1)
-    begins_r = positions_r - (work.window - 1)
+    positions_r = lax.min(rows_r + (row + query.shift), query.context_len - 1)
+    begins_r = positions_r - (query.window - 1)
     # Positions, not columns: a value that does not depend on the KV tile would be held in registers all through the
     # loop.
     keys_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=layout) + first_position
@@ -421,14 +328,14 @@ def _mask_by_row_ends(
 
 def _produce(program: _Program) -> None:
     """Keep the stages full."""
-    config, work = program.config, program.work
+    config = program.config
     fill = _fill_by_conversion if config.converts else _fill
     if config.converts:
-        _fetch_raw(program, work.first)
+        _fetch_raw(program, program.first)
 
-    @pl.loop(work.first, work.stop)
+    @pl.loop(program.first, program.stop)
     def _(tile: Array) -> None:
-        number = tile - work.first
+        number = tile - program.first
         stage = lax.rem(number, config.stages)
 
         def wait_until_free(barrier_a: Any) -> None:
@@ -440,23 +347,23 @@ def _produce(program: _Program) -> None:
         return
 
     # jax 0.11's interpreter requires that a waiting thread sees all phases of a barrier.
-    @pl.loop(lax.max(work.stop - config.stages, work.first), work.stop)
+    @pl.loop(lax.max(program.stop - config.stages, program.first), program.stop)
     def _(tile: Array) -> None:
-        stage = lax.rem(tile - work.first, config.stages)
+        stage = lax.rem(tile - program.first, config.stages)
         plgpu.barrier_wait(program.barriers.k_free_a.at[stage])
         plgpu.barrier_wait(program.barriers.v_free_a.at[stage])
 
 
 def _sources(program: _Program, tile: Array) -> list[Any]:
     """Return the pool's slices [piece, 2 * h] of a KV tile. Pieces beyond the context repeat its last block."""
-    config, operands, work = program.config, program.operands, program.work
-    kv_head = lax.div(work.head, config.group)
-    last_block = lax.div(work.context_len - 1, config.block_size)
+    config, operands, query = program.config, program.operands, program.query
+    kv_head = lax.div(query.head, config.group)
+    last_block = lax.div(query.context_len - 1, config.block_size)
     sources = []
     for j in range(config.num_pieces):
         token = tile * config.kv_tile + j * config.piece
         block = lax.min(lax.div(token, config.block_size), last_block)
-        row = operands.first_block_1[0] + operands.block_tables_sm[work.seq, block]
+        row = operands.first_row_1[0] + operands.block_tables_sm[query.seq, block]
         source = operands.kv_pool.at[row, kv_head]
         if config.piece < config.block_size:
             offset = pl.multiple_of(lax.rem(token, config.block_size), config.piece)
@@ -481,7 +388,7 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
     wait_until_free(barriers.k_free_a)
     _copy(config, sources, 0, k_ch, barriers.k_a.at[stage])
     wait_until_free(barriers.v_free_a)
-    live = program.work.context_len - tile * config.kv_tile
+    live = program.query.context_len - tile * config.kv_tile
 
     @pl.when(live >= config.kv_tile)
     def _() -> None:
@@ -502,20 +409,20 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
 
 def _fetch_raw(program: _Program, tile: Array) -> None:
     """Start to load a KV tile in the pool's dtype, if there is one."""
-    config, work = program.config, program.work
+    config = program.config
 
-    @pl.when(tile < work.stop)
+    @pl.when(tile < program.stop)
     def _() -> None:
-        raw = lax.rem(tile - work.first, config.raw_stages)
+        raw = lax.rem(tile - program.first, config.raw_stages)
         sources = _sources(program, tile)
         _copy(config, sources, 0, program.smem.raw_ac2h.at[raw], program.barriers.raw_a.at[raw])
 
 
 def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
     """Convert a KV tile to bfloat16, while the next one is loaded if there is a second buffer for it."""
-    config, smem, barriers, work = program.config, program.smem, program.barriers, program.work
-    raw = lax.rem(tile - work.first, config.raw_stages)
-    raw_c2h, live = smem.raw_ac2h.at[raw], work.context_len - tile * config.kv_tile
+    config, smem, barriers, query = program.config, program.smem, program.barriers, program.query
+    raw = lax.rem(tile - program.first, config.raw_stages)
+    raw_c2h, live = smem.raw_ac2h.at[raw], query.context_len - tile * config.kv_tile
 
     def convert(target_ch: Any, first_column: int) -> None:
         layout = plgpu.Layout.WGMMA_UPCAST_2X

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -31,30 +31,57 @@ class Attended(NamedTuple):
     """The sum of the weights."""
 
 
+class _Buffers(Protocol):
+    """The refs in shared memory: w warpgroups, r rows of one, c positions of a KV tile, a stages."""
+
+    @property
+    def q_wrh(self) -> Any: ...
+    @property
+    def k_ach(self) -> Any: ...
+    @property
+    def v_ach(self) -> Any: ...
+    @property
+    def probs_wrc(self) -> Any:
+        """A buffer for the weights in the interpreter, otherwise None."""
+
+
+class _Barriers(Protocol):
+    """The barriers of filled stages, of emptied ones, and the one at which turns are handed over."""
+
+    @property
+    def k_a(self) -> Any: ...
+    @property
+    def v_a(self) -> Any: ...
+    @property
+    def k_free_a(self) -> Any: ...
+    @property
+    def v_free_a(self) -> Any: ...
+    @property
+    def turn(self) -> Any: ...
+
+
 class Turns(NamedTuple):
-    """The refs of one warpgroup that attends in turns with another: a stages, c positions of a KV tile."""
+    """One warpgroup that attends in turns with another."""
 
     warpgroup: Array
     """0 or 1; 0 comes first."""
-    q_rh: Any
-    k_ach: Any
-    v_ach: Any
-    probs_rc: Any
-    """A buffer for the weights in the interpreter, otherwise None."""
-    k_a: Any
-    """The barriers of filled stages, then of emptied ones."""
-    v_a: Any
-    k_free_a: Any
-    v_free_a: Any
-    turn: Any
-    """The barrier at which turns are handed over."""
+    smem: _Buffers
+    barriers: _Barriers
     overlaps: bool = False
     """Whether the product with the next tile's keys runs beside that with a tile's values."""
+
+    @property
+    def _q_rh(self) -> Any:
+        return self.smem.q_wrh.at[self.warpgroup]
+
+    @property
+    def _probs_rc(self) -> Any:
+        return None if self.smem.probs_wrc is None else self.smem.probs_wrc.at[self.warpgroup]
 
     def attend(self, first: Array, stop: Array, last_stop: Array, weigh: _Weigh) -> Attended:
         """Attend the KV tiles `first` to `stop`, and keep the turns of those up to `last_stop`."""
         nothing = Attended(
-            accumulator(MMA_ROWS, self.q_rh.shape[1]), row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0)
+            accumulator(MMA_ROWS, self._q_rh.shape[1]), row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0)
         )
         pl.when(self.warpgroup == 1)(self._hand_over)
         if self.overlaps:
@@ -69,36 +96,36 @@ class Turns(NamedTuple):
         return attended
 
     def _stage(self, number: Array) -> Array:
-        return lax.rem(number, self.k_ach.shape[0])
+        return lax.rem(number, self.smem.k_ach.shape[0])
 
     def _attend(self, tile: Array, stage: Array, so_far: Attended, weigh: _Weigh) -> Attended:
         """Attend a KV tile."""
         acc_rh, max_r, sum_r = so_far
-        plgpu.barrier_wait(self.k_a.at[stage])
+        plgpu.barrier_wait(self.barriers.k_a.at[stage])
         scores_rc = self._multiply_keys(stage)
-        plgpu.barrier_arrive(self.k_free_a.at[stage])
+        plgpu.barrier_arrive(self.barriers.k_free_a.at[stage])
         probs_rc, decay_r, max_r, sum_r = online_softmax(*weigh(scores_rc, tile), max_r, sum_r)
         acc_rh *= along_rows(decay_r, acc_rh)
         # All of the softmax happens before the tensor cores' next turn.
         acc_rh, sum_r, max_r, weights_rc = lax.optimization_barrier(
             (acc_rh, sum_r, max_r, probs_rc.astype(jnp.bfloat16))
         )
-        plgpu.barrier_arrive(self.turn)
-        plgpu.barrier_wait(self.v_a.at[stage])
-        plgpu.barrier_wait(self.turn)
-        acc_rh = add_product(acc_rh, weights_rc, self.v_ach.at[stage], self.probs_rc)
-        plgpu.barrier_arrive(self.v_free_a.at[stage])
+        plgpu.barrier_arrive(self.barriers.turn)
+        plgpu.barrier_wait(self.barriers.v_a.at[stage])
+        plgpu.barrier_wait(self.barriers.turn)
+        acc_rh = add_product(acc_rh, weights_rc, self.smem.v_ach.at[stage], self._probs_rc)
+        plgpu.barrier_arrive(self.barriers.v_free_a.at[stage])
         return Attended(acc_rh, max_r, sum_r)
 
     def _attend_overlapped(self, first: Array, stop: Array, weigh: _Weigh, nothing: Attended) -> Attended:
         """Attend the KV tiles, at least one. A tile's values are multiplied in the turn of the next tile's keys."""
 
         def softmax(scores_rc: Array, tile: Array, stage: Array | int, so_far: Attended) -> Weights:
-            plgpu.barrier_arrive(self.k_free_a.at[stage])
+            plgpu.barrier_arrive(self.barriers.k_free_a.at[stage])
             weights = online_softmax(*weigh(scores_rc, tile), so_far.max_r, so_far.sum_r)
             weights = lax.optimization_barrier(weights)
             # This wait also is what keeps ptxas from moving the softmax behind the wait for the other product.
-            plgpu.barrier_wait(self.v_a.at[stage])
+            plgpu.barrier_wait(self.barriers.v_a.at[stage])
             return weights
 
         def end_turn(acc_rh: Array, weights: Weights) -> tuple[Attended, Array]:
@@ -110,19 +137,19 @@ class Turns(NamedTuple):
         def attend(tile: Array, state: tuple[Attended, Array]) -> tuple[Attended, Array]:
             so_far, weights_rc = state
             stage, before = self._stage(tile - first), self._stage(tile - first - 1)
-            plgpu.barrier_wait(self.k_a.at[stage])
+            plgpu.barrier_wait(self.barriers.k_a.at[stage])
 
             weigh_scores = partial(softmax, tile=tile, stage=stage, so_far=so_far)
             acc_rh, weights = self._multiply_both(stage, so_far.acc_rh, weights_rc, before, weigh_scores)
-            plgpu.barrier_arrive(self.v_free_a.at[before])
+            plgpu.barrier_arrive(self.barriers.v_free_a.at[before])
             return end_turn(acc_rh, weights)
 
-        plgpu.barrier_wait(self.k_a.at[0])
+        plgpu.barrier_wait(self.barriers.k_a.at[0])
         state = end_turn(nothing.acc_rh, softmax(self._multiply_keys(0), first, 0, nothing))
         attended, weights_rc = lax.fori_loop(first + 1, stop, attend, state)
         last = self._stage(stop - 1 - first)
-        acc_rh = add_product(attended.acc_rh, weights_rc, self.v_ach.at[last], self.probs_rc)
-        plgpu.barrier_arrive(self.v_free_a.at[last])
+        acc_rh = add_product(attended.acc_rh, weights_rc, self.smem.v_ach.at[last], self._probs_rc)
+        plgpu.barrier_arrive(self.barriers.v_free_a.at[last])
         return attended._replace(acc_rh=acc_rh)
 
     def _multiply_both(
@@ -134,39 +161,39 @@ class Turns(NamedTuple):
         softmax: Callable[[Array], Weights],
     ) -> tuple[Array, Weights]:
         """Return `acc_rh + weights_rc @ V`, and `softmax(q @ K^T)`, which is computed while the first product runs."""
-        keys_hc, values_ch = self.k_ach.at[key_stage].T, self.v_ach.at[value_stage]
-        if self.probs_rc is not None:  # the interpreter, see `add_product`
-            scores_rc = product(self.q_rh, keys_hc)
-            acc_rh = add_product(acc_rh, weights_rc, values_ch, self.probs_rc)
+        keys_hc, values_ch = self.smem.k_ach.at[key_stage].T, self.smem.v_ach.at[value_stage]
+        if self._probs_rc is not None:  # the interpreter, see `add_product`
+            scores_rc = product(self._q_rh, keys_hc)
+            acc_rh = add_product(acc_rh, weights_rc, values_ch, self._probs_rc)
             self._hand_over()
             return acc_rh, softmax(scores_rc)
 
         def body(scores_ref: Any, acc_ref: Any) -> tuple[Array, Weights]:
             acc_ref[...] = acc_rh
-            plgpu.wgmma(scores_ref, self.q_rh, keys_hc)
+            plgpu.wgmma(scores_ref, self._q_rh, keys_hc)
             plgpu.wgmma(acc_ref, weights_rc, values_ch)
             self._hand_over()
             weights = softmax(plgpu.wgmma_accumulator_load(scores_ref, wait_n=1))
             # Weights must not get the registers of those that the tensor cores still read.
             return lax.optimization_barrier((plgpu.wgmma_accumulator_load(acc_ref, wait_n=0), weights))
 
-        shapes = (MMA_ROWS, self.k_ach.shape[1]), (MMA_ROWS, self.q_rh.shape[1])
+        shapes = (MMA_ROWS, self.smem.k_ach.shape[1]), (MMA_ROWS, self._q_rh.shape[1])
         return pl.run_scoped(body, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
 
     def _skip(self, stage: Array) -> None:
-        plgpu.barrier_arrive(self.k_free_a.at[stage])
-        plgpu.barrier_arrive(self.v_free_a.at[stage])
+        plgpu.barrier_arrive(self.barriers.k_free_a.at[stage])
+        plgpu.barrier_arrive(self.barriers.v_free_a.at[stage])
         self._hand_over()
         self._hand_over()
 
     def _multiply_keys(self, stage: Array | int) -> Array:
         def body(acc_ref: Any) -> Array:
-            plgpu.wgmma(acc_ref, self.q_rh, self.k_ach.at[stage].T)
+            plgpu.wgmma(acc_ref, self._q_rh, self.smem.k_ach.at[stage].T)
             self._hand_over()
             return acc_ref[...]
 
-        return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, self.k_ach.shape[1]), jnp.float32))
+        return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, self.smem.k_ach.shape[1]), jnp.float32))
 
     def _hand_over(self) -> None:
-        plgpu.barrier_arrive(self.turn)
-        plgpu.barrier_wait(self.turn)
+        plgpu.barrier_arrive(self.barriers.turn)
+        plgpu.barrier_wait(self.barriers.turn)

@@ -1,8 +1,11 @@
-"""Rotate a step's queries and keys, and write its keys and values into the block pool, on Hopper, in place."""
+"""Rotate a step's queries and keys, and write its keys and values into the block pool, in place.
+
+All GPUs' kernels do it in this way; `Writing` holds what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +23,6 @@ from .common import (
     WARPGROUP_LANES,
     compiler_params,
     decode_queries,
-    decode_query_dtype,
     interpret_params,
 )
 
@@ -30,13 +32,51 @@ TOKENS = 8
 _QUERY_HEADS = 4
 
 
-class _Queries(NamedTuple):
+class Writing(NamedTuple):
+    """What differs between the GPUs."""
+
+    store: Callable[[Any, Any, Sequence[Array], Array, Array], None]
+    """Stores tokens [8, 2 h], which all threads have put into shared memory, in the pool: a function of the tokens, the
+    pool, the tokens' slots, the layer's first row of the pool, and the kv head. Nothing goes to the null block."""
+    finish: Callable[[], None]
+    """Waits until shared memory has been read."""
+    head_rows: int
+    """Decode reads a kv head's queries padded to a multiple of this many rows."""
+    decode_queries: Callable[[Array, Any], Array]
+    """Returns queries as decode takes them for a pool of a dtype."""
+
+
+class Queries(NamedTuple):
     """A step's queries, rotated, as the kernels read them."""
 
     all_tc: Array
     """All queries [t, n * h]."""
     decode_rkgh: Array
-    """The queries of at least the first s rows, g padded with anything to a multiple of 8; see `decode_queries`."""
+    """The queries of at least the first s rows, g padded with anything to a multiple of `Writing.head_rows`."""
+
+
+def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array | int) -> None:
+    """Start to copy a head's key and value to a slot, unless it is the null block's."""
+    o = pool.shape[2]
+
+    @pl.when(slot >= o)
+    def _() -> None:
+        plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
+
+
+def _copy_tokens(kv_smem: Any, pool: Any, slots: Sequence[Array], first_row: Array, kv_head: Array) -> None:
+    plgpu.commit_smem()
+    for i, slot in enumerate(slots):
+        write_token(kv_smem.at[i], pool, slot, first_row, kv_head)
+
+
+HOPPER = Writing(
+    store=_copy_tokens,
+    finish=partial(plgpu.wait_smem_to_gmem, 0),
+    head_rows=TILED_ROWS,
+    decode_queries=decode_queries,
+)
+"""Hopper's way: a bulk copy for each token."""
 
 
 def rotate_and_write(
@@ -51,7 +91,8 @@ def rotate_and_write(
     layer: Array | int,
     num_layers: int,
     interpret: bool = False,
-) -> tuple[_Queries, FusedPool]:
+    writing: Writing = HOPPER,
+) -> tuple[Queries, FusedPool]:
     """Return q rotated, and the pool with k, rotated, and v at the tokens' slots; the null block is not written to.
 
     Without `rope` nothing is rotated. Decodes are among the first `num_rows` tokens. The number of tokens must be a
@@ -71,13 +112,17 @@ def rotate_and_write(
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
     new_tc = jnp.concatenate([x[:, None] for x in new], axis=2).reshape(t, -1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
-    padding, decode_dtype = -g % TILED_ROWS, decode_query_dtype(q_tnh.dtype, kv_pool.kv.dtype)
+
+    def as_decodes(q: Array) -> Array:
+        return writing.decode_queries(q, kv_pool.kv.dtype)
+
+    padding, decode_dtype = -g % writing.head_rows, jax.eval_shape(as_decodes, q_tnh).dtype
     rotated_types = [jax.ShapeDtypeStruct((t, n * h), q_tnh.dtype)] if rope else []
     if rope and (padding or decode_dtype != q_tnh.dtype):
         num_decodes = -(-num_rows // TOKENS) * TOKENS
         rotated_types.append(jax.ShapeDtypeStruct((num_decodes, k, g + padding, h), decode_dtype))
     kernel = plgpu.kernel(
-        partial(_write_kernel, heads=heads),
+        partial(_write_kernel, heads=heads, writing=writing, as_decodes=as_decodes),
         out_type=rotated_types,
         grid=(t // TOKENS, k, g // heads if heads else 1),
         grid_names=("tokens", "kv_head", "part"),
@@ -94,15 +139,25 @@ def rotate_and_write(
         decode_rkgh = rotated[1]
     else:
         padded_rkgh = jnp.pad(all_tc.reshape(t, k, g, h), ((0, 0), (0, 0), (0, padding), (0, 0)))
-        decode_rkgh = decode_queries(padded_rkgh, kv_pool.kv.dtype)
-    return _Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
+        decode_rkgh = as_decodes(padded_rkgh)
+    return Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
 
 
-def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: int):
+def _write_kernel(
+    new_tc: Any,
+    slots_t: Any,
+    first_row: Any,
+    pool: Any,
+    *rotation: Any,
+    kv_smem: Any,
+    heads: int,
+    writing: Writing,
+    as_decodes: Callable[[Array], Array],
+) -> None:
     """Rotate `heads` query heads; the first thread block of a kv head writes its keys and values, too.
 
     `rotation` is cos, sin and the Refs for rotated queries, with a second Ref for decodes where there is one; or
-    nothing.
+    nothing. `as_decodes` makes queries of decodes of rotated ones.
     """
     k, h = pool.shape[1], pool.shape[3] // 2
     n = new_tc.shape[1] // h - 2 * k
@@ -120,45 +175,39 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
     queries = [[load(half) for half in halves(new_tc, head)] for head in query_heads]
 
     @pl.when(part == 0)
-    def _():
+    def _() -> None:
         slots, row = [slots_t[first_token + i] for i in range(TOKENS)], first_row[0]
         key, value = ([load(half) for half in halves(new_tc, head)] for head in (n + kv_head, n + k + kv_head))
         if rotation:
             key = rotate_halves(*key, *cos_and_sin)
         for i, half in enumerate((*key, *value)):
             kv_smem[:, pl.ds(i * (h // 2), h // 2)] = _in_pool_dtype(half, pool.dtype)
-        plgpu.commit_smem()
-        for i, slot in enumerate(slots):
-            write_token(kv_smem.at[i], pool, slot, row, kv_head)
+        writing.store(kv_smem, pool, slots, row, kv_head)
 
     for i, query in enumerate(queries):
         rotated = rotate_halves(*query, *cos_and_sin)
         for ref, half in zip(halves(rotation[2], query_heads[i]), rotated, strict=True):
             ref[...] = half
         for decodes in rotation[3:]:
-            _store_decodes(decodes, first_token, kv_head, part * heads + i, rotated, pool.dtype)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array | int) -> None:
-    """Start to copy a head's key and value to a slot, unless it is the null block's."""
-    o = pool.shape[2]
-
-    @pl.when(slot >= o)
-    def _():
-        plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
+            _store_decodes(decodes, first_token, kv_head, part * heads + i, rotated, as_decodes)
+    writing.finish()
 
 
 def _store_decodes(
-    decode_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array], kv_dtype: Any
+    decode_rkgh: Any,
+    first_token: Array,
+    kv_head: Array,
+    head: Array,
+    halves: Sequence[Array],
+    as_decodes: Callable[[Array], Array],
 ) -> None:
     """Store the halves of a query head where decode reads it, if these tokens may be decodes."""
 
     @pl.when(first_token < decode_rkgh.shape[0])
-    def _():
+    def _() -> None:
         for i, half in enumerate(halves):
             columns = pl.ds(i * half.shape[1], half.shape[1])
-            decode_rkgh[pl.ds(first_token, TOKENS), kv_head, head, columns] = decode_queries(half, kv_dtype)
+            decode_rkgh[pl.ds(first_token, TOKENS), kv_head, head, columns] = as_decodes(half)
 
 
 def _in_pool_dtype(x: Array, dtype: Any) -> Array:

@@ -1,8 +1,7 @@
 """Paged attention on NVIDIA's GPUs from Ampere on, in Mosaic GPU: RTX 30 to 50, A100, L4, L40S, B200 and the like.
 
-Three steps on the same pool, without a copy: `write.py` rotates q and k and writes k and v in place, `decode.py`
-attends decode rows in splits of their contexts, and `prefill.py` attends longer chunks, unless the batch has no room
-for tiles. Results replace the rotated queries; rows of neither kernel stay rotated queries.
+Like Hopper's, they are three steps on the same pool: `write.py` rotates q and k and writes k and v in place,
+`decode.py` attends decode rows in splits of their contexts, and `prefill.py` attends longer chunks.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..gpu.call import Kernels, call_kernels
+from ..gpu.write import TOKENS
 from ..layout import AttentionBatch, AttentionShape, FusedPool, refuse_sizes
 from ..rope import Rope
 from ..tiles import Tiles
 from .common import MMA_ROWS
 from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
-from .write import TOKENS, rotate_and_write
+from .write import rotate_and_write
 
 __all__ = [
     "MMA_ROWS",
@@ -50,39 +51,24 @@ def gpu_mma_paged_attention(
     kv_pool: FusedPool,
     batch: AttentionBatch,
     *,
-    layer: Array | int,
-    num_layers: int,
-    window: Array | int,
-    scale: float,
     rope: Rope | None = None,
-    soft_cap: float | None = None,
-    sinks_n: Array | None = None,
-    tiles: Tiles,
-    interpret: bool = False,
+    **settings: Any,
 ) -> tuple[Array, FusedPool]:
-    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that knows no `mma`."""
-    t, has_tiles = len(q_tnh), batch.tile_seqs_i.shape[0] > 0
+    """See `PagedAttention` and `call_kernels`, which takes the settings.
+
+    With `interpret` the kernels run on a CPU, in an interpreter that knows no `mma`.
+    """
+    t = len(q_tnh)
     # Prefill reads and writes 16 rows at a time, and plain loads beyond an array are errors.
-    lacking = -t % (MMA_ROWS if has_tiles else TOKENS)
+    lacking = -t % (MMA_ROWS if batch.tile_seqs_i.shape[0] else TOKENS)
     if lacking:
         # Rows of padding, which point at slot 0.
         rows = q_tnh, k_tkh, v_tkh, rope, batch.slots_t, batch.row_ends_t
         q_tnh, k_tkh, v_tkh, rope, slots_t, row_ends_t = jax.tree.map(partial(_pad_rows, count=lacking), rows)
         batch = batch._replace(slots_t=slots_t, row_ends_t=row_ends_t)
-    common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
-    num_rows = batch.context_lens_s.shape[0]
-    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **common)
-    settings: dict[str, Any] = common | {
-        "window": window,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "sinks_n": sinks_n,
-    }
-    out_tc = jax.new_ref(queries.all_tc)
-    decode_attention(queries.decode_rkmh, kv_pool, batch, out_tc, **settings)
-    if has_tiles:
-        prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
-    return jax.freeze(out_tc).reshape(q_tnh.shape)[:t], kv_pool
+    kernels = Kernels(rotate_and_write, decode_attention, prefill_attention)
+    out_tnh, kv_pool = call_kernels(kernels, q_tnh, k_tkh, v_tkh, kv_pool, batch, rope=rope, **settings)
+    return out_tnh[:t], kv_pool
 
 
 def _pad_rows(x: Array, count: int) -> Array:

@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..gpu.common import LOG2_E, LOWEST, TINY, in_log2, interpret_params, tiled_smem
+from ..gpu.prefill_operands import PrefillOperands, QueryTile
 from ..layout import AttentionBatch, FusedPool
-from ..row_ends import tile_ends
 from ..tiles import Tiles
 from .common import (
     COPY_LAYOUT,
@@ -46,32 +46,7 @@ class _Settings(NamedTuple):
     kv_tile: int
     scale: float
     soft_cap: float | None
-    absent: frozenset[str]
-    """The names of the operands that are absent."""
     interpret: bool
-
-
-class _Operands(NamedTuple):
-    """The refs to operands in global memory."""
-
-    qo_tc: Any
-    """The queries [t, n * h]; results replace them."""
-    kv_pool: Any
-    block_tables_sm: Any
-    context_lens_s: Any
-    query_ends_s: Any
-    tile_seqs_i: Any
-    tile_rows_i: Any
-    num_tiles_1: Any
-    first_row_1: Any
-    window_1: Any
-    sinks_n: Any
-    ends_r: Any
-    """One past the last position that each row of each tile sees. This and the next two exist with row ends only."""
-    least_ends_i: Any
-    """The least end among the rows of each tile."""
-    most_ends_i: Any
-    """The largest end among them."""
 
 
 class _Smem(NamedTuple):
@@ -102,32 +77,22 @@ def prefill_attention(
     unchanged. A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0,
     and each row of an mma is summed for itself. Rows from a sequence's end to the next multiple of 16 become finite.
     """
-    pool = kv_pool.kv
-    h = pool.shape[3] // 2
-    ends = None if batch.row_ends_t is None else tile_ends(batch, QUERY_TILE, QUERY_TILE)
-    operands = _Operands(
+    h = kv_pool.kv.shape[3] // 2
+    operands = PrefillOperands.of(
         qo_tc,
-        pool,
-        batch.block_tables_sm,
-        batch.context_lens_s,
-        batch.query_ends_s,
-        batch.tile_seqs_i,
-        batch.tile_rows_i,
-        _one(batch.num_tiles),
-        _one(layer * (pool.shape[0] // num_layers)),
-        _one(window),
-        None if sinks_n is None else sinks_n.astype(jnp.float32),
-        ends and ends.ends_ir.reshape(-1),
-        ends and ends.least_ip.reshape(-1),
-        ends and ends.most_ip.reshape(-1),
+        kv_pool,
+        batch,
+        layer=layer,
+        num_layers=num_layers,
+        window=window,
+        sinks_n=sinks_n,
+        tile_rows=QUERY_TILE,
+        part_rows=QUERY_TILE,
     )
-    present = {name: x for name, x in operands._asdict().items() if x is not None}
-    absent = frozenset(_Operands._fields) - present.keys()
-    settings = _Settings(tiles.kv, scale, soft_cap, absent, interpret)
+    settings = _Settings(tiles.kv, scale, soft_cap, interpret)
 
     def body(*refs: Any, smem: _Smem) -> None:
-        named = dict.fromkeys(absent) | dict(zip(present, refs, strict=True))
-        _run(settings, _Operands(**named), smem)
+        _run(settings, operands.with_refs(refs), smem)
 
     kernel = plgpu.kernel(
         body,
@@ -140,65 +105,27 @@ def prefill_attention(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    kernel(*present.values())
+    kernel(*operands.present())
 
 
-def _one(x: Array | int) -> Array:
-    return jnp.asarray(x, jnp.int32).reshape(1)
-
-
-def _run(settings: _Settings, operands: _Operands, smem: _Smem) -> None:
+def _run(settings: _Settings, operands: PrefillOperands, smem: _Smem) -> None:
     # Last tiles first: they see the most, and a long program should not start last. Programs beyond the last tile end.
     tile = operands.num_tiles_1[0] - 1 - lax.axis_index("tile")
-    pl.when(tile >= 0)(lambda: _attend(settings, operands, smem, _work(settings, operands, tile)))
+    pl.when(tile >= 0)(lambda: _attend(settings, operands, smem, operands.query_tile(tile, QUERY_TILE)))
 
 
-class _Work(NamedTuple):
-    """The scalars of one program."""
-
-    head: Array
-    tile: Array
-    seq: Array
-    row: Array
-    end: Array
-    """One past the sequence's last row."""
-    shift: Array
-    """A row's position in the sequence, minus the row."""
-    context_len: Array
-    window: Array
-    low: Array
-    """The first position that the tile sees."""
-    least_end: Array
-    """The least end among the rows: all of them see the positions from their windows' begin up to it."""
-    stop: Array
-    """One past the last position that the tile sees."""
-
-
-def _work(settings: _Settings, operands: _Operands, tile: Array) -> _Work:
-    seq = operands.tile_seqs_i[tile]
-    row = pl.multiple_of(operands.tile_rows_i[tile], MMA_ROWS)
-    end, context_len, window = operands.query_ends_s[seq], operands.context_lens_s[seq], operands.window_1[0]
-    shift = context_len - end
-    if "ends_r" in settings.absent:
-        least_end, stop = row + shift + 1, lax.min(row + QUERY_TILE, end) + shift
-    else:
-        least_end, stop = operands.least_ends_i[tile], operands.most_ends_i[tile]
-    low = lax.max(row + shift - window + 1, 0)
-    return _Work(
-        lax.axis_index("head"), tile, seq, row, end, shift, context_len, window, low, least_end=least_end, stop=stop
-    )
-
-
-def _attend(settings: _Settings, operands: _Operands, smem: _Smem, work: _Work) -> None:
+def _attend(settings: _Settings, operands: PrefillOperands, smem: _Smem, query: QueryTile) -> None:
     """Attend 64 rows."""
     c, interpret = settings.kv_tile, settings.interpret
     h, dtype = smem.q_rh.shape[1], smem.q_rh.dtype
     mma = Operands.of(dtype, row_warps=_WARPS)
-    kv_head = lax.div(work.head, operands.qo_tc.shape[1] // h // operands.kv_pool.shape[1])
+    kv_head = lax.div(query.head, operands.qo_tc.shape[1] // h // operands.kv_pool.shape[1])
     tiles = KVTiles(operands.kv_pool, operands.block_tables_sm, operands.first_row_1[0], dtype, c)
     keys, values = pl.ds(0, h), pl.ds(h, h)
-    first, stop = lax.div(work.low, c), lax.div(work.stop - 1, c) + 1
-    _load_queries(operands, smem, work)
+    first, stop = lax.div(query.low, c), lax.div(query.last, c) + 1
+    # All of the rows see the positions from their windows' begin up to the least end among them.
+    least_end = query.row + query.shift + 1 if operands.row_ends_r is None else operands.least_ends_p[query.tile]
+    _load_queries(operands, smem, query)
     synchronize(interpret)
 
     def multiply_keys() -> Array:
@@ -220,13 +147,13 @@ def _attend(settings: _Settings, operands: _Operands, smem: _Smem, work: _Work) 
     def step(tile: Array, state: Any) -> Any:
         acc_p, max_r, sum_r, k_pieces = state
         position = tile * c
-        tiles.store(k_pieces, smem.k_ch, position, work.low, work.context_len)
-        v_pieces = tiles.load(work.seq, kv_head, position, values)
+        tiles.store(k_pieces, smem.k_ch, position, query.low, query.context_len)
+        v_pieces = tiles.load(query.seq, kv_head, position, values)
         synchronize(interpret)  # the last tile's values have been read, too
 
         scores_rc, unit = in_log2(multiply_keys(), settings.scale, settings.soft_cap)
-        is_partial = (position + c > work.least_end) | (position <= work.stop - 1 - work.window)
-        mask = partial(_mask, operands, work, mma.sum, position)
+        is_partial = (position + c > least_end) | (position <= query.last - query.window)
+        mask = partial(_mask, operands, query, mma.sum, position)
         scores_rc = lax.cond(is_partial, mask, lambda x: x, scores_rc * unit)
         new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1))
         decay_r = jnp.exp2(max_r - new_max_r)
@@ -234,8 +161,8 @@ def _attend(settings: _Settings, operands: _Operands, smem: _Smem, work: _Work) 
         sum_r = sum_r * decay_r + weights_rc.sum(axis=1)
         acc_p = tuple(acc_rh * along_rows(decay_r, acc_rh, mma.sum) for acc_rh in acc_p)
 
-        tiles.store(v_pieces, smem.v_ch, position, work.low, work.context_len)
-        more = partial(tiles.load, work.seq, kv_head, position + c, keys)
+        tiles.store(v_pieces, smem.v_ch, position, query.low, query.context_len)
+        more = partial(tiles.load, query.seq, kv_head, position + c, keys)
         # Without another tile, zeros: the present keys would be held in registers until here.
         k_pieces = lax.cond(tile + 1 < stop, more, lambda: tiles.nothing(k_pieces))
         synchronize(interpret)  # the keys have been read, too
@@ -245,53 +172,55 @@ def _attend(settings: _Settings, operands: _Operands, smem: _Smem, work: _Work) 
     row = mma.sum.reduce(1)
     acc_p = tuple(zeros((QUERY_TILE, _COLUMNS), mma.sum) for _ in range(h // _COLUMNS))
     nothing = acc_p, zeros((QUERY_TILE,), row) + LOWEST, zeros((QUERY_TILE,), row)
-    first_keys = tiles.load(work.seq, kv_head, first * c, keys)
+    first_keys = tiles.load(query.seq, kv_head, first * c, keys)
     acc_p, max_r, sum_r, _ = lax.fori_loop(first, stop, step, (*nothing, first_keys))
     if operands.sinks_n is not None:
-        sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
+        sum_r += jnp.exp2(operands.sinks_n[query.head] * LOG2_E - max_r)
     inverse_r = 1.0 / jnp.maximum(sum_r, TINY)
     for part, acc_rh in enumerate(acc_p):
         out_rh = (acc_rh * along_rows(inverse_r, acc_rh, mma.sum)).astype(dtype)
         smem.q_rh[:, pl.ds(part * _COLUMNS, _COLUMNS)] = out_rh
     synchronize(interpret)
-    _store_results(operands, smem, work)
+    _store_results(operands, smem, query)
 
 
-def _pieces(work: _Work, h: int) -> list[tuple[Array, Any, Any]]:
+def _pieces(query: QueryTile, h: int) -> list[tuple[Array, Any, Any]]:
     """Return the first row of each 16 rows, their place in memory and in shared memory."""
-    columns, pieces = pl.ds(pl.multiple_of(work.head * h, h), h), []
-    last = lax.div(work.end - 1, MMA_ROWS) * MMA_ROWS
+    columns, pieces = pl.ds(pl.multiple_of(query.head * h, h), h), []
+    last = lax.div(query.end - 1, MMA_ROWS) * MMA_ROWS
     for start in range(0, QUERY_TILE, MMA_ROWS):
         # Rows beyond the sequence's end may be another program's, so the last piece is read again.
-        rows = pl.ds(pl.multiple_of(lax.min(work.row + start, last), MMA_ROWS), MMA_ROWS)
-        pieces.append((work.row + start, (rows, columns), pl.ds(start, MMA_ROWS)))
+        rows = pl.ds(pl.multiple_of(lax.min(query.row + start, last), MMA_ROWS), MMA_ROWS)
+        pieces.append((query.row + start, (rows, columns), pl.ds(start, MMA_ROWS)))
     return pieces
 
 
-def _load_queries(operands: _Operands, smem: _Smem, work: _Work) -> None:
-    pieces = _pieces(work, smem.q_rh.shape[1])
+def _load_queries(operands: PrefillOperands, smem: _Smem, query: QueryTile) -> None:
+    pieces = _pieces(query, smem.q_rh.shape[1])
     load = partial(plgpu.load, layout=COPY_LAYOUT, optimized=False)
     for q_rh, (_, _, target) in zip([load(operands.qo_tc.at[at]) for _, at, _ in pieces], pieces, strict=True):
         smem.q_rh[target] = q_rh
 
 
-def _store_results(operands: _Operands, smem: _Smem, work: _Work) -> None:
-    for row, at, source in _pieces(work, smem.q_rh.shape[1]):
+def _store_results(operands: PrefillOperands, smem: _Smem, query: QueryTile) -> None:
+    for row, at, source in _pieces(query, smem.q_rh.shape[1]):
 
-        @pl.when(row < work.end)
+        @pl.when(row < query.end)
         def _(at: Any = at, source: Any = source) -> None:
             operands.qo_tc[at] = plgpu.load(smem.q_rh.at[source], layout=COPY_LAYOUT)
 
 
-def _mask(operands: _Operands, work: _Work, layout: Any, first_position: Array, scores_rc: Array) -> Array:
+def _mask(operands: PrefillOperands, query: QueryTile, layout: Any, first_position: Array, scores_rc: Array) -> Array:
     """Hide the positions before each row's window and those that it does not see yet."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, scores_rc.shape, layout=layout)
     # Rows of padding see what the last row sees: finite, and nothing beyond the context.
-    positions_rc = lax.min(iota(0) + (work.row + work.shift), work.context_len - 1)
+    positions_rc = lax.min(iota(0) + (query.row + query.shift), query.context_len - 1)
     keys_rc = iota(1) + first_position
     distance_rc = positions_rc - keys_rc
-    if operands.ends_r is None:
-        return jnp.where((distance_rc >= 0) & (distance_rc < work.window), scores_rc, -jnp.inf)
-    first = pl.multiple_of(work.tile * QUERY_TILE, QUERY_TILE)
-    ends_r = plgpu.load(operands.ends_r.at[pl.ds(first, QUERY_TILE)], layout=layout.reduce(1), optimized=False)
-    return jnp.where((keys_rc < along_rows(ends_r, keys_rc, layout)) & (distance_rc < work.window), scores_rc, -jnp.inf)
+    if operands.row_ends_r is None:
+        return jnp.where((distance_rc >= 0) & (distance_rc < query.window), scores_rc, -jnp.inf)
+    first = pl.multiple_of(query.tile * QUERY_TILE, QUERY_TILE)
+    ends_r = plgpu.load(operands.row_ends_r.at[pl.ds(first, QUERY_TILE)], layout=layout.reduce(1), optimized=False)
+    return jnp.where(
+        (keys_rc < along_rows(ends_r, keys_rc, layout)) & (distance_rc < query.window), scores_rc, -jnp.inf
+    )
