@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention.gpu.common import decode_queries
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
 from pallas_kernels.paged_attention.gpu.handover import NEXT, PROVEN, Handover
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
-from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
+from tests.pallas_kernels.gpu import assert_pools_equal, filled, interpreted, traced
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -71,14 +71,6 @@ def decode(
 ) -> np.ndarray:
     out = interpreted(compiled(config, soft_cap), step.q, pool, step.batch, LAYER, window, sinks_n)
     return np.asarray(out, np.float32)
-
-
-def filled(step: Step, **settings: Any) -> tuple[FusedPool, np.ndarray]:
-    """Return the pool with the step's keys and values in it, null blocks NaN again, and the expected output."""
-    expected, pool = reference(step, **settings)
-    for x in pool:
-        x[:: x.shape[0] // NUM_LAYERS] = np.nan
-    return FusedPool(fused(pool).kv.astype(step.pool.k.dtype)), expected
 
 
 @pytest.mark.parametrize(

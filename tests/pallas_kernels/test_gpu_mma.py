@@ -12,11 +12,11 @@ import pytest
 from jax.experimental.mosaic import gpu as mgpu
 
 from pallas_kernels.implementations import PAGED_ATTENTION, default_for
-from pallas_kernels.paged_attention import NO_WINDOW, AttentionShape, FusedPool, pick
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionShape, pick
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.gpu_mma import MMA_ROWS, decode_attention
 from pallas_kernels.paged_attention.gpu_mma.decode import decode_sizes
-from tests.pallas_kernels.gpu import assert_pools_equal, interpreted
+from tests.pallas_kernels.gpu import assert_pools_equal, filled, interpreted
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference, with_row_ends
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -47,14 +47,6 @@ def compiled_decode(soft_cap: float | None = None) -> Any:
         return jax.freeze(out_tc).reshape(q.shape)
 
     return jax.jit(function)
-
-
-def filled(step: Step, **settings: Any) -> tuple[FusedPool, np.ndarray]:
-    """Return the pool with the step's keys and values in it, null blocks NaN again, and the expected output."""
-    expected, pool = reference(step, **settings)
-    for x in pool:
-        x[:: x.shape[0] // NUM_LAYERS] = np.nan
-    return FusedPool(fused(pool).kv.astype(step.pool.k.dtype)), expected
 
 
 @pytest.mark.parametrize(

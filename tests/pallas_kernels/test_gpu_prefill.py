@@ -16,7 +16,7 @@ from pallas_kernels.paged_attention.gpu import gpu_tiles, handover
 from pallas_kernels.paged_attention.gpu.handover import NEXT, PROVEN, Handover
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
-from tests.pallas_kernels.gpu import H100, traced
+from tests.pallas_kernels.gpu import H100, filled, traced
 from tests.pallas_kernels.steps import (
     LAYER,
     NUM_LAYERS,
@@ -24,7 +24,6 @@ from tests.pallas_kernels.steps import (
     Step,
     fused,
     make_step,
-    reference,
     with_row_ends,
 )
 
@@ -69,15 +68,6 @@ def compiled(has_sinks: bool, soft_cap: float | None, way: Handover) -> Any:
         return jax.freeze(qo_tc).reshape(q.shape)
 
     return jax.jit(function)
-
-
-def filled(step: Step, **settings: Any) -> tuple[FusedPool, np.ndarray]:
-    """Return the pool with the step's keys and values in it, null blocks NaN again, and the expected output."""
-    expected, pool = reference(step, **settings)
-    num_blocks = pool.k.shape[0] // NUM_LAYERS
-    for x in pool:
-        x[::num_blocks] = np.nan
-    return FusedPool(fused(pool).kv.astype(step.pool.k.dtype)), expected
 
 
 def run(

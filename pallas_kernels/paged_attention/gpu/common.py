@@ -194,7 +194,8 @@ def along_rows(vector: Array, matrix: Array) -> Array:
     return jax.lax.broadcast_in_dim(vector, matrix.shape, (0,))
 
 
-def live_rows(values: Array, rows: Any, live: Array, layout: Any) -> Array:
-    """Return the slice `rows` of a matrix of values with 0 in the matrix' rows from `live` on."""
+def live_rows(values: Array, rows: Any, live: Array, layout: Any, first: Array | None = None) -> Array:
+    """Return the slice `rows` of a matrix of values with 0 in the matrix' rows from `live` on, and before `first`."""
     index = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout) + rows.start
-    return jnp.where(index < live, values, jnp.zeros_like(values))
+    is_live = index < live if first is None else (index >= first) & (index < live)
+    return jnp.where(is_live, values, jnp.zeros_like(values))

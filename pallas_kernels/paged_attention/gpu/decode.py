@@ -454,12 +454,12 @@ def _consume(
         _share(refs, me)  # the keys are used, so values may take their place
         scores, unit = in_log2(scores, scale, soft_cap)
         is_partial = (position < low) | (position + _ROWS > item.end)
-        mask = partial(_mask, first=low - position, stop=item.end - position)
-        scores = lax.cond(is_partial, mask, lambda x: x, scores)
+        live = _Live(is_partial, low - position, item.end - position)
+        scores = lax.cond(is_partial, partial(_mask, live), lambda x: x, scores)
         # The sum comes before the products, so that they have the registers of the probabilities.
         probs, decay_r, max_r, sum_r = online_softmax(scores, unit, max_r, sum_r)
         p[...] = probs.astype(p.dtype)
-        values = _values(refs, me._replace(group=group), stage, item.end - position)
+        values = _values(refs, me._replace(group=group), stage, live)
         plgpu.commit_smem()
         acc_c = tuple(
             acc * along_rows(decay_r, acc) + product(p, value) for acc, value in zip(acc_c, values, strict=True)
@@ -483,10 +483,23 @@ def _consume(
     pl.when(me.group == 0)(partial(_store, refs, me._replace(group=0), item, result, merges=True))
 
 
-def _mask(scores_rc: Array, first: Array, stop: Array) -> Array:
-    """Hide the columns before `first` and from `stop` on."""
+class _Live(NamedTuple):
+    """The positions of a group's part of a tile that its row sees, counted from the part's first."""
+
+    is_partial: Array
+    """Whether it sees some only."""
+    first: Array
+    stop: Array
+
+    def has(self, positions: Array) -> Array:
+        """Return whether the row sees the positions."""
+        return (positions >= self.first) & (positions < self.stop)
+
+
+def _mask(live: _Live, scores_rc: Array) -> Array:
+    """Hide the columns that the row does not see."""
     columns_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=plgpu.Layout.WGMMA)
-    return jnp.where((columns_rc >= first) & (columns_rc < stop), scores_rc, -jnp.inf)
+    return jnp.where(live.has(columns_rc), scores_rc, -jnp.inf)
 
 
 def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
@@ -510,17 +523,18 @@ def _share(refs: _Refs, me: _Consumer) -> None:
         plgpu.barrier_wait(refs.shared.at[me.group])
 
 
-def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[Any]:
-    """Return this consumer's values of a stage as wgmma takes them, in columns, not committed, rows after `num_live` 0.
+def _values(refs: _Refs, me: _Consumer, stage: Array, live: _Live) -> list[Any]:
+    """Return this consumer's values of a stage as wgmma takes them, in columns, not committed.
 
-    Slots beyond the context hold anything, and 0 x NaN is NaN.
+    Values that the row does not see are 0: slots beyond the context hold anything, and blocks before its window may be
+    another sequence's by now, and 0 x NaN is NaN.
     """
     h = refs.q_rkgh.shape[3]
     kv = _stage(refs, me, stage)
 
     def zeroed(x: Array, layout: Any) -> Array:
         rows = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=layout)
-        return jnp.where(rows < num_live, x, jnp.zeros_like(x))
+        return jnp.where(live.has(rows), x, jnp.zeros_like(x))
 
     if refs.buffers.converted is not None:
         converted = refs.buffers.converted.at[me.group]
@@ -529,12 +543,12 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
             me.columns(h, h, _CONVERTED_COLUMNS), me.columns(0, h, _CONVERTED_COLUMNS), strict=True
         ):
             widened = _widen(kv.at[:, source])
-            converted[:, target] = lax.cond(num_live < _ROWS, zeroed_part, lambda x: x, widened)
+            converted[:, target] = lax.cond(live.is_partial, zeroed_part, lambda x: x, widened)
         return [converted.at[:, columns] for columns in me.columns(0, h, _VALUE_COLUMNS)]
 
     values = [kv.at[:, columns] for columns in me.columns(h, h, _VALUE_COLUMNS)]
 
-    @pl.when(num_live < _ROWS)
+    @pl.when(live.is_partial)
     def _():
         for value in values:
             value[...] = zeroed(value[...], plgpu.Layout.WGMMA)

@@ -355,14 +355,20 @@ def _produce(program: _Program) -> None:
 
 
 def _sources(program: _Program, tile: Array) -> list[Any]:
-    """Return the pool's slices [piece, 2 * h] of a KV tile. Pieces beyond the context repeat its last block."""
+    """Return the pool's slices [piece, 2 * h] of a KV tile.
+
+    Pieces beyond the context repeat its last block, and pieces before the window its first: earlier blocks may be
+    another sequence's by now, and hold anything, and 0 x NaN is NaN. Only the context's last block has empty slots, and
+    the tile with it is cleared.
+    """
     config, operands, query = program.config, program.operands, program.query
     kv_head = lax.div(query.head, config.group)
+    first_block = lax.div(query.low, config.block_size)
     last_block = lax.div(query.context_len - 1, config.block_size)
     sources = []
     for j in range(config.num_pieces):
         token = tile * config.kv_tile + j * config.piece
-        block = lax.min(lax.div(token, config.block_size), last_block)
+        block = lax.max(first_block, lax.min(lax.div(token, config.block_size), last_block))
         row = operands.first_row_1[0] + operands.block_tables_sm[query.seq, block]
         source = operands.kv_pool.at[row, kv_head]
         if config.piece < config.block_size:
@@ -370,6 +376,12 @@ def _sources(program: _Program, tile: Array) -> list[Any]:
             source = source.at[pl.ds(offset, config.piece)]
         sources.append(source)
     return sources
+
+
+def _live(program: _Program, tile: Array) -> tuple[Array, Array]:
+    """Return the first row of a KV tile that the query tile sees, and one past the last that is in the context."""
+    start = tile * program.config.kv_tile
+    return program.query.low - start, program.query.context_len - start
 
 
 def _copy(config: _Config, sources: list[Any], column: int, target_ch: Any, barrier: Any) -> None:
@@ -388,7 +400,7 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
     wait_until_free(barriers.k_free_a)
     _copy(config, sources, 0, k_ch, barriers.k_a.at[stage])
     wait_until_free(barriers.v_free_a)
-    live = program.query.context_len - tile * config.kv_tile
+    first, live = _live(program, tile)
 
     @pl.when(live >= config.kv_tile)
     def _() -> None:
@@ -401,7 +413,7 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
         plgpu.barrier_wait(barriers.raw_a.at[0])
         for rows, columns in _parts(config):
             part = v_ch.at[rows, columns]
-            part[...] = live_rows(part[...], rows, live, plgpu.Layout.WGMMA)
+            part[...] = live_rows(part[...], rows, live, plgpu.Layout.WGMMA, first)
         plgpu.commit_smem()
         for _ in range(config.num_pieces):
             plgpu.barrier_arrive(barriers.v_a.at[stage])
@@ -420,9 +432,9 @@ def _fetch_raw(program: _Program, tile: Array) -> None:
 
 def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
     """Convert a KV tile to bfloat16, while the next one is loaded if there is a second buffer for it."""
-    config, smem, barriers, query = program.config, program.smem, program.barriers, program.query
+    config, smem, barriers = program.config, program.smem, program.barriers
     raw = lax.rem(tile - program.first, config.raw_stages)
-    raw_c2h, live = smem.raw_ac2h.at[raw], query.context_len - tile * config.kv_tile
+    raw_c2h, (first, live) = smem.raw_ac2h.at[raw], _live(program, tile)
 
     def convert(target_ch: Any, first_column: int) -> None:
         layout = plgpu.Layout.WGMMA_UPCAST_2X
@@ -431,7 +443,7 @@ def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until
             # The hardware takes float8 to float16 only.
             part = part.astype(jnp.float32).astype(jnp.bfloat16)
             if first_column:
-                clear = partial(live_rows, rows=rows, live=live, layout=layout)
+                clear = partial(live_rows, rows=rows, live=live, layout=layout, first=first)
                 part = lax.cond(live < config.kv_tile, clear, lambda x: x, part)
             target_ch[rows, columns] = part
         plgpu.commit_smem()
