@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.recurrent_state import StateBatch, StateOp, causal_conv, gated_delta, state_space
+from pallas_kernels.recurrent_state import StateBatch, causal_conv, gated_delta, state_space
 from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
 from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape
@@ -57,18 +57,9 @@ class StateOps:
         """Return whether on a CPU a row has the same bits in every batch, decoded or in a chunk."""
         return set(self.implementations) == {"cpu"}
 
-    def missing_kernels(
-        self, platform: str, architecture: str | None = None, disproved: Mapping[str, str] = MappingProxyType({})
-    ) -> dict[str, str]:
-        """Return the reason why a platform's own kernels do not run an op, by the op's readable name.
-
-        `disproved` is as for `pick_state_ops`.
-        """
-        reasons = {
-            op.name: disproved.get(_folder(op)) or op.missing_kernels(platform, architecture)
-            for op in self._all
-            if op is not None
-        }
+    def missing_kernels(self, platform: str, architecture: str | None = None) -> dict[str, str]:
+        """Return the reason why a platform's own kernels do not run an op, by the op's readable name."""
+        reasons = {op.name: op.missing_kernels(platform, architecture) for op in self._all if op is not None}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def pool_spec(self, num_layers: int, num_slots: int) -> StatePools:
@@ -99,43 +90,24 @@ class StateOps:
 
 
 def pick_state_ops(
-    spec: StateSpec,
-    num_devices: int,
-    dtype: DTypeLike,
-    platform: str,
-    *,
-    name: str | None = None,
-    architecture: str | None = None,
-    disproved: Collection[str] = (),
+    spec: StateSpec, num_devices: int, dtype: DTypeLike, pick: Callable[[ModuleType, Any], Any]
 ) -> StateOps:
-    """Return the ops for one device's share of a state.
-
-    `name` is an implementation. The ops `disproved`, by their folders' names such as "causal_conv", run in plain XLA.
-    Raises ValueError for an implementation that does not exist or cannot run on this platform.
+    """Return the ops for one device's share of a state; `pick` returns the op of a module, such as `causal_conv`, for a
+    shape.
     """
     dtype = jnp.dtype(dtype)
-
-    def where(op: str) -> dict[str, Any]:
-        return {"platform": platform, "name": "xla" if op in disproved else name, "architecture": architecture}
-
-    shape = ConvShape(spec.num_channels // num_devices, spec.conv_size, dtype)
-    conv, _ = causal_conv.pick(shape, **where("causal_conv"))
+    conv = pick(causal_conv, ConvShape(spec.num_channels // num_devices, spec.conv_size, dtype))
     match spec:
         case ConvSpec():
             return StateOps(conv)
         case DeltaSpec():
             heads = spec.num_key_heads // num_devices, spec.num_value_heads // num_devices
             delta = GatedDeltaShape(*heads, spec.key_dim, spec.value_dim, False, dtype)
-            return StateOps(conv, gated_delta.pick(delta, **where("gated_delta"))[0])
+            return StateOps(conv, pick(gated_delta, delta))
         case ScanSpec():
             heads, groups = spec.num_heads // num_devices, spec.num_groups // num_devices
             space = StateSpaceShape(heads, spec.head_dim, groups, spec.state_dim, dtype)
-            return StateOps(conv, state_space.pick(space, **where("state_space"))[0])
-
-
-def _folder(op: StateOp) -> str:
-    """Return the name of the folder that an op is defined in."""
-    return type(op).__module__.rpartition(".")[2]
+            return StateOps(conv, pick(state_space, space))
 
 
 class Recur(NamedTuple):

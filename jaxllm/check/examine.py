@@ -29,7 +29,7 @@ from jaxllm.resolve.checkpoint_settings import checkpoint_quantization
 from jaxllm.resolve.hardware import Hardware, find_topology
 from jaxllm.resolve.kv_cache_size import step_config
 from jaxllm.resolve.media_settings import takes_images
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_ops import detect_architecture
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.version import __version__
 

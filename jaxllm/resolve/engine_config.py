@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.adapters import AdapterShape
     from jaxllm.models.config import ModelConfig
+    from jaxllm.resolve.resolve_ops import EngineOps
     from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.speculation.drafter import SpeculationSettings
 
@@ -29,7 +30,7 @@ class EngineConfig:
     A setting with a field of its own, such as `max_model_len`, `dtype` or `chat_template`, is settled: read the field,
     because `args` has what the user asked for, perhaps None or "auto". Some are settled under another name: `runner`
     and `convert` are `runner_type` and `convert_type`, `tensor_parallel_size` is the size of `mesh`, `kv_cache_dtype`
-    and `attention_config` are in `kv_groups`, `hf_overrides` is in `hf_config`, `override_generation_config` in
+    and `attention_config` are in `ops`, `hf_overrides` is in `hf_config`, `override_generation_config` in
     `default_sampling_params`, and `speculative_config` is now `speculation` and `draft`. All other arguments are read
     from `args`, as in `config.args.seed`.
 
@@ -59,10 +60,8 @@ class EngineConfig:
     """The devices that the model is spread over."""
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
-    kv_groups: tuple[KVGroup, ...]
-    """The cache groups, each with the attention op of one device's heads."""
-    state_groups: tuple[StateGroup, ...]
-    """The groups of layers with recurrent state."""
+    ops: EngineOps
+    """The ops of one device, and the parameters that they multiply by."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """True if the user did not set it: the engine may then lower it to what the KV cache holds."""
@@ -102,8 +101,16 @@ class EngineConfig:
     chat_template: str | None
     """The template's text; None is the tokenizer's own."""
     cache_dir: str
-    disproved: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Why ops must run in plain XLA on these devices, by the op's name; see `jaxllm/selfcheck`."""
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """Return the cache groups, each with the attention op of one device's heads."""
+        return self.ops.kv_groups
+
+    @property
+    def state_groups(self) -> tuple[StateGroup, ...]:
+        """Return the groups of layers with recurrent state."""
+        return self.ops.state_groups
 
     @property
     def adapter_shape(self) -> AdapterShape | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
-from jaxllm.config.formats import KV_CACHE_DTYPES
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.plugins import load_plugins
 from jaxllm.exceptions import VLLMValidationError
@@ -31,14 +30,11 @@ from jaxllm.resolve.resolve_speculation import (
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
-    from jaxllm.models.plan import CacheGroup
+    from jaxllm.resolve.resolve_ops import EngineOps
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.latent_attention import LatentShape
-    from pallas_kernels.paged_attention import AttentionShape, PoolAttention
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
 
@@ -59,17 +55,23 @@ def resolve(
     `disproved` has the ops whose kernels are wrong here, as `selfcheck` returns them. The order of checks: argument
     values, checkpoint, architecture, length, devices, then settings that depend on them.
     """
-    config = _settle(args, devices, checkpoint, dict(disproved))
+    config = _settle(args, devices, checkpoint, disproved)
     refuse_head(config)
     draft_args = draft_arguments(config)
-    return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args))
+    return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
 
 
 def _settle(
-    args: EngineArguments, devices: _Devices, checkpoint: Checkpoint | None, disproved: Mapping[str, str]
+    args: EngineArguments,
+    devices: _Devices,
+    checkpoint: Checkpoint | None,
+    disproved: Mapping[str, str],
+    *,
+    is_draft: bool = False,
 ) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
+    from jaxllm.resolve.resolve_ops import Picker, choose_ops
 
     args = dataclasses.replace(args)  # checks them again; the user may still change the other object
     load_plugins()
@@ -88,17 +90,22 @@ def _settle(
     limits = resolve_limits(args, platform, max_model_len, resolved)
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
+    picker = Picker(mesh, platform, disproved)
+    ops = choose_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
     return EngineConfig(
         **limits,
-        **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"], disproved),
         args=args,
         checkpoint=checkpoint,
         hf_config=hf_config,
+        model_config=model_config,
+        dtype=dtype,
+        ops=ops,
+        batch_invariant=_resolve_batch_invariant(args, platform, dtype, ops),
         runner_type=resolved.runner_type,
         convert_type=resolved.convert_type,
         pooler_config=resolved.pooler_config,
         pooling=resolved.pooling,
-        quantization=settings.resolve_quantization(args.quantization, checkpoint),
+        quantization=ops.specs.quantization,
         mesh=mesh,
         platform=platform,
         max_model_len=max_model_len,
@@ -118,7 +125,7 @@ def _settle(
     )
 
 
-def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
+def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: Mapping[str, str]) -> EngineConfig:
     from jaxllm.loading.open import open_config
 
     try:
@@ -127,7 +134,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
-        return _settle(args, list(config.mesh.devices.flat), checkpoint, config.disproved)
+        return _settle(args, list(config.mesh.devices.flat), checkpoint, disproved, is_draft=True)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 
@@ -178,18 +185,6 @@ def detect_platform(devices: Sequence[Device]) -> str:
     return platform
 
 
-def detect_architecture(devices: Sequence[Device]) -> str | None:
-    """Return a TPU's kind, such as "TPU v6 lite", or the compute capability of NVIDIA's GPUs; others may have none."""
-    device = devices[0]
-    return device.device_kind if device.platform == "tpu" else getattr(device, "compute_capability", None)
-
-
-def device_facts(devices: Sequence[Device]) -> dict[str, Any]:
-    """Return what ops are picked by: `architecture`, and `num_cores`, the number of a GPU's multiprocessors."""
-    num_cores = getattr(devices[0], "core_count", None) if devices[0].platform == "gpu" else None
-    return {"architecture": detect_architecture(devices), "num_cores": num_cores}
-
-
 def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
@@ -207,167 +202,22 @@ def _resolve_devices(
     return mesh, platform, spread(model_config, mesh.size, mesh.shape[EXPERT_AXIS])
 
 
-def _resolve_numerics(
-    args: EngineArguments,
-    model_config: ModelConfig,
-    mesh: Mesh,
-    platform: str,
-    dtype: str,
-    block_size: int,
-    disproved: Mapping[str, str],
-) -> dict[str, Any]:
-    """Settle the form of weights, the ops of attention, and whether outputs may depend on the batch."""
+def _resolve_batch_invariant(args: EngineArguments, platform: str, dtype: str, ops: EngineOps) -> bool:
+    """Settle whether outputs may depend on the batch."""
     import jax
 
-    from jaxllm.execution.options import layer_loop, library_is_invariant
+    from jaxllm.execution.options import library_is_invariant
     from jaxllm.models import LayerLoop
 
-    groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size, disproved)
-    states = _resolve_states(args, model_config, mesh, platform, dtype, disproved)
-    has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
-    invariant = settings.resolve_batch_invariant(
+    stateful = [*(group.attention for group in ops.kv_groups), *(group.ops for group in ops.state_groups)]
+    return settings.resolve_batch_invariant(
         args.batch_invariant,
         platform,
         dtype,
         jax.__version_info__,
-        is_free=has_own_matmul or library_is_invariant(dtype),
-        is_assured=all(op.is_invariant for op in [*(x.attention for x in groups), *(x.ops for x in states)]),
+        is_free=ops.specs.loop is LayerLoop.IN_PLACE or library_is_invariant(dtype),
+        is_assured=all(op.is_invariant for op in stateful),
     )
-    return {
-        "model_config": model_config,
-        "dtype": dtype,
-        "kv_groups": groups,
-        "state_groups": states,
-        "batch_invariant": invariant,
-        "disproved": disproved,
-    }
-
-
-def resolve_groups(
-    args: EngineArguments,
-    model_config: ModelConfig,
-    mesh: Mesh,
-    platform: str,
-    dtype: str,
-    block_size: int,
-    disproved: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[KVGroup, ...]:
-    """Settle the attention op of each device, and the form of the KV cache."""
-    import jax.numpy as jnp
-
-    from jaxllm.execution.kv_pool import KVGroup
-    from jaxllm.models.plan import LayerPlan
-
-    groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
-    plan = LayerPlan(model_config.layers)
-    for group in plan.attention_groups:
-        attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform, disproved)
-        # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
-        window = group.window if group.causal else None
-        reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
-        groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
-    return tuple(groups)
-
-
-def _resolve_states(
-    args: EngineArguments,
-    model_config: ModelConfig,
-    mesh: Mesh,
-    platform: str,
-    dtype: str,
-    disproved: Mapping[str, str],
-) -> tuple[StateGroup, ...]:
-    """Settle the ops of recurrent states of each device."""
-    from jaxllm.execution.kv_pool import StateGroup
-    from jaxllm.models.plan import LayerPlan
-    from jaxllm.models.recurrence import pick_state_ops
-
-    groups, plan = [], LayerPlan(model_config.layers)
-    architecture = detect_architecture(list(mesh.devices.flat))
-    # The attention backend applies too: plain XLA if the user wants it.
-    backend = None if args.attention_config is None else args.attention_config.backend
-    for group in plan.state_groups:
-        assert group.state is not None
-        is_plain = backend == "xla"
-        wrong = {op.partition(".")[2]: reason for op, reason in disproved.items() if op.startswith("recurrent_state.")}
-        ops = pick_state_ops(
-            group.state,
-            mesh.size,
-            dtype,
-            platform,
-            name="xla" if is_plain else None,
-            architecture=architecture,
-            disproved=wrong,
-        )
-        for op, reason in () if is_plain else ops.missing_kernels(platform, architecture, wrong).items():
-            logger.warning("%s runs in plain XLA, not in the %s's own kernels: %s", op, platform, reason)
-        groups.append(StateGroup(ops=ops, num_layers=plan.depth(group)))
-    return tuple(groups)
-
-
-def _shape_of(
-    group: CacheGroup, num_devices: int, block_size: int, dtypes: tuple[Any, Any]
-) -> AttentionShape | LatentShape:
-    """Return the attention of a cache group on one device, which has a share of the heads."""
-    from pallas_kernels.latent_attention import LatentShape
-    from pallas_kernels.paged_attention import AttentionShape
-
-    num_heads, num_kv_heads = group.num_heads // num_devices, group.num_kv_heads // num_devices
-    if group.latent_dim is not None:
-        return LatentShape(num_heads, group.latent_dim, group.head_dim - group.latent_dim, block_size, *dtypes)
-    return AttentionShape(num_heads, num_kv_heads, group.head_dim, block_size, *dtypes)
-
-
-def _resolve_attention(
-    args: EngineArguments,
-    shape: AttentionShape | LatentShape,
-    mesh: Mesh,
-    platform: str,
-    disproved: Mapping[str, str],
-) -> PoolAttention:
-    """Settle the op of each device for attention of a shape."""
-    from pallas_kernels import latent_attention, paged_attention
-
-    backend = None if args.attention_config is None else args.attention_config.backend
-    try:
-        device = device_facts(list(mesh.devices.flat))
-        is_latent = isinstance(shape, latent_attention.LatentShape)
-        wrong = disproved.get("latent_attention" if is_latent else "paged_attention")
-        name = backend or ("xla" if wrong else None)
-        if isinstance(shape, latent_attention.LatentShape):
-            attention, reason = latent_attention.pick(shape, platform, name, **device)
-        else:
-            attention, reason = paged_attention.pick(shape, platform, name, **device)
-        reason = reason if backend else wrong or reason
-    except ValueError as error:
-        message = f"attention_config: {error}. Leave backend out, or use 'xla'."
-        raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
-    if reason is not None:
-        logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    if wrong and attention.implementation != "xla":
-        logger.warning("attention_config: backend=%r runs the kernels, although %s", backend, wrong)
-    if attention.implementation in ("gpu", "gpu_mma"):
-        _check_gpu_kernels(attention, backend)
-    return attention
-
-
-def _check_gpu_kernels(attention: PoolAttention, backend: str | None) -> None:
-    """Check that this machine can run the kernels: with a good assembler, or in an interpreter that cannot deadlock."""
-    if not attention.interpret:
-        if attention.implementation != "gpu":
-            return  # assemblers are known to go wrong with Hopper's matmuls only
-        from pallas_kernels.paged_attention.gpu.assembler import assembler_doubt
-
-        doubt = assembler_doubt()
-        if doubt is not None:
-            logger.warning("attention may go wrong in the GPU's kernels: %s", doubt)
-        return
-    from pallas_kernels.paged_attention.gpu.common import require_interpreter_threads
-
-    try:
-        require_interpreter_threads()
-    except RuntimeError as error:
-        raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
 
 
 def _load_processors(processors: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:

@@ -130,7 +130,7 @@ def with_draft(config: EngineConfig, draft: EngineConfig) -> EngineConfig:
     _check_draft(config, draft)
     # It shares block tables that keep all blocks.
     groups = tuple(dataclasses.replace(group, window=None) for group in draft.kv_groups)
-    draft = dataclasses.replace(draft, kv_groups=groups, reads=_features_for(config, draft))
+    draft = dataclasses.replace(draft, ops=draft.ops._replace(kv_groups=groups), reads=_features_for(config, draft))
     return dataclasses.replace(config, draft=draft)
 
 

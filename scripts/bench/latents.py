@@ -23,7 +23,7 @@ from lib.machine import describe_device, jax_platform
 from lib.workloads import ALLOWED, LAYER, NUM_LAYERS, Chunks
 
 from bench.kernels import DECODES, PREFILLS, figures
-from jaxllm.resolve.resolve_engine import device_facts
+from jaxllm.resolve.resolve_ops import device_facts
 from pallas_kernels.latent_attention import LatentAttention, LatentPool, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.paged_attention import AttentionBatch

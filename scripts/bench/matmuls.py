@@ -21,7 +21,7 @@ from lib.device_time import measure_peaks, time_calls
 from lib.evidence import Evidence, make_parser
 from lib.machine import describe_device, jax_platform
 
-from jaxllm.resolve.resolve_engine import device_facts
+from jaxllm.resolve.resolve_ops import device_facts
 from pallas_kernels import grouped_matmul
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.linear import Linear, LinearShape, pick

@@ -26,7 +26,7 @@ from lib.workloads import ALLOWED, LAYER, NUM_LAYERS
 
 from bench.kernels import figures
 from jaxllm.execution.options import compiler_options
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_ops import detect_architecture
 from pallas_kernels.recurrent_state import causal_conv, gated_delta, state_space
 from pallas_kernels.recurrent_state.batches import Chunk, state_batch
 from pallas_kernels.recurrent_state.causal_conv.cases import CASES as CONV_CASES

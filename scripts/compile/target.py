@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.check.compilers import describe_devices
 from jaxllm.resolve.hardware import Hardware, find_topology
-from jaxllm.resolve.resolve_engine import detect_architecture
+from jaxllm.resolve.resolve_ops import detect_architecture
 from pallas_kernels.targets import gpu_target
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxllm.resolve.resolve_engine import device_facts
+from jaxllm.resolve.resolve_ops import device_facts
 from lib.machine import jax_platform
 from pallas_kernels.paged_attention import (
     NO_WINDOW,

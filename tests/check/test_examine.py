@@ -248,7 +248,8 @@ def test_attention_in_plain_xla_is_noted_with_the_reason(monkeypatch: pytest.Mon
     shape = group.attention.shape._replace(head_dim=64, dtype=bfloat16, kv_dtype=bfloat16)
 
     def with_shape(config: Any, shape: Any) -> Any:
-        return dataclasses.replace(config, kv_groups=(dataclasses.replace(group, attention=PagedAttention(shape)),))
+        groups = (dataclasses.replace(group, attention=PagedAttention(shape)),)
+        return dataclasses.replace(config, ops=config.ops._replace(kv_groups=groups))
 
     on_gpu = with_shape(dataclasses.replace(config, platform="gpu"), shape)
     monkeypatch.setattr(examining, "detect_architecture", lambda _: "7.5")

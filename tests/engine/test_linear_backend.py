@@ -12,11 +12,15 @@ import pytest
 
 from jaxllm import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.resolve.model import _choose_ops, checked_draft, checked_model
+from jaxllm.resolve.model import checked_draft, checked_model
+from jaxllm.resolve.resolve_ops import Picker, _choose_matmuls
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat
 from tests.models.tiny import folder
+
+WIDE = LinearShape(64, 64, jnp.float32, jnp.float32, WeightFormat(8, scale_dtype="float32"))
+"""A matmul that is large enough."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +34,7 @@ def _vnni(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tiny models have a matmul that is large enough."""
-    shapes = [LinearShape(64, 64, jnp.float32, jnp.float32, WeightFormat(8, scale_dtype="float32"))]
-    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: shapes)
+    monkeypatch.setattr("jaxllm.resolve.resolve_ops.linear_shapes", lambda _: [WIDE])
 
 
 def linear(case: str = "llama3_tied", **arguments: Any) -> Any:
@@ -47,8 +50,10 @@ def test_experts_stay_exact(caplog: pytest.LogCaptureFixture) -> None:
     assert "experts" in caplog.text
 
 
-@pytest.mark.usefixtures("wide")
 def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model's shapes are asked for last."""
+    shapes = [[WIDE], []]
+    monkeypatch.setattr("jaxllm.resolve.resolve_ops.linear_shapes", lambda _: shapes.pop(0))
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -57,10 +62,10 @@ def test_a_draft_model_need_not_be_quantized(monkeypatch: pytest.MonkeyPatch) ->
     }
     speculation: Any = {"model": str(folder("llama3_tied")), "num_speculative_tokens": 2, "method": "draft_model"}
     config = EngineArgs(str(folder("llama3_tied")), speculative_config=speculation, **arguments).create_engine_config()
+    assert not shapes
     model, specs = checked_model(config)
     assert model.ops.linear.implementation == "cpu_int8"
     assert config.draft is not None
-    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: [])
     assert checked_draft(config, config.draft, specs)[0].ops.linear.implementation == "cpu_int8"
 
 
@@ -77,7 +82,7 @@ def test_says_what_stays_exact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
         LinearShape(64, 64, jnp.float32, jnp.float32, form)
         for form in (WeightFormat(4, 32), WeightFormat(4, 64, "nf4"))
     ]
-    monkeypatch.setattr("jaxllm.resolve.model.linear_shapes", lambda _: shapes)
+    monkeypatch.setattr("jaxllm.resolve.resolve_ops.linear_shapes", lambda _: shapes)
     with caplog.at_level(logging.WARNING):
         assert linear(quantization="int8").implementation == "cpu_int8"
     assert "nf4" in caplog.text
@@ -118,10 +123,11 @@ def test_float8_needs_its_weights_and_a_gpu(
     ).create_engine_config()
     specs = checked_model(config)[0].specs
     device = {"architecture": architecture, "num_cores": None}
-    monkeypatch.setattr("jaxllm.resolve.model.device_facts", lambda _: device)
+    monkeypatch.setattr("jaxllm.resolve.resolve_ops.device_facts", lambda _: device)
+    picker = Picker(config.mesh, platform, {})
     if reason is None:
-        assert _choose_ops(specs, platform, config.mesh, "gpu_fp8", disproved={}).linear.implementation == "gpu_fp8"
+        assert _choose_matmuls(specs, picker, "gpu_fp8").linear.implementation == "gpu_fp8"
         return
     with pytest.raises(VLLMValidationError, match=reason) as caught:
-        _choose_ops(specs, platform, config.mesh, "gpu_fp8", disproved={})
+        _choose_matmuls(specs, picker, "gpu_fp8")
     assert (caught.value.parameter, caught.value.value) == ("linear_backend", "gpu_fp8")

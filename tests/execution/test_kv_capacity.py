@@ -10,7 +10,7 @@ from jaxllm.config.arguments import EngineArguments
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.models import get_family
-from jaxllm.resolve.resolve_engine import resolve_groups
+from jaxllm.resolve.resolve_ops import Picker, choose_attention
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
@@ -40,7 +40,9 @@ def test_gemma_3_1b_holds_three_times_the_tokens(max_num_seqs: int, gibibytes: i
     length = GEMMA_3_1B["max_position_embeddings"]
     config = get_family("Gemma3ForCausalLM").read_config(GEMMA_3_1B).within(length)
     args = EngineArguments(model="gemma-3-1b")
-    groups = resolve_groups(args, config, make_mesh(jax.devices("cpu")[:1]), "cpu", "bfloat16", BLOCK_SIZE)
+    groups = choose_attention(
+        args, config, "bfloat16", BLOCK_SIZE, Picker(make_mesh(jax.devices("cpu")[:1]), "cpu", {})
+    )
     assert sorted((group.num_layers, group.window) for group in groups if group.window) == [(22, 512)]
     windows = KVLayout(groups=groups, max_num_seqs=max_num_seqs, max_num_batched_tokens=STEP, max_model_len=length)
     everything = replace(windows, groups=(replace(groups[0], num_layers=26, window=None),))

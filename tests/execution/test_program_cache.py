@@ -358,7 +358,7 @@ def test_an_engine_keeps_what_comes_from_our_code_alone(
     if outside == "interpreter":
         [group] = config.kv_groups
         attention = replace(group.attention, implementation="tpu", interpret=True)
-        config = replace(config, kv_groups=(replace(group, attention=attention),))
+        config = replace(config, ops=config.ops._replace(kv_groups=(replace(group, attention=attention),)))
     assert use_cache(str(disk), keeps_programs=keeps_programs(config)).programs is None
     assert (jax.config.jax_compilation_cache_dir is None) == (outside == "disabled")
 

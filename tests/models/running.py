@@ -150,7 +150,7 @@ def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention 
 def state_ops_of(group: CacheGroup, dtype: Any = jnp.float32) -> StateOps:
     """Return the ops of layers with recurrent state, in plain XLA."""
     assert group.state is not None
-    return pick_state_ops(group.state, 1, dtype, "cpu", name="xla")
+    return pick_state_ops(group.state, 1, dtype, lambda op, shape: op.pick(shape, "cpu", "xla")[0])
 
 
 def recurrence_of(group: CacheGroup) -> Callable[..., Any]:
