@@ -50,6 +50,18 @@ class GroupConfig:
         return most
 
 
+@dataclass(frozen=True, slots=True)
+class StepTarget:
+    """The longest that a step may take while streams run: what prompts may have of it follows from its measured times.
+
+    Where it is too short for any prompt token, a step still takes a few.
+    """
+
+    seconds: float
+    by_decodes: float = 1.0
+    """The step may also take this many times as long as the streams' next tokens alone take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """The limits of a step and of the block pool. Raises ValueError for limits that cannot work together."""
@@ -77,6 +89,11 @@ class SchedulerConfig:
     """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
     share blocks, and the prefix cache must be off."""
     policy: SchedulingPolicy = "fcfs"
+    step_target: StepTarget | None = None
+    """How long a step may take while streams run; None for any time."""
+    short_prompts_pass: bool = False
+    """True if short prompts may pass long ones that are in line before them, under the policy "fcfs": the first in line
+    keeps a quarter of each step's prompt tokens, and the rest goes to the shortest prompts."""
     long_prefill_token_threshold: int = 0
     """The most tokens that one request gets in one step; 0 for no such limit."""
     enable_chunked_prefill: bool = True

@@ -74,7 +74,8 @@ class KVCacheManager:
         """The slots of recurrent state; None where the model has none."""
         self._most_new, self._max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
-        self._nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
+        self.nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
+        """The hit of a request whose beginning is not cached."""
         self.tables: dict[str, BlockTable] = {}
         """The tables of the running requests, by id."""
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
@@ -89,7 +90,7 @@ class KVCacheManager:
         this fork, so that its last block needs no copy.
         """
         if request.is_scored:
-            return self._nothing
+            return self.nothing
         num_wanted = request.num_tokens - 1
         donated = self._find_donated(request, min(num_donated, num_wanted), takes_over)
         if donated.num_tokens == num_wanted or not self.looks_up(request):
@@ -131,7 +132,7 @@ class KVCacheManager:
         donor = request.donor
         table = None if donor is None else self.table_of(donor)
         if donor is None or table is None or not self._may_share(request, donor):
-            return self._nothing
+            return self.nothing
         max_tokens = agreeing_length(request.media, donor.media, max_tokens)
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
         slot = NO_SLOT
@@ -140,7 +141,7 @@ class KVCacheManager:
         num_full, rest = divmod(num_tokens, self.block_size)
         firsts = [group.first_wanted(num_tokens) for group in self.groups]
         if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
-            return self._nothing  # the donor has continued, and has given back the wanted blocks
+            return self.nothing  # the donor has continued, and has given back the wanted blocks
         groups = zip(table.block_ids, firsts, strict=True)
         shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in groups)
         if not rest:

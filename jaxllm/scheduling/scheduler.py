@@ -16,8 +16,9 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
@@ -29,16 +30,20 @@ from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.media import MediaCache
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
+from jaxllm.scheduling.prompt_shares import PromptShares, share_out
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import make_output, take_pooled, take_samples
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
+from jaxllm.scheduling.step_times import StepTimes
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 _HOLD_SECONDS = 1.0
 """The most seconds that an ended step of a beam search holds its seat; its front end needs some milliseconds."""
+_MOST_SHARING = 16
+"""The most waiting prompts that a step is shared among: the shortest."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._counters = _Counters()
+        self._times = StepTimes()
         self._begin()
         limit, settings = config.max_model_len, config.speculation
         self._speculation = None if settings is None else Speculation(settings, limit, self.cache)
@@ -68,10 +74,13 @@ class Scheduler:
         self.cache = KVCacheManager(self.config)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
-        self._waiting = RequestQueue()
+        self._shares = PromptShares(self.config, self._times)
+        self._waiting = RequestQueue(sorts_by_length=self._shares.short_prompts_pass)
         self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
+        self._reading: dict[Request, None] = {}
+        """The running requests whose last chunk is not planned yet, in no order."""
         self._held: dict[str, tuple[Request, float]] = {}
         """The ended steps of beam searches, which each hold a seat for the next step until `release`, or until a
         time.monotonic()."""
@@ -178,9 +187,12 @@ class Scheduler:
         self.cache.begin_plan()
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            step = StepBuilder(self.config, kind, in_flight, self._count_rows.by_request, self.adapters, self.media)
-            if self._plan_running(step, late):
-                self._plan_waiting(step, late)
+            most = self._most_prompt_tokens()
+            rows, adapters, media = self._count_rows.by_request, self.adapters, self.media
+            step = StepBuilder(self.config, kind, in_flight, rows, adapters, media, most)
+            shares = self._share_prompts(step, late)
+            if self._plan_running(step, late, shares):
+                self._plan_waiting(step, late, shares)
             if self._speculation is not None:
                 self._speculation.add_drafts(step, cut_drafts)
             finished = step.finish(self._counters.num_steps)
@@ -194,6 +206,58 @@ class Scheduler:
             self._register_planned(plan, requests)
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
+
+    def _most_prompt_tokens(self) -> int | None:
+        """Return the most tokens of prompts in a step, as the running streams allow; None for no such limit."""
+        if self.config.step_target is None or not (self._reading or len(self._waiting)):
+            return None
+        num_running = sum(request.kind is StepKind.SAMPLE for request in self._running)
+        num_reading = sum(request.kind is StepKind.SAMPLE for request in self._reading)
+        return self._shares.most_tokens(num_running - num_reading + self._waiting.num_later_steps)
+
+    def _share_prompts(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
+        """Return the most tokens that each prompt may have of the step, if short prompts pass long ones.
+
+        Others may have what is left.
+        """
+        if not self._shares.short_prompts_pass or not (self._reading or len(self._waiting)):
+            return {}
+        reading = [each for each in self._reading if each.kind is step.kind and each.request_id not in late]
+        prompts = [(request.num_tokens - self._planned(request, step), request) for request in reading]
+        prompts += [(request.num_tokens, request) for request in self._admissible(step, late)]
+        if len(prompts) < 2:
+            return {}
+        num_decodes = len(self._running) - len(self._reading)
+        return share_out(max(1, min(step.num_prompt_tokens, step.num_tokens - num_decodes)), prompts)
+
+    def _planned(self, request: Request, step: StepBuilder) -> int:
+        """Return the number of a running request's tokens that are computed before the step."""
+        num_computed = self.cache.tables[request.request_id].num_computed_tokens
+        return num_computed + step.in_flight.get(request, NOTHING_IN_FLIGHT).num_tokens
+
+    def _admissible(self, step: StepBuilder, late: Collection[str]) -> list[Request]:
+        """Return the waiting requests that may have a part of the step: the shortest, and the first in line."""
+        head, num_seats = self._waiting.peek(), self.config.max_num_seqs - len(self._running)
+        if head is None or num_seats <= 0:
+            return []
+        candidates = dict.fromkeys([head, *islice(self._waiting.shortest(), min(num_seats, _MOST_SHARING))])
+        return [
+            request
+            for request in candidates
+            if request.kind is step.kind
+            and request.request_id not in late
+            and request.donor is None
+            and not self.adapters.holds_up(request)
+            and self.cache.fits(request.num_tokens, self.cache.nothing)
+        ]
+
+    def _next_waiting(self, step: StepBuilder) -> Request | None:
+        """Return the waiting request to admit next: the first in line, or the shortest while another one is read."""
+        head = self._waiting.peek()
+        if head is None or not self._shares.short_prompts_pass:
+            return head
+        is_later = any(each.order < head.order for each in self._reading if each.kind is step.kind)
+        return next(self._waiting.shortest(), None) if is_later else head
 
     def plan_guesses(self) -> DraftPlan | None:
         """Return the draft model's steps to run before `plan`.
@@ -228,7 +292,7 @@ class Scheduler:
                 return True
         return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
 
-    def _plan_running(self, step: StepBuilder, late: Collection[str]) -> bool:
+    def _plan_running(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> bool:
         """Give running requests their tokens, in order; return whether waiting requests may follow."""
         running, max_model_len = self._running, self.config.max_model_len
         index = 0
@@ -253,7 +317,8 @@ class Scheduler:
                 # beam searches come back to the queue after each token, and must continue like decodes.
                 num_steps = self._waiting.num_later_steps if step.kind is StepKind.SAMPLE else 0
                 num_behind = len(running) - index + num_steps
-                num_new = step.limit(request, start, num_new, table.num_shared_tokens, num_behind)
+                num_shared, share = table.num_shared_tokens, shares.get(request)
+                num_new = step.limit(request, start, num_new, num_shared, num_behind, share)
                 if not num_new:
                     continue
             if not (has_forks := self._waiting.num_forks(request) > 0):
@@ -263,6 +328,8 @@ class Scheduler:
                 self._are_rows_given_up = self.media.release(request.request_id)
                 return False
             step.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
+            if start + num_new == num_tokens:
+                self._reading.pop(request, None)
             if step.is_spent:
                 return False
         return not step.num_preempted
@@ -299,37 +366,40 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Give back what a request that stops running has besides its blocks."""
+        self._reading.pop(request, None)
         self._count_rows.release(request)
         self.adapters.give_back(request)
         self.media.release(request.request_id)
 
-    def _plan_waiting(self, step: StepBuilder, late: Collection[str]) -> None:
-        """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
+    def _plan_waiting(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
+        """Admit waiting requests while the step, its sequences and the blocks have room."""
         while not step.is_spent and len(self._running) < self.config.max_num_seqs:
-            request = self._waiting.peek()
+            request = self._next_waiting(step)
             if request is None or not self._has_seats(request):
                 break
             if request.request_id in late or self._forks.must_wait(request, step):
-                self._waiting.set_aside()
+                self._waiting.set_aside(request)
                 continue
-            is_other = request.kind is not step.kind or (request.runs_whole and request.num_tokens > step.room())
+            is_other = request.kind is not step.kind or (
+                request.runs_whole and request.num_tokens > step.room(is_whole=True)
+            )
             if is_other or self.adapters.holds_up(request):
                 # Later requests may fit this step; this one is at the head of another step.
                 if not step.may_pass():
                     break
-                self._waiting.set_aside()
+                self._waiting.set_aside(request)
                 continue
             hit = self._forks.find_prefix(request, step)
             start = hit.num_tokens
             num_missing = request.num_tokens - start
-            if num_missing > step.room() and not self.config.enable_chunked_prefill:
+            if not self.config.enable_chunked_prefill and num_missing > step.room(is_whole=True):
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
             if not self.cache.fits(request.num_tokens, hit):
                 if self._forks.give_up_parked(request, step.donors):
                     continue
                 break
-            num_new = step.limit(request, start, num_missing, hit.num_shared_tokens)
+            num_new = step.limit(request, start, num_missing, hit.num_shared_tokens, at_most=shares.get(request))
             if not num_new:
                 break
             self._admit(request, hit, num_new, step)
@@ -347,11 +417,13 @@ class Scheduler:
         return num_taken <= self.config.max_num_seqs
 
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, step: StepBuilder) -> None:
-        """Move the first waiting request to its place among the running and plan its first chunk."""
+        """Move a waiting request to its place among the running and plan its first chunk."""
         start = hit.num_tokens
-        self._waiting.pop()
+        self._waiting.remove(request)
         insort(self._running, request, key=attrgetter("order"))
         self._num_extra_seats += request.num_seats - 1
+        if start + num_new < request.num_tokens:
+            self._reading[request] = None
         if request.scheduled_ts is None:
             request.scheduled_ts = time.monotonic()
             request.num_cached_tokens = start
@@ -390,6 +462,8 @@ class Scheduler:
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
+        if result.seconds:
+            self._times.record(plan.num_tokens, result.seconds)
         if plan.kind is StepKind.SAMPLE:
             limit, speculation = self.config.max_model_len, self._speculation
             taken = take_samples(self.cache, limit, plan, requests, result, speculation)
@@ -459,4 +533,9 @@ class Scheduler:
             "a seat is held in vain"
         )
         ahead = tally(self._in_flight.values())
+        for request in running:
+            num_computed = self.num_computed_tokens(request.request_id)
+            num_missing = request.num_tokens - num_computed - ahead.get(request, NOTHING_IN_FLIGHT).num_tokens
+            assert num_missing > 0 if request in self._reading else num_missing <= 1, "a prompt is lost sight of"
+        assert self._reading.keys() <= set(running), "a request is read that does not run"
         self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})

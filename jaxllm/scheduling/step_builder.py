@@ -59,11 +59,16 @@ class StepBuilder:
         count_rows: Mapping[Request, int],
         adapters: AdapterSlots,
         media: MediaCache,
+        most_prompt_tokens: int | None = None,
     ) -> None:
+        """Begin a step; its chunks of prompts may have `most_prompt_tokens` tokens together, all of it if None."""
         self.kind, self.in_flight = kind, in_flight
         self._num_passed = 0
         self._most_tokens = self.num_tokens = config.max_num_batched_tokens
         """Tokens that the step may still take, if their rows have room."""
+        self._most_prompt_tokens = self.num_tokens if most_prompt_tokens is None else most_prompt_tokens
+        self.num_prompt_tokens = self._most_prompt_tokens
+        """Tokens of prompts that the step may still take, if there is room."""
         self._alignment = config.row_alignment
         self._row_room = self._aligned(self.num_tokens)
         """Rows of tokens that are left besides the longer chunks; decodes take some of them too."""
@@ -102,13 +107,28 @@ class StepBuilder:
         self._num_passed += 1
         return self._num_passed <= _MOST_PASSED
 
-    def room(self, num_behind: int = 0) -> int:
-        """Return the most tokens that the next chunk may have, with a token kept back for each request behind."""
-        rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
-        return max(1, min(self.num_tokens - num_behind, rows))
+    def room(self, num_behind: int = 0, *, is_whole: bool = False) -> int:
+        """Return the most tokens that the next chunk may have, with a token kept back for each request behind.
 
-    def limit(self, request: Request, start: int, num_missing: int, num_shared: int, num_behind: int = 0) -> int:
+        What `is_whole` may have as much of prompts as the step holds, if no other prompt has a part in it.
+        """
+        rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
+        room = max(1, min(self.num_tokens - num_behind, rows))
+        is_free = is_whole and self.num_prompt_tokens == self._most_prompt_tokens
+        return room if is_free else min(room, self.num_prompt_tokens)
+
+    def limit(
+        self,
+        request: Request,
+        start: int,
+        num_missing: int,
+        num_shared: int,
+        num_behind: int = 0,
+        at_most: int | None = None,
+    ) -> int:
         """Return the number of a request's missing tokens that the step may take; 0 if its rows or media do not fit.
+
+        It is `at_most` that many, unless they must be computed at once.
 
         A token and a row are kept back for each request behind, as long as this one gets at least a token. If layers
         attend within chunks of positions, the tokens are of one such chunk. Other requests begin with the
@@ -116,10 +136,14 @@ class StepBuilder:
         """
         media = request.media if request.reads_media(start) else None
         if request.runs_whole:
-            fits = num_missing <= self.room(num_behind)
+            fits = num_missing <= self.room(num_behind, is_whole=True)
             fits = fits and (media is None or self._limit_media(request, media, start, num_missing) == num_missing)
             return num_missing if fits else 0
-        num_tokens = self._limit_tokens(request, start, num_missing, num_behind)
+        num_tokens = self._limit_tokens(request, start, num_missing, num_behind, is_whole=not self._cuts_prompts)
+        if at_most is not None:
+            num_tokens = min(num_tokens, at_most)
+        if not num_tokens:
+            return 0
         if self._cuts_prompts and start < num_shared < start + num_tokens:
             num_tokens = num_shared - start
         if media is None:
@@ -128,12 +152,15 @@ class StepBuilder:
             return num_allowed
         # A span that must be whole takes what is kept back for requests behind, and is not cut for a state.
         num_whole = span_end(media, start) - start
-        is_possible = num_tokens < num_whole <= self._limit_tokens(request, start, num_missing, num_behind=0)
+        is_possible = (
+            num_tokens < num_whole <= self._limit_tokens(request, start, num_missing, num_behind=0, is_whole=True)
+        )
         return self._limit_media(request, media, start, num_whole) if is_possible else 0
 
-    def _limit_tokens(self, request: Request, start: int, num_missing: int, num_behind: int) -> int:
+    def _limit_tokens(self, request: Request, start: int, num_missing: int, num_behind: int, *, is_whole: bool) -> int:
         """Return the number of missing tokens that the step may take whatever media and others' states need."""
-        num_tokens = min(num_missing, self._threshold, self.room(num_behind))
+        room = 1 if num_missing == 1 else self.room(num_behind, is_whole=is_whole)
+        num_tokens = min(num_missing, self._threshold, room)
         for size in self._attention_chunks:
             num_tokens = min(num_tokens, size - start % size)
         scored = request.scored_positions(start, num_tokens)
@@ -192,6 +219,7 @@ class StepBuilder:
         else:
             self._longer.append((request, chunk))
             self._row_room -= self._aligned(num_tokens)
+            self.num_prompt_tokens = max(0, self.num_prompt_tokens - num_tokens)
         self.num_tokens -= num_tokens
         self.num_rows -= 1
 

@@ -14,7 +14,7 @@ import random
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jaxllm.core_messages import (
@@ -191,6 +191,10 @@ def state_of(scheduler: Scheduler, request_id: str) -> str:
     return "waiting" if request.scheduled_ts is None else "preempted"
 
 
+def _seconds(plan: StepPlan) -> float:
+    return 0.002 + 0.001 * plan.num_tokens
+
+
 class FakeDevice:
     """Run plans in the order given, as the accelerator does, and check all that a plan promises."""
 
@@ -221,7 +225,7 @@ class FakeDevice:
         if plan.kind is not StepKind.SAMPLE:
             pooled = [self._pool(plan.kind, *each) for each in zip(plan.chunks, contexts, strict=True)]
             self._previous = []
-            return StepResult([], [], [], pooled)
+            return StepResult([], [], [], pooled, _seconds(plan))
         scores = [self._score(chunk, context) for chunk, context in zip(plan.chunks, contexts, strict=True)]
         sampled = [
             self._sample(chunk, context, truths[chunk.request_id])
@@ -229,7 +233,7 @@ class FakeDevice:
         ]
         self._previous = [tokens[-1] for tokens in sampled]
         logprobs = [[TokenLogprobs([token_id], [-1.0], 1) for token_id in tokens] for tokens in sampled]
-        return StepResult(sampled, logprobs, scores)
+        return StepResult(sampled, logprobs, scores, (), _seconds(plan))
 
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [len(chunk.token_ids) for chunk in plan.chunks]
@@ -396,6 +400,8 @@ class Simulation:
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_chunks: dict[str, int] = {}
         self.num_copies = self.num_encodes = self.num_holds = 0
+        self.has_passed = False
+        """Whether the last plan has all that another prompt lacks, but not of the first in line."""
         hold = self.scheduler.media._hold
 
         def count_hold(request_id: str, key: bytes) -> None:
@@ -415,6 +421,7 @@ class Simulation:
 
     def plan(self) -> StepPlan | None:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
+        in_line = self._in_line()
         plan = self.scheduler.plan()
         if plan is None and not self.in_flight:
             # As beam searches do, which hold seats until then. An id may have come again while its seat is held.
@@ -423,6 +430,7 @@ class Simulation:
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None
+        self._check_passed(plan, in_line)
         # Params are one object per request, while an id may come again.
         sampled = {id(chunk.params) for plan, _ in self.in_flight for chunk in plan.chunks if chunk.samples}
         for chunk in plan.chunks:
@@ -434,6 +442,33 @@ class Simulation:
         self.num_encodes += len(plan.encodes)
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
+
+    def _in_line(self) -> dict[str, int]:
+        """Return the number of prompt tokens that each request lacks, in the policy's order."""
+        scheduler = self.scheduler
+        ahead = tally(scheduler._in_flight.values())
+        requests = [*scheduler._waiting, *scheduler._reading]
+        return {
+            request.request_id: request.num_tokens
+            - scheduler.num_computed_tokens(request.request_id)
+            - ahead.get(request, NOTHING_IN_FLIGHT).num_tokens
+            for request in sorted(requests, key=lambda request: request.order)
+        }
+
+    def _check_passed(self, plan: StepPlan, in_line: Mapping[str, int]) -> None:
+        """Check that a waiting request is admitted before another only if the first in line has its share."""
+        sizes = {chunk.request_id: len(chunk.token_ids) for chunk in plan.chunks}
+        first = next(iter(in_line), None)
+        self.has_passed = False
+        if first is None or first not in sizes or sizes[first] == in_line[first]:
+            return
+        later = [size for name, size in sizes.items() if name != first and name in in_line]
+        self.has_passed = any(sizes.get(name) == in_line[name] for name in in_line if name != first)
+        request = self.scheduler._requests[first]
+        is_cut = request.media or request.is_scored or self.config.attention_chunks or self.scheduler.cache.slots
+        if self.config.max_num_batched_tokens >= 2 * self.config.max_num_seqs and not is_cut:
+            threshold = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
+            assert sizes[first] >= min(threshold, sum(later) // 3), f"{first} is passed by {sum(later)} tokens"
 
     def commit(self) -> list[EngineCoreOutput]:
         outputs = self.scheduler.commit(*self.in_flight.popleft())

@@ -59,7 +59,7 @@ def test_one_that_is_set_aside_still_waits_and_comes_back_to_its_place():
     entries = [make_entry(i) for i in range(3)]
     for entry in entries:
         queue.push(entry)
-    queue.set_aside()
+    queue.set_aside(entries[0])
     assert queue.peek() is entries[1]
     assert queue.pop() is entries[1]
     assert entries[0] in queue

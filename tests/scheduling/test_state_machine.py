@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from jaxllm.core_messages import PromptMedia, RequestError
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.block_pool import NULL_BLOCK
-from jaxllm.scheduling.config import GroupConfig
+from jaxllm.scheduling.config import GroupConfig, StepTarget
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.pictures import LARGE_PICTURES, PICTURES, Picture, exchanged, make_prompt, prefix
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
@@ -56,6 +56,7 @@ WANTED = {
     "scored row",
     "counts filled",
     "commit wanted",
+    "short prompt passed",
     "pool plan",
     "pool tokens plan",
     "request with pictures",
@@ -95,6 +96,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_media_rows=st.sampled_from([0, 7, 9, 20]),
         sees_both_sides=st.booleans(),
         has_rope=st.booleans(),
+        step_seconds=st.sampled_from([None, 0.0, 0.005, 0.012]),
+        short_prompts_pass=st.booleans(),
     )
     def start(
         self,
@@ -114,6 +117,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_media_rows: int,
         sees_both_sides: bool,
         has_rope: bool,
+        step_seconds: float | None,
+        short_prompts_pass: bool,
     ) -> None:
         is_whole = mode == "whole"
         self.has_rope, chunk_blocks = has_rope, [] if sees_both_sides else chunk_blocks
@@ -142,6 +147,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_state_slots=num_state_slots,
             num_media_rows=num_media_rows,
             sees_both_sides=sees_both_sides,
+            step_target=None if step_seconds is None else StepTarget(step_seconds, 1.5),
+            short_prompts_pass=short_prompts_pass,
         )
         self.simulation = Simulation(config)
         self.num_added = 0
@@ -290,6 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["scored row"] += plan.num_rows - len(plan.chunks)
             self.seen["counts filled"] += sum(chunk.history is not None for chunk in plan.chunks)
             self.seen["picture encoded"] += len(plan.encodes)
+            self.seen["short prompt passed"] += self.simulation.has_passed
             self.seen["commit wanted"] += self.simulation.scheduler.waits_for_commit()
 
     def num_taken_over(self, plan: StepPlan) -> int:

@@ -1,0 +1,169 @@
+"""Prompts beside streams: streams' tokens keep coming, short prompts pass long ones, and every prompt comes to its end.
+
+The device is a function of a step's tokens and a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from statistics import quantiles
+
+import pytest
+
+from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.scheduling.config import SchedulerConfig, StepTarget
+from jaxllm.scheduling.plan import StepPlan, StepResult
+from jaxllm.scheduling.prompt_shares import share_out
+from jaxllm.scheduling.request import Request
+from jaxllm.scheduling.scheduler import Scheduler
+from tests.scheduling.simulation import make_config, make_request
+
+type Device = Callable[[int], float]
+
+FAIR = StepTarget(0.15, 1.75)
+
+
+def cpu(num_tokens: int) -> float:
+    """Return the seconds of a step on a device that computes just the tokens."""
+    return 0.012 + 0.0024 * num_tokens
+
+
+def accelerator(num_tokens: int) -> float:
+    """Return the seconds of a step that is padded to a power of two, and waits for the weights up to 512 tokens."""
+    return 0.01 * max(1.0, 2 ** math.ceil(math.log2(num_tokens)) / 512)
+
+
+def config(**changes: object) -> SchedulerConfig:
+    roomy = {"num_blocks": 2000, "block_size": 128, "max_num_seqs": 64, "max_model_len": 8192}
+    return make_config(**{**roomy, "max_num_batched_tokens": 512, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def streams(count: int, num_tokens: int, prompt: int = 16) -> list[tuple[float, EngineCoreRequest]]:
+    return [(0.0, make_request(f"stream {i}", prompt, max_tokens=num_tokens)) for i in range(count)]
+
+
+class Run:
+    """What came when, of requests with their times of arrival, on a scheduler and a device."""
+
+    def __init__(
+        self, settings: SchedulerConfig, device: Device, arrivals: Iterable[tuple[float, EngineCoreRequest]]
+    ) -> None:
+        self.plans: list[StepPlan] = []
+        self.arrived: dict[str, float] = {}
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.now = 0.0
+        scheduler, pending = Scheduler(settings), sorted(arrivals, key=lambda each: each[0])
+        while pending or scheduler.has_unfinished_requests():
+            while pending and (pending[0][0] <= self.now or not scheduler.has_unfinished_requests()):
+                moment, request = pending.pop(0)
+                self.now = max(self.now, moment)
+                self.arrived[request.request_id] = moment
+                scheduler.add_request(request)
+            plan = scheduler.plan()
+            assert plan is not None
+            self.plans.append(plan)
+            seconds = device(plan.num_tokens)
+            self.now += seconds
+            tokens = [[5] for _ in plan.chunks]
+            for output in scheduler.commit(
+                plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), (), seconds)
+            ):
+                self.times[output.request_id].append(self.now)
+
+    def gaps(self) -> float:
+        """Return the 99th percentile of the seconds between two tokens of the streams."""
+        times = [times for name, times in self.times.items() if name.startswith("stream")]
+        return quantiles([after - before for each in times for before, after in pairwise(each)], n=100)[98]
+
+    def first(self, name: str) -> float:
+        """Return the seconds until a request's first token."""
+        return self.times[name][0] - self.arrived[name]
+
+
+def test_streams_beside_a_long_prompt_wait_at_most_twice_as_long():
+    long = make_request("long", 8000, max_tokens=2)
+    settings = config(step_target=FAIR)
+    alone = Run(settings, cpu, streams(32, 400))
+    beside = Run(settings, cpu, [*streams(32, 400), (8.0, long)])
+    assert beside.gaps() <= 1.8 * alone.gaps()
+    assert beside.first("long") <= 3 * 8000 * 0.0024
+    without = Run(config(), cpu, [*streams(32, 400), (8.0, long)])
+    assert without.gaps() > 5 * alone.gaps()
+
+
+@pytest.mark.parametrize("milliseconds", [12, 21, 45])
+def test_on_an_accelerator_chunks_fill_the_buckets_that_keep_the_target(milliseconds: int):
+    settings = config(step_target=StepTarget(milliseconds / 1e3), max_num_batched_tokens=8192)
+    long = make_request("long", 8000, max_tokens=2)
+    run = Run(settings, accelerator, [*streams(32, 300), (0.5, long)])
+    assert run.gaps() <= milliseconds / 1e3
+    most = 512 * 2 ** int(math.log2(milliseconds / 10))
+    sizes = [plan.num_tokens for plan in run.plans if any(chunk.request_id == "long" for chunk in plan.chunks)]
+    assert sizes.count(most) >= len(sizes) / 3
+
+
+def test_many_short_prompts_at_once_hold_nobody_up_and_cost_little():
+    arrivals = streams(16, 64, prompt=128)
+    fair, greedy = (Run(config(step_target=target), cpu, arrivals) for target in (FAIR, None))
+    assert greedy.gaps() > 1.0
+    assert fair.gaps() <= 0.16
+    assert fair.now <= greedy.now / 0.95
+
+
+def test_a_target_that_decodes_alone_miss_leaves_prompts_a_few_tokens():
+    run = Run(config(step_target=StepTarget(0.001)), cpu, [*streams(8, 300), (1.0, make_request("late", 800))])
+    chunks = [len(chunk.token_ids) for plan in run.plans for chunk in plan.chunks if chunk.request_id == "late"]
+    assert chunks[:100] == [8] * 100
+
+
+def test_a_short_prompt_passes_a_long_one_that_keeps_a_quarter():
+    arrivals = [(0.0, make_request("long", 8000)), (1.0, make_request("short", 30)), (1.0, make_request("other", 600))]
+    passing, in_order = (Run(config(short_prompts_pass=on), cpu, arrivals) for on in (True, False))
+    assert passing.first("short") < 2 * cpu(512) < 18 < in_order.first("short")
+    assert passing.first("other") < 4 * cpu(512)
+    assert passing.first("long") <= in_order.first("long") + cpu(700)
+    for plan in passing.plans[:-8]:
+        sizes = {chunk.request_id: len(chunk.token_ids) for chunk in plan.chunks}
+        assert 4 * sizes["long"] >= plan.num_tokens - 3
+
+
+@pytest.mark.parametrize("spacing", [0.2, 0.45])
+def test_short_prompts_without_end_delay_a_long_one_by_a_known_time(spacing: float):
+    shorts = [(spacing * i, make_request(f"short {i}", 120, max_tokens=1)) for i in range(300)]
+    arrivals = [*shorts, (1.0, make_request("long", 4000)), (1.01, make_request("next", 4000))]
+    run = Run(config(short_prompts_pass=True), cpu, arrivals)
+    alone = math.ceil(4000 / 512) * cpu(512)
+    assert run.first("long") <= 4.3 * alone
+    assert run.first("next") <= 8.6 * alone
+    if 120 / spacing < 300:  # more than the rest of what the device computes
+        assert max(run.first(f"short {i}") for i in range(300)) < 4 * cpu(512)
+
+
+def test_priorities_are_not_passed():
+    arrivals = [
+        (0.0, make_request("late", 100, priority=2)),
+        (0.0, make_request("first", 4000, priority=-1)),
+        (0.0, make_request("second", 20, priority=1)),
+    ]
+    run = Run(config(short_prompts_pass=True, policy="priority"), cpu, arrivals)
+    assert [chunk.request_id for chunk in run.plans[0].chunks] == ["first"]
+    assert run.first("first") <= run.first("second") <= run.first("late")
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ([100, 10, 20], [70, 10, 20]),
+        ([100, 60, 50], [25, 25, 50]),
+        ([10, 100, 95], [10, 0, 90]),
+        ([400, 400], [100, 0]),
+        ([400, 300], [25, 75]),
+    ],
+)
+def test_the_first_in_line_has_a_quarter_and_the_shortest_the_rest(missing: Sequence[int], expected: Sequence[int]):
+    requests = [Request(make_request(str(i), 1), (i,), queued_ts=0.0) for i in range(len(missing))]
+    shares = share_out(100, zip(missing, requests, strict=True))
+    assert [shares[request] for request in requests] == expected
