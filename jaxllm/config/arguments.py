@@ -231,6 +231,14 @@ class EngineArguments(UnsupportedArguments):
     long_prefill_token_threshold: int = argument(
         0, Integer(0, INT32_MAX, sized=True), _SCHEDULER, "most prompt tokens of one request in a step; 0: no limit"
     )
+    itl_target_ms: float | None = argument(
+        None,
+        Number(0.0, 3.6e6, optional=True),
+        _SCHEDULER,
+        "milliseconds between a stream's tokens that others' prompts may cause; 0: no limit; default: in servers on a "
+        "CPU 150, or 1.75 times the time without prompts",
+    )
+    is_online: bool = argument(False, Switch(), _SCHEDULER, argparse.SUPPRESS)
     enable_chunked_prefill: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "take long prompts in several steps; default: where outputs allow it"
     )

@@ -73,13 +73,16 @@ class Integer:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """The value is a finite number in [low, high], or in (low, high]."""
+    """The value is a finite number in [low, high], or in (low, high]; None too if `optional`."""
 
     low: float
     high: float
     above_low: bool = False
+    optional: bool = False
 
-    def check(self, name: str, value: Any) -> float:
+    def check(self, name: str, value: Any) -> float | None:
+        if value is None and self.optional:
+            return None
         return check_float(name, value, self.low, self.high, above_low=self.above_low)
 
     def flag(self) -> dict[str, Any]:

@@ -122,6 +122,11 @@ class ModelRunner:
         return self.programs.is_awaited or (self._draft is not None and self._draft.is_compiling)
 
     @property
+    def num_awaited(self) -> int:
+        """Return the number of times that a step has waited for its program."""
+        return self.programs.num_awaited + (0 if self._draft is None else self._draft.num_awaited)
+
+    @property
     def is_warm(self) -> bool:
         """Return whether every program is compiled."""
         return self.programs.is_warm and (self._draft is None or self._draft.is_warm)

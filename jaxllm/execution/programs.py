@@ -89,6 +89,8 @@ class Programs[Key: Hashable]:
         """The number of programs that were compiled, not loaded."""
         self.is_warm = False
         """True once every program has been compiled ahead or waited for."""
+        self.num_awaited = 0
+        """The number of times that `get` has compiled or loaded a program for its caller."""
         self.is_awaited = False
         """True while `get` compiles or loads a program for its caller."""
         self._asked: deque[Any] = deque()  # of keys
@@ -112,6 +114,7 @@ class Programs[Key: Hashable]:
         if program is not None:
             return program
         self.is_awaited = True
+        self.num_awaited += 1
         try:
             return self._build(key)
         finally:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxllm.models.config import ModelConfig
     from jaxllm.resolve.resolve_ops import EngineOps
     from jaxllm.sampling.processors import LogitsProcessor
+    from jaxllm.scheduling.config import StepTarget
     from jaxllm.speculation.drafter import SpeculationSettings
 
 
@@ -83,6 +84,8 @@ class EngineConfig:
     cudagraph_capture_sizes: tuple[int, ...] | None
     """The tokens of steps that get a program, besides the largest; None: from the smallest on, doubled each time."""
     enable_chunked_prefill: bool
+    step_target: StepTarget | None
+    """How long steps with streams may take; None for any time."""
     async_scheduling: bool
     scheduler_cls: type | None
     speculation: SpeculationSettings | None

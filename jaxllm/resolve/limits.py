@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.resolve_pooling import is_causal
+from jaxllm.scheduling.config import StepTarget
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
@@ -20,6 +21,8 @@ _ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
 """Block sizes of models that keep no keys between steps. A CPU's kernel reads whole blocks, and texts are short."""
 _DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 _DEFAULT_NUM_SEQS = 256
+_CPU_TARGET = StepTarget(seconds=0.15, by_decodes=1.75)
+"""How long steps with streams may take on a CPU, where a full step takes seconds: as fast as people read."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +91,23 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         "max_num_seqs_can_shrink": args.max_num_seqs is None,
         "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
         "enable_chunked_prefill": chunked,
+        "step_target": _resolve_step_target(args, platform, chunked=chunked),
         "async_scheduling": args.async_scheduling is not False,
     }
+
+
+def _resolve_step_target(args: EngineArguments, platform: str, *, chunked: bool) -> StepTarget | None:
+    """Return how long steps with streams may take, None for any time. Raises VLLMValidationError for whole prompts."""
+    milliseconds = args.itl_target_ms
+    if milliseconds is None:
+        return _CPU_TARGET if platform == "cpu" and args.is_online and chunked else None
+    if milliseconds and not chunked:
+        raise VLLMValidationError(
+            f"itl_target_ms={milliseconds:g} cuts prompts into chunks, and this engine takes them whole: leave it out.",
+            parameter="itl_target_ms",
+            value=milliseconds,
+        )
+    return StepTarget(milliseconds / 1e3) if milliseconds else None
 
 
 def _default_block_size(platform: str, model_config: ModelConfig) -> int:

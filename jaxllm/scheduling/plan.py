@@ -130,4 +130,4 @@ class StepResult:
     """The result of a pooling step, in place of the others: None for a chunk that does not end its prompt, unless each
     token gives an output."""
     seconds: float = 0.0
-    """The time that the step took, from its launch or the end of the step before."""
+    """The time that the step took, from its launch or the end of the step before; 0 if it is not known."""

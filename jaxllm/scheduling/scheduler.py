@@ -30,14 +30,14 @@ from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.media import MediaCache
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
-from jaxllm.scheduling.prompt_shares import PromptShares, share_out
+from jaxllm.scheduling.prompts.shares import PromptShares, share_out
+from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import make_output, take_pooled, take_samples
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
-from jaxllm.scheduling.step_times import StepTimes
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 _HOLD_SECONDS = 1.0

@@ -32,6 +32,7 @@ from jaxllm.resolve.checkpoint_settings import (
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.media_settings import media_settings
+from jaxllm.scheduling.config import StepTarget
 from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.architecture.sources import product
 from tests.e2e.media_goldens import folder as media_folder
@@ -98,6 +99,21 @@ def test_cpu_defaults(make_model: MakeModel):
     assert (config.max_logprobs, config.args.tokenizer, config.scheduler_cls) == (20, None, None)
     assert config.default_sampling_params == {}
     assert config.model_config.architecture == "LlamaForCausalLM"
+
+
+def test_prompts_leave_streams_time(make_model: MakeModel, on_platform: Callable[[str], None]):
+    model = make_model()
+    assert resolve(model).step_target is None
+    assert resolve(model, itl_target_ms=40).step_target == StepTarget(0.04)
+    online = resolve(model, is_online=True).step_target
+    assert online is not None
+    assert (online.seconds, online.by_decodes) == (0.15, 1.75)
+    assert resolve(model, is_online=True, itl_target_ms=0).step_target is None
+    assert resolve(model, is_online=True, enable_chunked_prefill=False, max_model_len=64).step_target is None
+    with pytest.raises(VLLMValidationError, match="itl_target_ms=40 cuts prompts"):
+        resolve(model, itl_target_ms=40, enable_chunked_prefill=False, max_model_len=64)
+    on_platform("gpu")
+    assert resolve(model, is_online=True).step_target is None
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])

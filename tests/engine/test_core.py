@@ -33,7 +33,7 @@ class FakeRunner:
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
 
-    is_compiling, is_warm, num_compiled = False, True, 0
+    is_compiling, is_warm, num_compiled, num_awaited = False, True, 0, 0
 
     def reset(self) -> None:
         self.events.append("reset")
@@ -170,6 +170,25 @@ def test_the_next_step_is_launched_before_the_last_is_waited_for() -> None:
     add(core, "a")
     assert run_all(core) == {"a": [1, 2, 3]}
     assert runner.events == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1", "wait 2"]
+
+
+def test_the_time_of_steps_is_unknown_while_the_host_waits_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, runner, scheduler = make_core()
+    launch, seconds = runner.run, []
+
+    def run(plan: StepPlan, masks: Sequence[object]) -> FakeStep:
+        runner.num_awaited += plan.step_id == 1
+        return launch(plan, masks)
+
+    def record(_: int, taken: float) -> None:
+        seconds.append(taken)
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(scheduler._times, "record", record)
+    add(core, "a", max_tokens=6)
+    run_all(core)
+    num_steps = scheduler.stats().num_steps
+    assert len(seconds) == num_steps - 2  # without the one that waits, and the one before it, which is read late
 
 
 def test_without_overlap_steps_alternate() -> None:

@@ -33,7 +33,7 @@ class Clock:
 class TimedRunner:
     """A device that runs one step after another, each for `seconds`."""
 
-    is_compiling, is_warm, num_compiled = False, True, 0
+    is_compiling, is_warm, num_compiled, num_awaited = False, True, 0, 0
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds

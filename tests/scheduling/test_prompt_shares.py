@@ -16,7 +16,7 @@ import pytest
 from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import SchedulerConfig, StepTarget
 from jaxllm.scheduling.plan import StepPlan, StepResult
-from jaxllm.scheduling.prompt_shares import share_out
+from jaxllm.scheduling.prompts.shares import share_out
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import make_config, make_request
@@ -38,7 +38,7 @@ def accelerator(num_tokens: int) -> float:
 
 def config(**changes: object) -> SchedulerConfig:
     roomy = {"num_blocks": 2000, "block_size": 128, "max_num_seqs": 64, "max_model_len": 8192}
-    return make_config(**{**roomy, "max_num_batched_tokens": 512, **changes})  # pyright: ignore[reportArgumentType]
+    return make_config(**{**roomy, "max_num_batched_tokens": 512, **changes})
 
 
 def streams(count: int, num_tokens: int, prompt: int = 16) -> list[tuple[float, EngineCoreRequest]]:
@@ -55,7 +55,7 @@ class Run:
         self.arrived: dict[str, float] = {}
         self.times: dict[str, list[float]] = defaultdict(list)
         self.now = 0.0
-        scheduler, pending = Scheduler(settings), sorted(arrivals, key=lambda each: each[0])
+        scheduler, pending = Scheduler(settings), sorted(arrivals, key=lambda arrival: arrival[0])
         while pending or scheduler.has_unfinished_requests():
             while pending and (pending[0][0] <= self.now or not scheduler.has_unfinished_requests()):
                 moment, request = pending.pop(0)

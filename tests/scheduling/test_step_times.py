@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from jaxllm.scheduling.step_times import StepTimes, round_size
+from jaxllm.scheduling.prompts.step_times import StepTimes, round_size
 
 
 def test_sizes_are_close_and_few():

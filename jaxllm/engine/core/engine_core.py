@@ -69,6 +69,8 @@ class EngineCore(HoldsAdapters):
         self._in_flight: Running | None = None
         self._step_seconds = 0.0
         """The time that the last step took from its launch, or from the end of the one before it, to its result."""
+        self._num_untimed = 0
+        """The number of steps in flight whose time says nothing, because the host waited for a program meanwhile."""
         self._last_result = 0.0
         self._live: set[str] = set()
         """The sequences whose end has not been reported."""
@@ -276,7 +278,11 @@ class EngineCore(HoldsAdapters):
         for slot, number in plan.adapter_loads.items():
             assert self._adapters is not None
             self._runner.set_adapter(slot, self._adapters.arrays(number))
-        return self._runner.run(plan, masks)
+        num_awaited = self._runner.num_awaited
+        launched = self._runner.run(plan, masks)
+        if self._runner.num_awaited > num_awaited:
+            self._num_untimed = 1 if before is None else 2
+        return launched
 
     def _guess(self) -> None:
         """Let the draft model, if there is one, guess what running requests say next, if that pays."""
@@ -305,7 +311,9 @@ class EngineCore(HoldsAdapters):
         result = step.result()
         now = time.monotonic()
         self._step_seconds, self._last_result = now - self._last_result, now
-        outputs += self._scheduler.commit(step.plan, replace(result, seconds=self._step_seconds))
+        seconds = 0.0 if self._num_untimed else self._step_seconds
+        self._num_untimed = max(0, self._num_untimed - 1)
+        outputs += self._scheduler.commit(step.plan, replace(result, seconds=seconds))
         for output in outputs:
             if output.finish_reason is not None:
                 self._masks.remove([output.request_id])

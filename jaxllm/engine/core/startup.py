@@ -437,6 +437,8 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         num_adapter_slots=args.max_loras if args.enable_lora else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=args.scheduling_policy,
+        step_target=config.step_target,
+        short_prompts_pass=args.is_online,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -86,7 +87,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         engine_args = AsyncEngineArgs.of(engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
-        engine_args = on_this_host(engine_args)
+        engine_args = dataclasses.replace(on_this_host(engine_args), is_online=True)
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
         engine = cls(
             lambda: begin(engine_args, asks_core=False),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
-from jaxllm.scheduling.step_times import StepTimes
 
 _LEAST_TOKENS = 8
 """The tokens of prompts that a step may have however long it takes: every prompt comes to its end."""
 _FIRST_SHARE = 4
-"""The first prompt in line is sure of one in so many of a step's tokens of prompts."""
+"""The first prompt in line is sure of a step's prompt tokens divided by this."""
 
 
 class PromptShares:

@@ -1,4 +1,4 @@
-"""The time of a step of so many tokens, learned from the steps that ran."""
+"""The times of steps by their numbers of tokens, learned from the steps that ran."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class StepTimes:
 def _corrected(size: int, known: dict[int, _Size]) -> float:
     """Return the time of a size that has measurements, by its own and by newer ones of other sizes."""
     times = known[size]
-    newer = [(other, each.seconds) for other, each in known.items() if each.step > times.step]
+    newer = [(other, kept.seconds) for other, kept in known.items() if kept.step > times.step]
     at_least = max((seconds for other, seconds in newer if other < size), default=0.0)
     at_most = min((seconds for other, seconds in newer if other > size), default=times.seconds)
     return max(at_least, min(times.seconds, at_most))

@@ -1,0 +1,1 @@
+"""The tokens of prompts in a step: step times, and shares."""
