@@ -144,7 +144,7 @@ class _HostArray(np.ndarray):
 class _Programs:
     """Every program, as if it were compiled."""
 
-    is_awaited, is_warm, num_compiled = False, True, 0
+    is_awaited, is_warm, num_compiled, num_awaited = False, True, 0, 0
 
     def __init__(self, compiler: StepCompiler) -> None:
         self.keys = tuple(compiler.programs())
