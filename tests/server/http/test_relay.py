@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.http import connection
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.server.http.connection import _Relay
 from tests.server.support import Served, mock_served
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -21,25 +22,23 @@ _TEXT = re.compile(rb'"(text|content)":"((?:[^"\\]|\\.)*)"')
 
 
 class Writes:
-    """Counts the pieces that go straight to a connection, and can keep the way shut."""
+    """Counts the texts that go straight to a connection, and can keep the way shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num = 0
+        self.num = self.num_asked = 0
         self.is_open: Callable[[int], bool] = lambda _num_asked: True
-        write, is_open = connection._Writer.write, connection._Writer.is_open
-        num_asked = 0
+        write, text_writer = _Relay.write, RequestOutputCollector.text_writer
 
-        def count(writer: Any, piece: bytes) -> None:
+        def count(relay: _Relay, text: str, num_tokens: int) -> None:
             self.num += 1
-            write(writer, piece)
+            write(relay, text, num_tokens)
 
-        def ask(writer: Any) -> bool:
-            nonlocal num_asked
-            num_asked += 1
-            return is_open(writer) and self.is_open(num_asked)
+        def ask(stream: RequestOutputCollector) -> Callable[[str, int], None] | None:
+            self.num_asked += 1
+            return text_writer(stream) if self.is_open(self.num_asked) else None
 
-        monkeypatch.setattr(connection._Writer, "write", count)
-        monkeypatch.setattr(connection._Writer, "is_open", ask)
+        monkeypatch.setattr(_Relay, "write", count)
+        monkeypatch.setattr(RequestOutputCollector, "text_writer", ask)
 
 
 @pytest.fixture
@@ -131,17 +130,17 @@ def test_middleware_of_users_sees_everything(tokenizer: str, writes: Writes) -> 
 def test_a_failure_on_the_way_ends_its_request_alone(
     server: Served, writes: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, calls = connection._Writer.write, 0
+    write, calls = _Relay.write, 0
 
-    def fail(writer: Any, piece: bytes) -> None:
+    def fail(relay: _Relay, text: str, num_tokens: int) -> None:
         nonlocal calls
         calls += 1
         if calls == 5:
             raise ArithmeticError("no number")
-        count(writer, piece)
+        write(relay, text, num_tokens)
 
     whole = shown(server, *COMPLETION)
-    monkeypatch.setattr(connection._Writer, "write", fail)
+    monkeypatch.setattr(_Relay, "write", fail)
     answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
     assert b'"code":500' in answer.body
     assert shown(server, *COMPLETION) == whole
