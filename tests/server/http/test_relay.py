@@ -13,6 +13,7 @@ from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.server.http.connection import _Relay
 from tests.server.support import Served, mock_served
 
+_SHOWN = re.compile(rb'"(?:type":"text_delta","text|delta|response|content)":"(?:[^"\\]|\\.)*"')
 MESSAGES = [{"role": "user", "content": "a"}]
 COMPLETION = ("/v1/completions", {"prompt": [5]})
 CHAT = ("/v1/chat/completions", {"messages": MESSAGES})
@@ -80,6 +81,32 @@ def test_the_way_changes_nothing(server: Served, writes: Writes, path: str, body
         writes.num, writes.is_open = 0, lambda num_asked, share=share: num_asked % share > 0
         assert shown(server, path, body) == direct
         assert (writes.num > 5) == (share > 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": MESSAGES, "model": "tiny", "max_tokens": 40}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 40}),
+        ("/api/generate", {"prompt": "a", "model": "tiny", "options": {"num_predict": 40}}),
+        ("/api/chat", {"messages": MESSAGES, "model": "tiny", "options": {"num_predict": 40}}),
+    ],
+)
+def test_the_other_dialects_have_the_same_way(server: Served, writes: Writes, path: str, body: dict[str, Any]) -> None:
+    def answer() -> tuple[int, int]:
+        """Return the number of pieces of the text, which no seed fixes, and that of the tokens."""
+        answer = server.post(path, {**body, "stream": True})
+        assert answer.status == 200, answer.body
+        counts = re.findall(rb'"(?:output_tokens|eval_count)":(\d+)', answer.body)
+        return len(_SHOWN.findall(answer.body)), int(counts[-1])
+
+    num_frames, num_tokens = answer()
+    assert writes.num > 15
+    assert num_frames > 15
+    assert num_tokens == 40
+    writes.num, writes.is_open = 0, lambda _num_asked: False
+    assert answer()[1] == 40
+    assert writes.num == 0
 
 
 @pytest.mark.parametrize(
