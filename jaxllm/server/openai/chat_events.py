@@ -46,7 +46,7 @@ class ChatEvents:
         async for ping in turn.outputs.pings(self._ping_seconds):
             yield ping
         if self._is_plain:
-            turn.outputs.relay(partial(self._text, turn, 0))
+            turn.outputs.relay(partial(self._text, turn, 0) if turn.reader.parses else self._frame(0, Text).event)
         is_first = True
         async for output in turn.outputs:
             frames = self._open(output) if is_first else []
