@@ -54,7 +54,6 @@ done
 part kernels-h100 $JAX scripts/compile.py attention --target h100
 next_kernels="--next --kernels decode prefill prefill-row-ends" # see gpu/handover.py
 part kernels-h100-next $JAX scripts/compile.py attention --target h100 $next_kernels
-part kernels-h100-float16 $JAX scripts/compile.py attention --target h100 --dtype float16 --cases llama-3-8b gemma-2-2b-sliding
 for target in a100 rtx3090 l4 rtx5090; do # every compute capability that has the kernels of gpu_mma
   part "kernels-$target" $JAX scripts/compile.py attention --target $target
 done
@@ -71,6 +70,11 @@ for target in v5e:1x1 tpu7x:1x1x1; do
 done
 part linear-v6e-large $JAX scripts/compile.py linear --target v6e:1x1 --matrices 5120x25600 --formats awq q4_k fp8-block
 part linear-h100 $JAX scripts/compile.py linear --target h100 --rows 1 16 64 256 512
+for target in a100 rtx3090 l4 rtx4090 rtx5090 b200; do
+  part "linear-$target" $JAX scripts/compile.py linear --target $target --rows 1 16 64 256 512 --matrices 4096x14336
+done
+part linear-a100-old-jax $OLD_JAX scripts/compile.py linear --target a100 --rows 1 64 512 --matrices 4096x4096
+part linear-rtx5090-old-jax $OLD_JAX scripts/compile.py linear --target rtx5090 --rows 1 64 512 --matrices 4096x4096
 for target in h100 l40s b200; do
   part "linear-float8-$target" $JAX scripts/compile.py linear --target $target --float8 --matrices 4096x4096 --rows 8 512
 done
@@ -167,8 +171,7 @@ part gpus-full-a100 $JAX scripts/compile.py steps --target a100 qwen3-8b-awq --q
 part gpus-mxfp4-rtx4090 $JAX scripts/compile.py steps --target rtx4090 gpt-oss-20b --layers 2 --quantized --steps smallest decode
 part gpus-states-a100 $JAX scripts/compile.py steps --target a100 qwen3.6-27b --layers 4 --steps decode largest
 part gpus-latents-a100 $JAX scripts/compile.py steps --target a100 deepseek-v2-lite --layers 3 --steps decode largest
-part gpus-linear-rtx4090 $JAX scripts/compile.py linear --target rtx4090 --rows 1 8 --matrices 4096x4096
-part gpus-linear-rare-rtx4090 $JAX scripts/compile.py linear --target rtx4090 --rare --rows 1 8 --matrices 4096x4096
+part gpus-linear-rare-rtx4090 $JAX scripts/compile.py linear --target rtx4090 --rare --rows 1 64 --matrices 4096x4096
 part gpus-old-jax $OLD_JAX scripts/compile.py steps --target rtx4090 qwen3-8b-awq qwen3-30b-a3b --quantized --layers 2 \
   --steps smallest decode
 part capacity $JAX scripts/check.py capacity # sharded steps among them

@@ -48,7 +48,7 @@ CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_
 def compiler_options(
     platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False, devices: Sequence[Device] = ()
 ) -> dict[str, Any]:
-    """Return the compiler options of a step; `quantized` means that matmuls read weights of 8 bits.
+    """Return the compiler options of a step; `quantized` means that plain XLA multiplies by quantized weights.
 
     `devices` are those of the mesh; options of GPUs depend on them.
 
@@ -58,9 +58,8 @@ def compiler_options(
     if batch_invariant and (platform != "cpu" or name not in _INVARIANT_DTYPES):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
-        # cuBLAS needs such weights in another dtype first, in memory. On Hopper that pays: own kernels take few rows.
-        is_plain = quantized and not _is_hopper(devices)
-        return _GPU_OPTIONS | _graph_options(devices) | ({} if is_plain else CUBLAS_OPTIONS)
+        # cuBLAS needs such weights in another dtype first, in memory. That pays where own kernels take few rows.
+        return _GPU_OPTIONS | _graph_options(devices) | ({} if quantized else CUBLAS_OPTIONS)
     if platform == "tpu":
         return _TPU_OPTIONS
     # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
@@ -71,13 +70,10 @@ def compiler_options(
 
 
 def multiplies_packed(model: Model) -> bool:
-    """Return whether a model's matmuls read quantized weights that XLA would widen first."""
-    # "gpu_fp8" multiplies by float8 in cuBLASLt as it is.
-    return model.specs.quantization is not None and model.ops.linear.implementation != "gpu_fp8"
-
-
-def _is_hopper(devices: Sequence[Device]) -> bool:
-    return bool(devices) and hopper_refusal(getattr(devices[0], "compute_capability", None)) is None
+    """Return whether plain XLA multiplies by a model's quantized weights, which it would widen first."""
+    ops, has_experts = model.ops, bool(grouped_shapes(model.specs))
+    is_plain = ops.linear.implementation == "xla" or (has_experts and ops.grouped_matmul.implementation == "xla")
+    return model.specs.quantization is not None and is_plain
 
 
 def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:

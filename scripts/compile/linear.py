@@ -1,7 +1,7 @@
 """Compile matmuls by quantized weights, and check them.
 
 Checked, for each format and number of rows: nothing of the size of the weights, in the dtype of what they are
-multiplied by, is held in memory, and neither are the codes of all layers copied; on an H100 no register is spilled and
+multiplied by, is held in memory, and neither are the codes of all layers copied; on a GPU no register is spilled and
 shared memory suffices, and from 512 rows on one widened matrix is held. At the end the cost sheet.
 """
 
@@ -26,6 +26,7 @@ from compile.tpu_listing import read_loops
 from pallas_kernels.linear import Linear, LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS, RARE
 from pallas_kernels.linear.gpu.sizes import CONSUMERS, DEPTH, WIDENED_ROWS, WORD_BYTES, choose_sizes, piece
+from pallas_kernels.linear.gpu_mma import choose_sizes as choose_mma_sizes
 from pallas_kernels.linear.tpu.sizes import CHUNKS_AT_ONCE, FEW_ROWS, LANES, few_outputs
 from pallas_kernels.linear.xla import SUMMED_ROWS
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
@@ -50,6 +51,10 @@ A piece is what an iteration of the main loop brings, of codes and of rows. HBM_
 take at one SM's share of {TERABYTES:.2f} TB/s; MMA_ns its matmul at {TERAFLOPS:.1f} TFLOP/s; ops_ns the instructions
 of the consumers' loop as PTX has them, at {ISSUES} a cycle: ptxas makes fewer, of two logical operations one. Sums are
 cut into `parts`; latencies are not counted."""
+MMA_LEGEND = """
+loop_ops are the instructions of a thread in an iteration of the main loop, as PTX has them, copies to shared memory
+apart; ops_per_code is their share in a weight, and ops_per_byte in a byte of its codes, scales and the like. Sums are
+cut into `parts`."""
 TPU_LEGEND = """
 A chunk is 128 inputs of a block of outputs. Few rows: its codes take chunk_ns at HBM's nominal bandwidth, and its
 bundles, one a cycle, take less at a clock above GHz: then the step waits for memory alone. Many rows: bundles are those
@@ -67,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, target: Target) -> int:
     rows = run(jobs(args, target))
-    legend = GPU_LEGEND if target.is_gpu else TPU_LEGEND
+    is_mma = any(row.get("runs") == "gpu_mma" for row in rows)
+    legend = MMA_LEGEND if is_mma else GPU_LEGEND if target.is_gpu else TPU_LEGEND
     return report(rows, without(rows, "seconds", "missed"), legend, args.json, target)
 
 
@@ -88,7 +94,7 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
     op = Linear() if is_plain else op
     shape = LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)
     runs = "xla" if op.refusal(shape) else op.implementation
-    is_widened = runs == "gpu" and num_rows >= WIDENED_ROWS
+    is_widened = runs in ("gpu", "gpu_mma") and num_rows >= WIDENED_ROWS
     program = compile_program(op.__call__, abstract_arguments(shape, num_rows), target)
     wide = held_wide(program.hlo, num_outputs * num_inputs)
     may_widen = is_plain or is_widened or (runs == "xla" and may_xla_widen(form, num_rows, target))
@@ -96,8 +102,9 @@ def compile_matmul(matrix: str, form: WeightFormat, num_rows: int, target: Targe
     figures: Row = {"holds": ", ".join(wide)} if may_widen else {}
     if is_widened:
         runs, missed = "widened", missed_by_widening(wide, program.temp_mib, shape)
-    elif runs == "gpu":
-        figures, missed = gpu_figures(shape, num_rows, program), missed + ptxas_misses(program)
+    elif runs in ("gpu", "gpu_mma"):
+        figures = (gpu_figures if runs == "gpu" else mma_figures)(shape, num_rows, program)
+        missed += ptxas_misses(program)
     elif runs == "tpu":
         figures = tpu_figures(shape, num_rows, target)
     last = {"temp_MiB": program.temp_mib, "seconds": program.seconds, "missed": missed}
@@ -187,10 +194,30 @@ def gpu_figures(shape: LinearShape, num_rows: int, program: Program) -> Row:
     }
 
 
+def mma_figures(shape: LinearShape, num_rows: int, program: Program) -> Row:
+    """Return what the kernel of `gpu_mma` takes, and the instructions of its main loop for each code of a weight."""
+    form = shape.format
+    assert form is not None
+    registers, _ = read_ptxas(program.messages)[KERNEL]
+    sizes = choose_mma_sizes(num_rows, shape.num_outputs, shape.num_inputs, form)
+    length, codes = loop_length(program.messages), sizes.outputs * piece(form) / WARPGROUP_LANES
+    return {
+        "tile_rows": sizes.rows,
+        "tile_outputs": sizes.outputs,
+        "parts": 1 if sizes.is_whole else sizes.parts,
+        "stages": sizes.stages,
+        "registers": registers,
+        "smem_KiB": program.smem[KERNEL] / 1024,
+        "loop_ops": length,
+        "ops_per_code": round(length / codes, 2),
+        "ops_per_byte": round(length / codes / held_bytes(form, shape.num_inputs), 2),
+    }
+
+
 def loop_length(text: str) -> int:
     """Return the number of instructions of the loop with matmuls in a kernel's PTX."""
     lines = [line.strip() for line in text[text.index(".visible .entry ") :].splitlines()]
-    matmuls = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
+    matmuls = [i for i, line in enumerate(lines) if re.search(r"wgmma\.mma_async|mma\.sync", line)]
     is_label = re.compile(r"\$L__BB\w+:")
     first = max(i for i in range(matmuls[0]) if is_label.match(lines[i]))
     last = next(i for i in range(matmuls[-1], len(lines)) if re.match(r"(@\S+ )?bra", lines[i]))

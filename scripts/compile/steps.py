@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,7 @@ from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_pooling import is_causal
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling.shards import VocabShards
+from pallas_kernels.linear.gpu.sizes import WIDENED_ROWS
 from pallas_kernels.linear.xla import SUMMED_ROWS
 
 STEPS = ("decode", "decode truncated", "largest", "full")
@@ -103,6 +105,9 @@ experts, 7 launches group the rows, and with many such layers XLA computes in ea
 a step, in 5 launches."""
 TRUNCATION_NODES = 64
 """The most additional launches of a truncated step: three in each of the 16 rounds of its searches, and a few."""
+QUANTIZED_NODES = 8
+"""The most additional launches of a layer with quantized weights: its four matmuls order their rows and add up parts of
+sums."""
 ADAPTER_NODES = 4
 """The most additional launches of a weight with adapters: two matmuls, the launch between them, and a sum."""
 
@@ -285,6 +290,8 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
             missed.append(f"outside of CUDA graphs: {', '.join(sorted(outside))}")
         if is_step and shape.batch.bucket.num_tokens <= SUMMED_ROWS and temps[-1] >= least_widened(compiler.model):
             missed.append(f"scratch {temps[-1]} of the size of widened weights")
+        if is_step and shape.batch.bucket.num_tokens < rows_that_widen(compiler.model):
+            missed += [f"widened weights: {array}" for array in find_widened(hlo, compiler.model)]
         if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
             missed.append(f"the host is asked: {asking}")
     if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
@@ -312,6 +319,24 @@ def least_widened(model: Model) -> float:
     """Return the bytes of the smallest quantized matrix in 16 bits; infinity if no weights are quantized."""
     matrices = [shape for shape in linear_shapes(model.specs) if shape.format is not None]
     return min((2 * shape.num_outputs * shape.num_inputs for shape in matrices), default=math.inf)
+
+
+def rows_that_widen(model: Model) -> int:
+    """Return the number of rows from which on quantized weights may be widened in memory, one matrix at a time."""
+    has_kernels = model.ops.linear.implementation in ("gpu", "gpu_mma")
+    refused = any(model.ops.linear.refusal(shape) for shape in linear_shapes(model.specs) if shape.format is not None)
+    return WIDENED_ROWS if has_kernels and not refused else SUMMED_ROWS + 1
+
+
+def find_widened(hlo: str, model: Model) -> list[str]:
+    """Return the arrays in memory, outside of fusions, that have the numbers of a quantized matrix in 16 or 32 bits."""
+    matrices = {(x.num_outputs, x.num_inputs) for x in linear_shapes(model.specs) if x.format is not None}
+    wide = []
+    for dtype, dims in re.findall(r"= (bf16|f16|f32)\[(?:1,)?([\d,]+)\]", hlo[hlo.index("\nENTRY ") :]):
+        first, *rest = map(int, dims.split(","))
+        if (first, math.prod(rest)) in matrices:
+            wide.append(f"{dtype}[{dims}]")
+    return wide
 
 
 def fits(compiler: StepCompiler, num_blocks: int, usable_bytes: int) -> bool:
@@ -370,6 +395,7 @@ def most_nodes(model: Model) -> int:
         layer.qk_norm * NORM_NODES
         + bool(layer.latent) * LATENT_NODES
         + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
+        + bool(model.specs.quantization) * QUANTIZED_NODES
         for layer in model.config.layers
     )
     arrays = array_specs(model.specs.param_specs())

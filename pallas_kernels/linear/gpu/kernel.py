@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,15 +25,16 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, compiler_params, interpret_params, tiled_smem
 from pallas_kernels.weights import WeightFormat
 
+from .parts import Held, Parts, as_entries
 from .sizes import CONSUMERS, DEPTH, ROW_SLAB, Sizes, depth_of_rows, piece
 from .widen import TILES, Widening
-from .words import WORDS, WORDS_BY_OUTPUT, Operands
+from .words import Operands, words_layout
 
 COLUMNS = CONSUMERS * MMA_ROWS
 _MULTIPLIED = 64
 """The inputs that are multiplied together: as many as fill a swizzled row of shared memory."""
 _LAYOUT = plgpu.Layout.WGMMA
-_BY_OUTPUT = _LAYOUT.reduce(1)
+_WORDS = words_layout()
 
 
 def multiply_tiles(
@@ -75,7 +76,7 @@ def multiply_tiles(
         *inputs, y = refs
         held, operands = dict(zip(grouped, inputs, strict=False)), tuple(inputs[len(grouped) :])
         own_items = items._replace(operands=operands)
-        _Program(x, words, held, own_items, y, smem, widening, sizes).run()
+        _Program(x, words, Parts(held, widening), own_items, y, smem, widening, sizes).run()
 
     kernel = plgpu.kernel(
         body,
@@ -92,23 +93,8 @@ def multiply_tiles(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    entries = [_as_entries(part, name, widening) for name, part in grouped.items()]
+    entries = [as_entries(part, name, widening) for name, part in grouped.items()]
     return kernel(x_tk, words_low, *entries, *items.operands)
-
-
-def _as_entries(part: Array, name: str, widening: Widening) -> Array:
-    """Return a part that numbers are made with as int32 words, or, where rows are no words, as integers of an entry.
-
-    Parts that multiply sums stay as they are.
-    """
-    if name not in widening.number_parts:
-        return part
-    size = widening.entry_bytes(name)
-    per_word = 4 // size
-    if part.shape[2] % per_word or widening.count(name) % per_word:
-        return lax.bitcast_convert_type(part, {1: jnp.uint8, 2: jnp.uint16}[size])
-    by_word = part.reshape(*part.shape[:2], -1, per_word) if per_word > 1 else part
-    return lax.bitcast_convert_type(by_word, jnp.int32)
 
 
 class _Smem(NamedTuple):
@@ -121,15 +107,6 @@ class _Smem(NamedTuple):
     free: Any
     weights: Any = None
     """The place where the interpreter puts widened weights, since it multiplies only from shared memory."""
-
-
-class _Held(NamedTuple):
-    """What a piece is widened with, in registers."""
-
-    words: dict[str, list[Array]]
-    """The entries of the parts that numbers are made with, int32 words [64]."""
-    sum_scales: list[Array]
-    """What multiplies the sums of each accumulator, [64]."""
 
 
 class Item(NamedTuple):
@@ -167,7 +144,7 @@ class _Program:
 
     x: Any
     words: Any
-    grouped: Mapping[str, Any]
+    parts: Parts
     items: Items
     y: Any
     smem: _Smem
@@ -264,7 +241,7 @@ class _Program:
         else:
             sums = add_part(item.part, sums)
         if self.form.group is None and self.sizes.is_whole:
-            scales_o = self._load("scales", item.matrix, outputs, 0)
+            scales_o = self.parts.factors("scales", item.matrix, outputs, 0)
             sums = sums * lax.broadcast_in_dim(scales_o, sums.shape, (0,))
         pl.when(first_output < num_outputs)(partial(self._store, sums, warpgroup, item, outputs))
 
@@ -295,12 +272,12 @@ class _Program:
         )
         index = index + (first if self.sizes.is_whole else 0)
 
-        def take(i: Array, held: _Held, accumulators: Sequence[Any]) -> _Held:
+        def take(i: Array, held: Held, accumulators: Sequence[Any]) -> Held:
             """Multiply by a piece. Return what the next one is widened with, which is loaded meanwhile."""
             stage = lax.rem(index + (i - first), self.sizes.stages)
-            ahead = self._load_parts(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
+            ahead = self.parts.load(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
             plgpu.barrier_wait(self.smem.full.at[stage])
-            words = plgpu.load(self.smem.words.at[stage, rows], layout=WORDS, optimized=False)
+            words = plgpu.load(self.smem.words.at[stage, rows], layout=_WORDS, optimized=False)
             tiles_at_once = _MULTIPLIED // self.widening.depth_of_tile
             for tile in range(0, TILES, tiles_at_once):
                 numbers = operands.numbers(words, held.words, range(tile, tile + tiles_at_once))
@@ -312,7 +289,7 @@ class _Program:
             plgpu.barrier_arrive(self.smem.free.at[stage])
             return ahead
 
-        held = self._load_parts(matrix, outputs, first)
+        held = self.parts.load(matrix, outputs, first)
         if self.widening.sum_scales is None:
 
             def multiply(sums: Any) -> Array:
@@ -322,10 +299,10 @@ class _Program:
             return before + pl.run_scoped(multiply, self._accumulator) * self.widening.unit
         accumulators = [self._accumulator] * (self.num_accumulators + self.widening.has_own_min_sums)
 
-        def add(i: Array, carry: tuple[_Held, Array]) -> tuple[_Held, Array]:
+        def add(i: Array, carry: tuple[Held, Array]) -> tuple[Held, Array]:
             held, sums = carry
 
-            def multiply(*refs: Any) -> tuple[_Held, list[Array]]:
+            def multiply(*refs: Any) -> tuple[Held, list[Array]]:
                 ahead = take(i, held, refs)
                 return ahead, [ref[...] for ref in refs]
 
@@ -361,47 +338,6 @@ class _Program:
         plgpu.wgmma(sums, weights, self.smem.x.at[stage, :, pl.ds(first, depth)].transpose((1, 0)))
         if self.smem.weights is not None:
             plgpu.wgmma_wait(0)
-
-    def _load_parts(self, matrix: Array, outputs: Any, i: Array) -> _Held:
-        """Return what a piece is widened with, and what its sums are multiplied by."""
-        widening = self.widening
-        words = {name: self._load_words(name, matrix, outputs, i) for name in widening.number_parts}
-        sum_scales = []
-        if widening.sum_scales is not None:
-            names = [widening.sum_scales] + ["min_factors"] * widening.has_own_min_sums
-            for name in names:
-                first = self._first_entry(name, i)
-                sum_scales += [self._load(name, matrix, outputs, first + k) for k in range(widening.count(name))]
-        return _Held(words, sum_scales)
-
-    def _load_words(self, name: str, matrix: Array, outputs: Any, i: Array) -> list[Array]:
-        """Return words [64] with the entries of a part for a piece."""
-        ref, size, count = self.grouped[name], self.widening.entry_bytes(name), self.widening.count(name)
-        first, per_word = self._first_entry(name, i), 4 // size
-
-        def load(index: Array | int) -> Array:
-            # The last piece may reach beyond the inputs: its numbers there are finite, and rows are 0.
-            entry = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
-            return plgpu.load(entry, layout=WORDS_BY_OUTPUT, optimized=False).astype(jnp.int32)
-
-        if ref.dtype == jnp.int32:
-            return [load(lax.div(first, jnp.int32(per_word)) + k) for k in range(-(-count // per_word))]
-        words = []
-        for start in range(0, count, per_word):
-            entries = [load(first + k) << 8 * size * (k - start) for k in range(start, min(start + per_word, count))]
-            words.append(reduce(jnp.bitwise_or, entries))
-        return words
-
-    def _first_entry(self, name: str, i: Array) -> Array:
-        """Return the index of a part's first entry for a piece."""
-        per_entry, depth = (self.form.factor_group if name.endswith("factors") else self.form.group), piece(self.form)
-        assert per_entry is not None
-        return i * (depth // per_entry) if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
-
-    def _load(self, name: str, matrix: Array, outputs: Any, index: Array | int) -> Array:
-        ref = self.grouped[name]
-        ref = ref.at[matrix, outputs, lax.min(index, ref.shape[2] - 1)]
-        return plgpu.load(ref, layout=_BY_OUTPUT, optimized=False).astype(jnp.float32)
 
 
 def is_by_row(dtype: DTypeLike) -> bool:

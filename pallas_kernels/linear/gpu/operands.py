@@ -25,18 +25,30 @@ def as_words(weight: Quantized) -> Array:
     return lax.bitcast_convert_type(by_word, jnp.int32)
 
 
-def in_kernel_order(x_ti: Array, form: WeightFormat) -> Array:
-    """Return rows in the order in which the kernel multiplies, [t, pieces * depth], with 0 for inputs beyond the last.
+def in_kernel_order(x_ti: Array, form: WeightFormat, side_by_side: int = 1, *, overlaps: bool = False) -> Array:
+    """Return rows in the order in which the kernel multiplies, [t, pieces * depth].
 
-    16 numbers that a wgmma multiplies by at a time come from four words. The thread with the first word has the numbers
-    0, 1, 8 and 9: its codes 0 and 4, 1 and 5 of 8; the next 16 numbers are the other codes. Words of 4 codes have 16
-    numbers. Where groups have mins, 16 numbers with sums of inputs end each piece.
+    16 numbers that an operand has at a time come from four words. The thread with the first word has the numbers 0, 1,
+    8 and 9: its codes 0 and 4, 1 and 5 of 8; the next 16 numbers are the other codes. Words of 4 codes have 16
+    numbers. Where groups have mins, 16 numbers with sums of inputs end each piece. Inputs that the last piece lacks are
+    0: those after the row's, or, if it overlaps the piece before, those that this has.
+
+    Args:
+      x_ti: rows.
+      form: the weights' format.
+      side_by_side, overlaps: as in `Operands` and `Parts`.
     """
-    num_rows, per_word = len(x_ti), codes_per_word(form)
-    padded = jnp.pad(x_ti, ((0, 0), (0, -x_ti.shape[1] % piece(form))))
-    # Axes: rows, pieces, tiles, words, half of the word's codes, planes, register, half of the register.
-    by_code = padded.reshape(num_rows, -1, DEPTH // 4, 4, 2, per_word // 4, 2)
-    ordered = by_code.transpose(0, 1, 2, 5, 6, 3, 4).reshape(num_rows, -1, piece(form))
+    num_rows, per_word, lacking = len(x_ti), codes_per_word(form), -x_ti.shape[1] % piece(form)
+    if overlaps and lacking:
+        before, after = jnp.split(x_ti, [x_ti.shape[1] + lacking - piece(form)], axis=1)
+        padded = jnp.concatenate([before, jnp.zeros((num_rows, lacking), x_ti.dtype), after], axis=1)
+    else:
+        padded = jnp.pad(x_ti, ((0, 0), (0, lacking)))
+    # Axes: rows, pieces, tiles in two axes with the words between, half of the word's codes, planes, register, half of
+    # the register.
+    tiles = DEPTH // 4 // side_by_side
+    by_code = padded.reshape(num_rows, -1, tiles, 4, side_by_side, 2, per_word // 4, 2)
+    ordered = by_code.transpose(0, 1, 2, 4, 6, 7, 3, 5).reshape(num_rows, -1, piece(form))
     if form.has_mins:
         ordered = jnp.concatenate([ordered, _sums(padded, form)], axis=2)
     return ordered.reshape(num_rows, -1)

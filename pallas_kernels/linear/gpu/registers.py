@@ -218,3 +218,13 @@ class EmittedRegisters:
         return llvm.inline_asm(
             ir.IntegerType.get_signless(32), list(operands), text, ",".join(["=r", *("r" for _ in operands)])
         )
+
+
+class EmittedAmpereRegisters(EmittedRegisters):
+    """The instructions as PTX for GPUs from Ampere on, which have no other arithmetic on two bfloat16 numbers."""
+
+    def subtract(self, x: Any, y: Any) -> Any:
+        return self.multiply_add(y, self.constant(0xBF80BF80), x)  # -1
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        return self.multiply_add(x, y, self.constant(0x80008000))  # -0, so that a product of 0 keeps its sign

@@ -83,7 +83,9 @@ class Widening(NamedTuple):
         """Return the bytes of an entry of a part."""
         return _ENTRY_BYTES[self.form.dtype(name).name]
 
-    def numbers(self, registers: Registers, word: Any, parts: Mapping[str, Words], tile: int) -> list[tuple[Any, Any]]:
+    def numbers(
+        self, registers: Registers, word: Any, parts: Mapping[str, Words], tile: int, thread: Any = None
+    ) -> list[tuple[Any, Any]]:
         """Return operands for each 16 inputs of a tile, each the registers with two times two numbers.
 
         Args:
@@ -91,8 +93,12 @@ class Widening(NamedTuple):
           word: codes.
           parts: the entries of `number_parts` for the piece.
           tile: the tile's number.
+          thread: the number of the thread among the four that share a row, if its words are those of one group.
         """
-        writer = _Writer(registers, self.form, parts, {name: tile * self.count(name) // TILES for name in parts})
+        counts = {name: self.count(name) for name in parts}
+        by_thread = TILES if thread is not None else None
+        indices = {name: thread if n == by_thread else tile * n // TILES for name, n in counts.items()}
+        writer = _Writer(registers, self.form, parts, indices)
         if self.form.values == "e2m1":
             made = writer.e2m1(word)
         elif self.form.values == "e4m3":

@@ -1,0 +1,160 @@
+"""The matmul for GPUs from Ampere on equals float64's in the interpreter, in which a thread block is one thread.
+
+The interpreter knows neither `mma` nor copies of a thread: a product of operands stands for the first, in the same
+order of inputs, and the layouts of what threads hold are checked by themselves.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.mosaic import gpu as mgpu
+
+from pallas_kernels.linear import LinearShape, pick
+from pallas_kernels.linear.cases import FORMATS, RARE
+from pallas_kernels.linear.gpu.sizes import WIDENED_ROWS
+from pallas_kernels.linear.gpu.words import words_layout
+from pallas_kernels.linear.gpu_mma import Sizes, choose_sizes, gpu_mma_linear
+from pallas_kernels.linear.gpu_mma.fragments import as_fragments, load_operand
+from pallas_kernels.weights import WeightFormat
+from tests.pallas_kernels.gpu import interpreted, traced
+from tests.pallas_kernels.quantized_linear import LAYER, Call, exact, make, sizes_of_sums
+from tests.pallas_kernels.test_gpu_mma import numbers_of_threads
+from tests.pallas_kernels.test_linear_gpu import OUTPUTS, RARE_THAT_RUN, check, multiplied, poisoned
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
+FEW = Sizes(rows=8, outputs=64, parts=2, is_whole=False, stages=3)
+MANY = Sizes(rows=16, outputs=64, parts=2, is_whole=True, stages=2)
+INPUTS = 512
+
+
+@cache
+def compiled(sizes: Sizes, out_dtype: Any) -> Any:
+    def function(call: Call, layer: jax.Array, options: dict[str, Any]) -> jax.Array:
+        settings: dict[str, Any] = {"out_dtype": out_dtype, "sizes": sizes, "interpret": True}
+        return gpu_mma_linear(call.x, call.weight, layer, **settings, **options)
+
+    return jax.jit(function)
+
+
+def run(call: Call, sizes: Sizes, out_dtype: Any = jnp.float32, **options: Any) -> np.ndarray:
+    """Return the product, where the scales of other layers are NaN."""
+    result = interpreted(compiled(sizes, out_dtype), poisoned(call), jnp.int32(LAYER), options)
+    return np.asarray(result, np.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((name, FEW) for name in (*FORMATS, *RARE_THAT_RUN)), ("q4_k", MANY), ("int4-g64", MANY), ("fp8", MANY)],
+)
+def test_matches_float64(name: str, sizes: Sizes) -> None:
+    call = make((FORMATS | RARE)[name], 5 if sizes is FEW else 19, OUTPUTS, INPUTS)
+    check(call, run(call, sizes))
+
+
+def test_tiles_of_128_outputs() -> None:
+    call = make(FORMATS["awq"], 5, 128, INPUTS)
+    narrow, wide = (run(call, FEW._replace(outputs=outputs)) for outputs in (64, 128))
+    np.testing.assert_array_equal(narrow, wide)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    call = make(FORMATS["awq"], 19, OUTPUTS, INPUTS)
+    for sizes in (FEW, MANY):
+        np.testing.assert_allclose(run(call, sizes, jnp.bfloat16), multiplied(call), rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq", "int8"])
+def test_a_row_does_not_depend_on_the_others(name: str) -> None:
+    """Few rows, with sums that XLA adds up, have the same bits as many rows."""
+    call = make(FORMATS[name], 19, OUTPUTS, INPUTS)
+    whole = run(call, MANY)
+    few = FEW._replace(rows=MANY.rows)  # the interpreter's own matmul rounds depending on the shape
+    np.testing.assert_array_equal(run(call._replace(x=call.x[3:8]), few), whole[3:8])
+
+
+def test_what_is_added() -> None:
+    call = make(FORMATS["gptq"], 5, OUTPUTS, INPUTS)
+    plus, bias = np.full((5, OUTPUTS), 2, np.float32), np.arange(OUTPUTS, dtype=np.float32)
+    got = run(call, FEW, plus_to=jnp.asarray(plus), bias_o=jnp.asarray(bias))
+    np.testing.assert_allclose(got, multiplied(call) + plus + bias, rtol=1e-5, atol=1e-4)
+
+
+def test_many_rows_widen_the_matrix_first() -> None:
+    """No kernel of this project runs then."""
+    call = make(FORMATS["q4_k"], WIDENED_ROWS, 64, 256)
+    multiply = jax.jit(partial(gpu_mma_linear, layer=LAYER, out_dtype=jnp.float32))
+    assert "quantized_linear" not in traced(multiply, call.x, call.weight)
+    assert "quantized_linear" in traced(multiply, call.x[:-1], call.weight)
+    error = abs(np.asarray(multiply(call.x, call.weight), np.float64) - exact(call))
+    assert (error <= 2e-6 * sizes_of_sums(call)).all()
+
+
+@pytest.mark.parametrize("side_by_side", [1, 2, 4])
+def test_a_thread_has_the_words_of_its_group(side_by_side: int) -> None:
+    """The first thread has the first words of a row, as many as `side_by_side`, and the next thread the next ones."""
+    words = numbers_of_threads(words_layout(side_by_side).to_mgpu(), (64, 16))
+    for thread in range(4):
+        rows = words[0, thread].reshape(-1, 2, side_by_side)  # of each four threads, two rows of each
+        first = side_by_side * (thread + 4 * np.arange(4 // side_by_side))
+        expected = first[:, None, None] + np.array([0, 8 * 16])[:, None] + np.arange(side_by_side)
+        np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_fragments_are_what_threads_hold_of_the_right_operand(rows: int) -> None:
+    x = np.arange(rows * 32).reshape(rows, 32)
+    fragments = np.asarray(as_fragments(jnp.asarray(x), rows, 32))[0, 0]
+    by_lane = fragments.reshape(len(fragments), 32, -1)
+    # Registers hold 8 rows and 16 inputs, the inputs last, as `load_operand` puts them in order.
+    held = numbers_of_threads(mgpu.MMALayouts(jnp.bfloat16).rhs, (32, rows)).reshape(32, -1)  # the same in all warps
+    want = x.T.reshape(-1)[held]
+    np.testing.assert_array_equal(by_lane.transpose(1, 0, 2).reshape(32, -1), want)
+    np.testing.assert_array_equal(load_operand(jnp.asarray(fragments), rows, None, interpret=True), x.T)
+
+
+def test_operands_of_both_kinds_of_matmuls_are_held_alike() -> None:
+    """Widened words become operands of an mma as they become those of a wgmma."""
+    warps, warpgroup = mgpu.MMALayouts(jnp.bfloat16).lhs, mgpu.WGMMA_LAYOUT
+    of_warps, of_warpgroup = (numbers_of_threads(layout, (64, 64)) for layout in (warps, warpgroup))
+    np.testing.assert_array_equal(of_warps, of_warpgroup)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 14336), (1024, 2048), (51200, 5120)])
+def test_parts_of_sums_depend_on_the_weight_alone(num_outputs: int, num_inputs: int, form: WeightFormat) -> None:
+    few = choose_sizes(1, num_outputs, num_inputs, form)
+    for num_rows in (1, 9, 64, 200, WIDENED_ROWS - 1):
+        op, _ = pick("gpu", architecture="8.6")
+        assert op.refusal(LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)) is None
+        sizes = choose_sizes(num_rows, num_outputs, num_inputs, form)
+        assert sizes.parts == few.parts
+        # What parts take in memory is less than 16 MiB.
+        parts = 1 if sizes.is_whole else sizes.parts
+        assert parts == 1 or parts * num_outputs * (num_rows + 63) * 4 < 2**24
+
+
+def test_each_gpu_has_its_kernel() -> None:
+    names = {capability: pick("gpu", architecture=capability)[0].implementation for capability in ("7.5", "8.0", "9.0")}
+    assert names == {"7.5": "xla", "8.0": "gpu_mma", "9.0": "gpu"}
+    for capability in ("8.6", "8.9", "10.0", "10.3", "12.0"):
+        assert pick("gpu", architecture=capability)[0].implementation == "gpu_mma"
+    assert "Ampere" in str(pick("gpu", architecture="7.5")[1])
+
+
+def test_what_does_not_run() -> None:
+    op, _ = pick("gpu", architecture="8.9")
+    shape = LinearShape(256, 512, jnp.bfloat16, jnp.bfloat16, FORMATS["awq"])
+    for refused, said in [
+        (shape._replace(format=None), "widening"),
+        (shape._replace(dtype=jnp.float16), "bfloat16"),
+        (shape._replace(num_inputs=64, format=FORMATS["mxfp4"]), "128 at least"),
+        (shape._replace(format=WeightFormat(4, 32, offset=8, scale_dtype="float32")), "float32"),
+        (shape._replace(format=RARE["nf4"]), "nf4"),
+    ]:
+        assert said in str(op.refusal(refused))
