@@ -100,6 +100,8 @@ class EngineBusyError(GracefulHTTPError, RuntimeError):
     """The engine takes no more requests for now; another one, or the same later, may."""
 
     http_status = HTTPStatus.SERVICE_UNAVAILABLE
+    retry_after: int | None = None
+    """The seconds after which another attempt may succeed, if that is known."""
 
 
 class QueueOverflowError(EngineBusyError):
@@ -108,6 +110,17 @@ class QueueOverflowError(EngineBusyError):
 
 class MaxQueuedTokensError(EngineBusyError):
     """The waiting prompt tokens would exceed max_num_queued_tokens."""
+
+
+class LateFirstTokenError(EngineBusyError):
+    """The first token would probably come later than max_ttft_ms."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _rebuild(kind: type[VLLMValidationError], message: str, parameter: str | None, value: Any) -> VLLMValidationError:

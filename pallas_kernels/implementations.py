@@ -244,18 +244,25 @@ class _Choice(NamedTuple):
     """Why the platform's own kernels do not run the op; None if they do, or if the caller named an implementation."""
 
 
-def default_for(implementations: Implementations, platform: str, architecture: str | None) -> tuple[str, str | None]:
-    """Return the platform's first implementation that runs on a device of the architecture.
+def default_for(
+    implementations: Implementations, platform: str, architecture: str | None, shapes: Sequence[Any] = ()
+) -> tuple[str, str | None]:
+    """Return the platform's first implementation that runs all shapes on a device of the architecture.
 
-    If none does, return plain XLA, and why the last one does not; no reason if the platform has none.
+    If none does, return plain XLA, and why: what the first one that runs on the device has against a shape, or why the
+    last one does not run there; no reason if the platform has none.
     """
-    reason = None
+    device_reason = shape_reason = None
     for name, entry in implementations.items():
-        if entry.platform == platform:
-            reason = entry.device_refusal(architecture)
+        if entry.platform != platform:
+            continue
+        device_reason = entry.device_refusal(architecture)
+        if device_reason is None:
+            reason = _refusal(entry, shapes)
             if reason is None:
                 return name, None
-    return "xla", reason
+            shape_reason = shape_reason or reason
+    return "xla", shape_reason or device_reason
 
 
 def choose(
@@ -267,18 +274,22 @@ def choose(
     op: str,
 ) -> _Choice:
     """Choose one implementation for all shapes, as `paged_attention.pick` does; `op` is the op's name for people."""
-    if name not in (None, *implementations):
-        raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
-    default, reason = default_for(implementations, platform, architecture)
-    entry = implementations[name or default]
-    is_elsewhere = entry.platform not in (None, platform)
-    if name is not None:
-        reason = None if is_elsewhere else entry.device_refusal(architecture)
-    reason = reason or next(filter(None, map(entry.refusal, shapes)), None)
     if name is None:
-        return _Choice(default if reason is None else "xla", False, reason)
+        implementation, reason = default_for(implementations, platform, architecture, shapes)
+        return _Choice(implementation, False, reason)
+    if name not in implementations:
+        raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
+    entry = implementations[name]
+    is_elsewhere = entry.platform not in (None, platform)
     if is_elsewhere and platform != "cpu":
         raise ValueError(f"{op}: {name!r} does not run on a {platform}")
+    reason = None if is_elsewhere else entry.device_refusal(architecture)
+    reason = reason or _refusal(entry, shapes)
     if reason is not None:
         raise ValueError(f"{op}: {name!r} cannot run this model here: {reason}")
     return _Choice(name, is_elsewhere, None)
+
+
+def _refusal(entry: Implementation, shapes: Sequence[Any]) -> str | None:
+    """Return why an implementation cannot run all shapes, or None if it can."""
+    return next(filter(None, map(entry.refusal, shapes)), None)

@@ -54,6 +54,7 @@ done
 part kernels-h100 $JAX scripts/compile.py attention --target h100
 next_kernels="--next --kernels decode prefill prefill-row-ends" # see gpu/handover.py
 part kernels-h100-next $JAX scripts/compile.py attention --target h100 $next_kernels
+part kernels-h100-float16 $JAX scripts/compile.py attention --target h100 --dtype float16 --cases llama-3-8b gemma-2-2b-sliding
 for target in a100 rtx3090 l4 rtx5090; do # every compute capability that has the kernels of gpu_mma
   part "kernels-$target" $JAX scripts/compile.py attention --target $target
 done

@@ -204,6 +204,7 @@ class UnsupportedArguments:
     max_num_active_seqs: int | None = unsupported(None, "see max_num_seqs")
     max_num_queued_reqs: int | None = unsupported(None, _QUEUE)
     max_num_queued_tokens: int | None = unsupported(None, _QUEUE)
+    max_ttft_ms: float | None = unsupported(None, _QUEUE)
     prefill_schedule_interval: int = unsupported(1, _ONE_ENGINE)
     watermark: float = unsupported(0, "a request starts when its first blocks are free", also=(0.0,))
     scheduler_reserve_full_isl: bool | None = unsupported(True, "see watermark", also=(None, False))

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from typing import Any, Self
 
-from jaxllm.config.kinds import Integer, Switch, Text, add_flags, argument
+from jaxllm.config.kinds import Integer, Number, Switch, Text, add_flags, argument
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 from jaxllm.resolve.engine_args import EngineArgs, refuse_headless
@@ -50,6 +50,12 @@ class AsyncEngineArgs(EngineArgs):
         Integer(1, 2**63 - 1, optional=True, sized=True),
         _GROUP,
         "most prompt tokens of requests that have no output yet",
+    )
+    max_ttft_ms: float | None = argument(
+        None,
+        Number(0.0, 8.64e7, above_low=True, optional=True),
+        _GROUP,
+        "refuse requests whose first token would come later than these milliseconds, by the speed of prompts lately",
     )
 
     shutdown_timeout: int = argument(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -34,6 +34,17 @@ _DIMENSIONS = lax.RaggedDotDimensionNumbers(
 """The dimensions of x [r, i] times w [e, o, i]: rows r are grouped by expert e."""
 
 
+class Result(NamedTuple):
+    """What is made of the sums of products, as `GroupedMatmul` takes it."""
+
+    activation: str | None
+    dtype: DTypeLike
+
+    def num_columns(self, num_outputs: int) -> int:
+        """Return the number of columns of the result."""
+        return num_outputs // 2 if self.activation else num_outputs
+
+
 def xla_grouped_matmul(
     x_ri: Array,
     weight: Array | Quantized,
@@ -46,24 +57,15 @@ def xla_grouped_matmul(
 ) -> Array:
     """See `GroupedMatmul`; there is nothing to interpret."""
     del interpret
-    options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
-    arguments = (x_ri, weight, jnp.asarray(layer, jnp.int32), groups)
-    by_tiles, at_once = partial(_multiply_tiles, **options), partial(_multiply_at_once, **options)
-    on_gpu = partial(multiply_rows if len(x_ri) <= SUMMED_ROWS else multiply_batches, **options)
+    arguments, result = (x_ri, weight, jnp.asarray(layer, jnp.int32), groups), Result(activation, out_dtype)
+    by_tiles, at_once = partial(_multiply_tiles, result=result), partial(_multiply_at_once, result=result)
+    on_gpu = partial(multiply_rows if len(x_ri) <= SUMMED_ROWS else multiply_batches, result=result)
     return lax.platform_dependent(*arguments, cpu=by_tiles, cuda=on_gpu, default=at_once)
 
 
-def _multiply_tiles(
-    x_ri: Array,
-    weight: Array | Quantized,
-    layer: Array,
-    groups: Groups,
-    *,
-    activation: str | None,
-    out_dtype: DTypeLike,
-) -> Array:
+def _multiply_tiles(x_ri: Array, weight: Array | Quantized, layer: Array, groups: Groups, result: Result) -> Array:
     """Multiply one tile after the other, each of one expert's rows."""
-    num_rows, num_experts, num_columns = len(x_ri), weight.shape[1], weight.shape[2] // (2 if activation else 1)
+    num_rows, num_experts, num_columns = len(x_ri), weight.shape[1], result.num_columns(weight.shape[2])
     tile = _tile(num_rows, num_experts, _MIN_TILE, _MAX_TILE)
     ends_e = jnp.cumsum(-(-groups.counts_e // tile))
     firsts_e = groups.starts_e - (ends_e + groups.counts_e // -tile) * tile
@@ -76,11 +78,11 @@ def _multiply_tiles(
         x_ti = lax.dynamic_slice_in_dim(x_ri, row, tile)
         w_oi, scales_o = _numbers(weight, lambda part: part[layer, expert])
         product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_oi)
-        found_to = finish(product_to, scales_o, activation, out_dtype)
+        found_to = finish(product_to, scales_o, *result)
         # Rows beyond the group's end are overwritten by the next group's tiles, or belong to no group.
         return lax.dynamic_update_slice_in_dim(out_ro, found_to, row, 0)
 
-    return lax.fori_loop(0, ends_e[-1], body, jnp.zeros((num_rows + tile, num_columns), out_dtype))[:num_rows]
+    return lax.fori_loop(0, ends_e[-1], body, jnp.zeros((num_rows + tile, num_columns), result.dtype))[:num_rows]
 
 
 def _tile(num_rows: int, num_experts: int, least: int, most: int) -> int:
@@ -91,20 +93,12 @@ def _tile(num_rows: int, num_experts: int, least: int, most: int) -> int:
     return tile
 
 
-def multiply_rows(
-    x_ri: Array,
-    weight: Array | Quantized,
-    layer: Array,
-    groups: Groups,
-    *,
-    activation: str | None,
-    out_dtype: DTypeLike,
-) -> Array:
+def multiply_rows(x_ri: Array, weight: Array | Quantized, layer: Array, groups: Groups, result: Result) -> Array:
     """Multiply each row by the weights of its expert, as a sum of float32 products for each result."""
     experts_r = _experts_of_rows(groups, len(x_ri))
     w_roi, scales_ro = _numbers(weight, lambda part: part[layer, experts_r])
     product_ro = jnp.sum(w_roi.astype(jnp.float32) * x_ri.astype(jnp.float32)[:, None], axis=2)
-    return finish(product_ro, scales_ro, activation, out_dtype)
+    return finish(product_ro, scales_ro, *result)
 
 
 def multiply_batches(
@@ -112,9 +106,8 @@ def multiply_batches(
     weight: Array | Quantized,
     layer: Array,
     groups: Groups,
+    result: Result,
     *,
-    activation: str | None,
-    out_dtype: DTypeLike,
     most_bytes: int = _GATHERED_BYTES,
 ) -> Array:
     """Multiply tiles of one expert's rows each, as many at once as have weights of `most_bytes` bytes."""
@@ -141,11 +134,10 @@ def multiply_batches(
         product_nto = _dot(partial(jnp.einsum, "nti,noi->nto"), x_nti, w_noi)
         if scales_no is not None:
             product_nto = product_nto * scales_no[:, None]
-        result_ro = finish(product_nto.reshape(at_once * tile, -1), None, activation, out_dtype)
+        result_ro = finish(product_nto.reshape(at_once * tile, -1), None, *result)
         return out_ro.at[rows_nt.reshape(-1)].set(result_ro, mode="drop", unique_indices=True)
 
-    num_columns = num_outputs // 2 if activation else num_outputs
-    nothing = jnp.zeros((num_rows, num_columns), out_dtype)
+    nothing = jnp.zeros((num_rows, result.num_columns(num_outputs)), result.dtype)
     return lax.fori_loop(0, (spans.total + at_once - 1) // at_once, body, nothing)
 
 
@@ -154,15 +146,7 @@ def _experts_of_rows(groups: Groups, num_rows: int) -> Array:
     return (jnp.arange(num_rows)[:, None] >= groups.starts_e[None]).sum(axis=1) - 1
 
 
-def _multiply_at_once(
-    x_ri: Array,
-    weight: Array | Quantized,
-    layer: Array,
-    groups: Groups,
-    *,
-    activation: str | None,
-    out_dtype: DTypeLike,
-) -> Array:
+def _multiply_at_once(x_ri: Array, weight: Array | Quantized, layer: Array, groups: Groups, result: Result) -> Array:
     """Multiply all groups with one `ragged_dot`, each group together with the padding behind it."""
     starts_e, num_rows = groups.starts_e, len(x_ri)
     sizes_e = jnp.diff(starts_e, append=num_rows)
@@ -172,7 +156,7 @@ def _multiply_at_once(
     scales_ro = None
     if scales_eo is not None:
         scales_ro = scales_eo[_experts_of_rows(groups, num_rows)]
-    return finish(product_ro, scales_ro, activation, out_dtype)
+    return finish(product_ro, scales_ro, *result)
 
 
 def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple[Array, Array | None]:

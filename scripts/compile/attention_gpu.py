@@ -32,8 +32,7 @@ from compile.program import (
     run,
 )
 from compile.target import Target
-from pallas_kernels.implementations import PAGED_ATTENTION, default_for
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope, gpu, gpu_mma, to_pool_dtype
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope, gpu, gpu_mma, pick, to_pool_dtype
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu import handover
 from pallas_kernels.paged_attention.gpu.common import decode_queries
@@ -119,7 +118,8 @@ KERNELS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS, metavar="KERNEL")
-    parser.add_argument("--kv", nargs="+", default=["bfloat16", "float8_e4m3fn"], metavar="DTYPE", help="of the pool")
+    parser.add_argument("--dtype", default="bfloat16", help="of queries, new keys and values, and the output")
+    parser.add_argument("--kv", nargs="+", metavar="DTYPE", help="of the pool; by default --dtype and float8_e4m3fn")
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--next", action="store_true", help="compile the successors that handover.py describes")
 
@@ -129,25 +129,26 @@ def main(args: argparse.Namespace, target: Target) -> int:
     rows = run(jobs(args, target))
     names = {name for kernel in args.kernels for name in KERNELS[kernel].names}
     unseen = names - {name for row in rows for name in row.get("kernels", ())}
-    legend = LEGEND if target.architecture.startswith("9.") else ""
-    return report(rows, cost_sheet(rows), legend, args.json, target, *unseen)
+    sheet = cost_sheet(rows)
+    legend = LEGEND if any("bound" in line for line in sheet) else ""
+    return report(rows, sheet, legend, args.json, target, *unseen)
 
 
 def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    pools = args.kv or [args.dtype, "float8_e4m3fn"]
     for name in args.cases:
-        implementation, _ = default_for(PAGED_ATTENTION, "gpu", target.architecture)
-        if reason := PAGED_ATTENTION[implementation].refusal(CASES[name].shape()):
-            print(f"{name} runs in plain XLA: {reason}", flush=True)
-            continue
-        for kernel, kv, block in itertools.product(args.kernels, args.kv, args.block_sizes):
+        for kernel, kv, block in itertools.product(args.kernels, pools, args.block_sizes):
+            shape = CASES[name].shape(block, dtype=getattr(jnp, args.dtype), kv_dtype=getattr(jnp, kv))
+            op, reason = pick(shape, "gpu", architecture=target.architecture)
+            if reason:
+                print(f"{name} runs in plain XLA: {reason}", flush=True)
+                break
             names = {"case": name, "kernel": kernel, "kv": kv, "block": block}
-            yield names, partial(compile_kernel, CASES[name], KERNELS[kernel], kv, block, target)
+            yield names, partial(compile_kernel, CASES[name], KERNELS[kernel], op, target)
 
 
-def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, target: Target) -> Row:
+def compile_kernel(case: Case, kernel: Kernel, op: PagedAttention, target: Target) -> Row:
     """Compile a kernel and return its row."""
-    implementation, _ = default_for(PAGED_ATTENTION, "gpu", target.architecture)
-    op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), implementation)
     arguments = abstract_arguments(op, case, kernel)
     settings: dict[str, Any] = {
         "layer": 1,
@@ -163,7 +164,7 @@ def compile_kernel(case: Case, kernel: Kernel, kv_dtype: str, block_size: int, t
 
     pools = [arguments.pool.kv] if kernel.call in (write, whole) else []
     program = compile_program(function, arguments, target, donated=0 if pools else (), as_engine=True)
-    with_costs = target.architecture.startswith("9.")
+    with_costs = op.implementation == "gpu"
     return step_figures(program, *pools, is_graph=kernel.call is whole, with_costs=with_costs)
 
 

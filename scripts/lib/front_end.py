@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
+import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -20,31 +23,63 @@ from lib.machine import ROOT
 from lib.servers import HOST, ServerProcess, Streamed, ask, server_process, stream
 
 PROMPT_IDS = [8, 9, 10]
+PROMPTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": PROMPT_IDS},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+}
+"""The prompts of the routes whose streams are measured."""
 RATE = 50.0
 """The tokens per second of each stream where delays are measured."""
 PROMPT_TOKENS = 64
 
 
-def mock_server(model: Path, log: Path, *flags: str) -> Any:
-    """Run a server without a model, as `server_process` does."""
-    return server_process([sys.executable, str(ROOT / "scripts" / "mock_server.py"), str(model), *flags], log)
+def mock_server(model: Path, log: Path, *flags: str, sources: Path = ROOT) -> Any:
+    """Run a server without a model, as `server_process` does, from a copy of these sources."""
+    scripts = sources / "scripts"
+    env = {**os.environ, "PYTHONPATH": f"{sources}{os.pathsep}{scripts}"}
+    return server_process([sys.executable, str(scripts / "mock_server.py"), str(model), *flags], log, env=env)
 
 
-def measure_saturated(model: Path, streams: Sequence[tuple[int, int]], rounds: int, scratch: Path) -> list[Any]:
-    """Return the CPU time per token, in microseconds, for pairs of a number of streams and tokens of each."""
+def measure_saturated(
+    model: Path, streams: Sequence[tuple[int, int]], rounds: int, scratch: Path, before: Path | None = None
+) -> list[Any]:
+    """Return the CPU time per token, in microseconds, for pairs of a number of streams and tokens of each, and for two
+    routes. With `before`, the folder of other sources, their server has its rounds in turns with this one's.
+    """
     rows = []
     most = max(num for num, _ in streams)
-    with mock_server(model, scratch / "saturated.txt", "--max-num-seqs", str(most), "--disable-log-stats") as server:
-        asyncio.run(_streams(server, streams[0][0], 16))
-        for num, num_tokens in streams:
-            samples = [_sample(server, num, num_tokens) for _ in range(rounds)]
-            rows.append({"streams": num} | {name: _median(each[name] for each in samples) for name in samples[0]})
+    flags = ("--max-num-seqs", str(most), "--disable-log-stats")
+    sources = {"after": ROOT} | ({} if before is None else {"before": before})
+    with contextlib.ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(mock_server(model, scratch / f"saturated-{name}.txt", *flags, sources=folder))
+            for name, folder in sources.items()
+        }
+        for server in servers.values():
+            asyncio.run(_streams(server, streams[0][0], 16))
+        for (num, num_tokens), path in itertools.product(streams, PROMPTS):
+            samples: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+            for index in range(rounds):
+                for name in list(servers)[:: 1 if index % 2 == 0 else -1]:
+                    samples[name].append(_sample(servers[name], num, num_tokens, path))
+            row: dict[str, Any] = {"streams": num, "tokens_of_each": num_tokens, "route": path}
+            row |= _medians(samples["after"])
+            if before is not None:
+                row["before"] = _medians(samples["before"])
+                costs = [row["server_cpu_us_per_token"], row["before"]["server_cpu_us_per_token"]]
+                row["by_before"] = round(costs[0] / costs[1], 3)
+            print(row, file=sys.stderr)
+            rows.append(row)
     return rows
 
 
-def _sample(server: ServerProcess, num: int, num_tokens: int) -> dict[str, float]:
+def _medians(samples: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: _median(each[name] for each in samples) for name in samples[0]}
+
+
+def _sample(server: ServerProcess, num: int, num_tokens: int, path: str) -> dict[str, float]:
     cpu, client_cpu, began = server.cpu_seconds(), time.process_time(), time.monotonic()
-    answers = asyncio.run(_streams(server, num, num_tokens))
+    answers = asyncio.run(_streams(server, num, num_tokens, path))
     seconds = time.monotonic() - began
     total = sum(each.num_tokens for each in answers)
     return {
@@ -55,11 +90,9 @@ def _sample(server: ServerProcess, num: int, num_tokens: int) -> dict[str, float
     }
 
 
-async def _streams(server: ServerProcess, num: int, num_tokens: int) -> list[Streamed]:
-    bodies = [
-        {"prompt": PROMPT_IDS, "max_tokens": num_tokens, "ignore_eos": True, "seed": 97 * index} for index in range(num)
-    ]
-    return await asyncio.gather(*(stream(server.port, body) for body in bodies))
+async def _streams(server: ServerProcess, num: int, num_tokens: int, path: str = "/v1/completions") -> list[Streamed]:
+    body = {**PROMPTS[path], "max_tokens": num_tokens, "ignore_eos": True}
+    return await asyncio.gather(*(stream(server.port, {**body, "seed": 97 * index}, path) for index in range(num)))
 
 
 def measure_delays(model: Path, num: int, num_tokens: int, scratch: Path) -> dict[str, Any]:

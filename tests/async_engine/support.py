@@ -67,8 +67,7 @@ def mock_llm(
     def start_process():
         return start_mock_process(args, tokens_per_second=tokens_per_second, replies=replies)
 
-    admission = Admission(args.max_num_queued_reqs, args.max_num_queued_tokens)
-    with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:
+    with AsyncLLM(start_process if in_process else start_thread, admission=Admission.of(args)) as llm:
         yield llm
 
 

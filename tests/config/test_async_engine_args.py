@@ -50,6 +50,7 @@ def test_its_own_flags_alone():
         "max_log_len",
         "max_num_queued_reqs",
         "max_num_queued_tokens",
+        "max_ttft_ms",
         "shutdown_timeout",
     }
 
@@ -58,6 +59,7 @@ def test_its_own_flags_alone():
     "fields",
     [
         {"max_num_queued_reqs": 0},
+        {"max_ttft_ms": 0},
         {"max_num_queued_reqs": 1.5},
         {"max_num_queued_tokens": -1},
         {"shutdown_timeout": -1},

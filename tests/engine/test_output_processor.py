@@ -331,7 +331,7 @@ def test_text_that_goes_straight_to_its_reader_is_counted_and_shown_once(tokeniz
     def read(reader: TextReader | None) -> tuple[str, int, list[Any]]:
         engine = make_engine(says(tokenizer, "abcdé🎉efg"), tokenizer)
         engine.add_request("r", "hello", SamplingParams(max_tokens=99, output_kind=DELTA))
-        engine.front.outputs._requests["r"].text_reader = reader
+        engine.front.outputs._requests["r"].sequences[0].text_reader = reader
         text, num_tokens = "", 0
         while engine.has_unfinished_requests():
             shown = engine.step()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.experimental.mosaic import gpu as mgpu
 
-from pallas_kernels.implementations import PAGED_ATTENTION, default_for
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionShape, pick
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.gpu_mma import MMA_ROWS, decode_attention
@@ -23,8 +22,13 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 UNTOUCHED = 7.0
 
 
-def shape_of(n: int, k: int, h: int = 64, block_size: int = 16, kv_dtype: Any = jnp.bfloat16) -> AttentionShape:
-    return AttentionShape(n, k, h, block_size, jnp.dtype(jnp.bfloat16), jnp.dtype(kv_dtype))
+def shape_of(
+    n: int, k: int, h: int = 64, block_size: int = 16, kv_dtype: Any = jnp.bfloat16, dtype: Any = jnp.bfloat16
+) -> AttentionShape:
+    return AttentionShape(n, k, h, block_size, jnp.dtype(dtype), jnp.dtype(kv_dtype))
+
+
+F16 = jnp.float16
 
 
 def make(shape: AttentionShape, chunks: list[tuple[int, int]]) -> Step:
@@ -36,7 +40,7 @@ def compiled_decode(soft_cap: float | None = None) -> Any:
     def function(q: Any, pool: Any, batch: Any, window: Any, sinks_n: Any) -> Any:
         t, n, h = q.shape
         k = pool.kv.shape[1]
-        sizes = decode_sizes(h, k)._replace(splits=SplitRule(most=3, least_tiles=1), most_blocks=2)
+        sizes = decode_sizes(h, k, n // k)._replace(splits=SplitRule(most=3, least_tiles=1), most_blocks=2)
         padding = ((0, 0), (0, 0), (0, -(n // k) % MMA_ROWS), (0, 0))
         # The padding of the query heads may be anything.
         q_rkmh = jnp.pad(q.reshape(t, k, n // k, h), padding, constant_values=jnp.nan)
@@ -92,6 +96,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
         (shape_of(2, 2, 128, 64), 30, 5.0, "images"),
         (shape_of(1, 1, 256, 32), 100, None, None),
         (shape_of(2, 1, kv_dtype=jnp.float8_e4m3fn), NO_WINDOW, None, "falling"),
+        (shape_of(2, 1, kv_dtype=F16, dtype=F16), 30, None, None),
     ],
     ids=str,
 )
@@ -149,10 +154,32 @@ def test_a_result_of_an_mma_is_the_operand_of_the_next() -> None:
     np.testing.assert_array_equal(result, operand)
 
 
-def test_each_gpu_has_its_kernels() -> None:
-    names = {capability: default_for(PAGED_ATTENTION, "gpu", capability)[0] for capability in ("7.5", "8.0", "9.0")}
-    assert names == {"7.5": "xla", "8.0": "gpu_mma", "9.0": "gpu"}
-    assert default_for(PAGED_ATTENTION, "gpu", "12.1")[0] == "gpu_mma"
-    op, reason = pick(shape_of(8, 8, h=80), "gpu", architecture="8.9")
-    assert op.implementation == "xla"
-    assert "head_dim must be 64, 128 or 256" in str(reason)
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (shape_of(8, 8), {"7.5": "xla", "8.0": "gpu_mma", "9.0": "gpu", "12.1": "gpu_mma"}),
+        (shape_of(8, 8, kv_dtype=F16, dtype=F16), {"8.0": "gpu_mma", "9.0": "gpu_mma"}),
+        (shape_of(72, 1), {"8.0": "gpu_mma", "9.0": "gpu_mma"}),
+        (shape_of(8, 8, h=80), {"8.0": "xla", "9.0": "xla"}),
+    ],
+    ids=["bfloat16", "float16", "72 query heads", "h=80"],
+)
+def test_a_gpu_runs_the_first_kernels_that_take_the_shape(shape: AttentionShape, names: dict[str, str]) -> None:
+    for architecture, name in names.items():
+        op, reason = pick(shape, "gpu", architecture=architecture)
+        assert op.implementation == name
+        assert (reason is None) == (name != "xla")
+
+
+def test_the_reason_for_plain_xla_is_the_shape_where_kernels_run() -> None:
+    for architecture in ("8.9", "9.0"):
+        _, reason = pick(shape_of(8, 8, h=80), "gpu", architecture=architecture)
+        assert "head_dim must be 64, 128 or 256" in str(reason)
+    _, reason = pick(shape_of(8, 8, h=80), "gpu", architecture="7.5")
+    assert "from Ampere on" in str(reason)
+
+
+def test_results_of_splits_are_bounded_for_any_number_of_query_heads() -> None:
+    for k, group in ((1, 1), (8, 4), (1, 16), (1, 17), (8, 64), (1, 128)):
+        rows = decode_sizes(128, k, group).splits.most * k * -(-group // MMA_ROWS) * MMA_ROWS
+        assert rows <= 160 * MMA_ROWS

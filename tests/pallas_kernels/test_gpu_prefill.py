@@ -46,7 +46,7 @@ def shape_of(heads: tuple[int, int], h: int = 64, block_size: int = 16, kv_dtype
 
 
 @cache
-def compiled(has_sinks: bool, soft_cap: float | None, way: Handover) -> Any:
+def compiled(has_sinks: bool, soft_cap: float | None, way: Handover, tiles: Tiles) -> Any:
     """Return a function that is traced while `way` is chosen."""
     del way
 
@@ -62,7 +62,7 @@ def compiled(has_sinks: bool, soft_cap: float | None, way: Handover) -> Any:
             scale=SCALE,
             soft_cap=soft_cap,
             sinks_n=sinks_n if has_sinks else None,
-            tiles=TILES,
+            tiles=tiles,
             interpret=True,
         )
         return jax.freeze(qo_tc).reshape(q.shape)
@@ -79,11 +79,12 @@ def run(
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
     way: Handover = PROVEN,
+    tiles: Tiles = TILES,
 ) -> np.ndarray:
     batch = step.batch if batch is None else batch
     sinks = np.zeros(1, np.float32) if sinks_n is None else sinks_n
     with jax.sharding.use_abstract_mesh(H100), patch.object(handover, "CHOSEN", way):
-        function = compiled(sinks_n is not None, soft_cap, way)
+        function = compiled(sinks_n is not None, soft_cap, way, tiles)
         # A race raises.
         return np.asarray(function(step.q, pool, batch, np.int32(LAYER), np.int32(window), sinks), np.float32)
 
@@ -146,6 +147,27 @@ def test_overlapped_products_match_the_reference(
     out = run(step, pool, **settings, way=NEXT)
     rows = np.intersect1d(tiled_rows(step.batch), step.rows)
     assert len(rows)
+    np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "window"),
+    [
+        (shape_of((1, 1), block_size=64), PROVEN, NO_WINDOW),
+        (shape_of((2, 1), h=128), PROVEN, 37),
+        (shape_of((1, 1), h=128, block_size=128), NEXT, 65),
+        (shape_of((1, 1), h=128, block_size=32, kv_dtype=E4M3), PROVEN, 65),
+    ],
+    ids=str,
+)
+def test_the_shapes_own_kv_tiles_match_the_reference(shape: AttentionShape, way: Handover, window: int) -> None:
+    """Other tests have tiles of 64 tokens; an engine's have 128 where shared memory holds them."""
+    tiles = gpu_tiles(shape)
+    assert tiles.kv == 128
+    step = make(8, [(140, 20), (33, 3)], shape)
+    pool, expected = filled(step, window=window)
+    out = run(step, pool, window=window, way=way, tiles=tiles)
+    rows = np.intersect1d(tiled_rows(step.batch), step.rows)
     np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
 
 

@@ -145,8 +145,8 @@ def test_ragged_dot_of_a_tpu(is_int8: bool, activation: str | None, monkeypatch:
 @pytest.mark.parametrize("form", [xla.multiply_rows, partial(xla.multiply_batches, most_bytes=3 * 48 * 96 * 4)])
 def test_plain_xla_of_a_gpu(form: Any, is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of a batch are of several experts, and there are several batches."""
-    options: dict[str, Any] = {"activation": activation, "out_dtype": jnp.float32}
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, **_: form(*arguments, **options))
+    result = xla.Result(activation, jnp.float32)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, **_: form(*arguments, result))
     op = GroupedMatmul("xla")
     for counts in RAGGED.values():
         check(op, make(op, counts, is_int8=is_int8, activation=activation), jnp.float32, activation)

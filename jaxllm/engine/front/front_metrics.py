@@ -22,7 +22,8 @@ class FrontMetrics:
         self._ready = ready
         self._engines: list[EngineMetrics] = []
         self._loggers: list[StatsLogger] = []
-        self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
+        bounds = ("max_num_queued_reqs", "max_num_queued_tokens", "max_ttft_ms")
+        self.rejections: Mapping[str, int] = dict.fromkeys(bounds, 0)
         """The number of requests that each queue bound has refused."""
         self.media_counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Return how often processed images and videos were looked up, and found."""

@@ -53,6 +53,7 @@ class GrowingSequence:
         "pooled",
         "stats",
         "stop_reason",
+        "text_reader",
     )
 
     def __init__(self, owner: GrowingRequest, index: int, tokenizer: Tokenizer | None) -> None:
@@ -70,6 +71,10 @@ class GrowingSequence:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens: int | None = None
         self.pooled: Pooled | None = None
+        self.text_reader: TextReader | None = None
+        """The reader of a stream of which each step shows the text of its tokens and nothing else, but for the first
+        and the last step. Several sequences have none: their texts are better joined in one output.
+        """
         self._shown_tokens = 0
         self._shown_text = 0
 
@@ -138,7 +143,6 @@ class GrowingRequest:
         "request",
         "sequences",
         "stream_interval",
-        "text_reader",
     )
 
     def __init__(
@@ -162,16 +166,10 @@ class GrowingRequest:
         if params.first_scored_position is not None:
             shown_by = tokenizer if params.detokenize else None
             self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
-        self.text_reader = text_reader if self._is_text_stream() else None
-
-    def _is_text_stream(self) -> bool:
-        """Return whether each step shows the text of its tokens and nothing else, but for the first and the last.
-
-        Several sequences' texts are better joined in one output, which becomes one write.
-        """
+        first = self.sequences[0]
         is_delta = self.kind is RequestOutputKind.DELTA and self.stream_interval == 1 and len(self.sequences) == 1
-        is_plain = self.prompt_logprobs is None and self.request.params.num_logprobs is None
-        return is_delta and is_plain and self.sequences[0].detokenizer.shows_at_once
+        if is_delta and self.prompt_logprobs is first.logprobs is None and first.detokenizer.shows_at_once:
+            first.text_reader = text_reader
 
     def output(self, changed: Iterable[GrowingSequence]) -> AnyOutput | None:
         """Return the output to show after `changed` sequences went on, if anything."""

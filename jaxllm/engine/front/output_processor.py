@@ -211,7 +211,7 @@ class OutputProcessor:
         it: no output, no merged statistics, and no wake-up of the task that reads. That takes 2 us and the reader 2 us,
         beside 5 us in the system, which sends one packet; a task would take 15 us more.
         """
-        reader, token_ids, stats = sequence.owner.text_reader, output.new_token_ids, sequence.stats
+        reader, token_ids, stats = sequence.text_reader, output.new_token_ids, sequence.stats
         if reader is None or output.finish_reason is not None or not token_ids or not stats.num_generation_tokens:
             return False
         write = reader.text_writer()

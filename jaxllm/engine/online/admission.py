@@ -2,7 +2,45 @@
 
 from __future__ import annotations
 
-from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
+import math
+import time
+from collections.abc import Callable
+from typing import Self
+
+from jaxllm.exceptions import (
+    LateFirstTokenError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    VLLMValidationError,
+)
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+
+_MEMORY_SECONDS = 30.0
+"""How fast old measurements of the speed of prompts lose weight: to a third in this time."""
+
+
+class PromptSpeed:
+    """The prompt tokens that come to their first output in a second, measured while prompts wait."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._now = clock, clock()
+        self._num_tokens = self._seconds = 0.0
+
+    def tick(self, *, do_prompts_wait: bool) -> None:
+        """Count the time since the last call, in which prompts waited or not."""
+        before, self._now = self._now, self._clock()
+        if do_prompts_wait:
+            seconds = self._now - before
+            fades = math.exp(-seconds / _MEMORY_SECONDS)
+            self._num_tokens, self._seconds = self._num_tokens * fades, self._seconds * fades + seconds
+
+    def count(self, num_tokens: int) -> None:
+        """Count a prompt that has come to its first output."""
+        self._num_tokens += num_tokens
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the seconds that prompts of `num_tokens` tokens take; 0 if that is not known."""
+        return num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
 
 
 class Admission:
@@ -11,18 +49,30 @@ class Admission:
     Room is reserved before a request is tokenized, so that many at once cannot overrun the bound.
     """
 
-    def __init__(self, max_num_reqs: int | None, max_num_tokens: int | None) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int | None,
+        max_num_tokens: int | None,
+        max_ttft_ms: float | None = None,
+        speed: PromptSpeed | None = None,
+    ) -> None:
         """None stands for no bound."""
-        self._max_num_reqs, self._max_num_tokens = max_num_reqs, max_num_tokens
+        self._max_num_reqs, self._max_num_tokens, self._max_ttft_ms = max_num_reqs, max_num_tokens, max_ttft_ms
+        self._speed = speed or PromptSpeed()
         self.num_reqs = self.num_tokens = 0
-        self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
+        self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0, "max_ttft_ms": 0}
         """The number of requests that each bound has refused."""
+
+    @classmethod
+    def of(cls, engine_args: AsyncEngineArgs) -> Self:
+        """Return the admission that engine arguments ask for."""
+        return cls(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens, engine_args.max_ttft_ms)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse, and count, what the bounds leave no room for: `count` sequences, of the shortest prompts.
 
-        Raises QueueOverflowError or MaxQueuedTokensError, and VLLMValidationError for more sequences than there will
-        ever be room for. Nothing is reserved: a request may still find no room later.
+        Raises QueueOverflowError, MaxQueuedTokensError or LateFirstTokenError, and VLLMValidationError for more
+        sequences than there will ever be room for. Nothing is reserved: a request may still find no room later.
         """
         if self._max_num_reqs is not None and count > self._max_num_reqs:
             message = f"The request makes {count} sequences, and the engine takes at most {self._max_num_reqs} at once"
@@ -44,14 +94,41 @@ class Admission:
         self.num_reqs += count
 
     def reserve_tokens(self, count: int) -> None:
-        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError."""
+        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError or LateFirstTokenError."""
         if self._max_num_tokens is not None and self.num_tokens + count > self._max_num_tokens:
             self.num_rejected["max_num_queued_tokens"] += 1
             raise MaxQueuedTokensError(
                 f"Prompts of {self.num_tokens} tokens wait, and max_num_queued_tokens={self._max_num_tokens} leaves no "
                 f"room for {count} more; try again later."
             )
+        self._check_ttft(count)
+        self._speed.tick(do_prompts_wait=self.num_tokens > 0)
         self.num_tokens += count
+
+    def _check_ttft(self, count: int) -> None:
+        """Refuse a prompt whose first token would come too late; one that waits for nobody is taken in any case."""
+        if self._max_ttft_ms is None or not self.num_tokens:
+            return
+        self._speed.tick(do_prompts_wait=True)
+        late = 1e3 * self._speed.seconds(self.num_tokens + count) - self._max_ttft_ms
+        if late > 0:
+            self.num_rejected["max_ttft_ms"] += 1
+            raise LateFirstTokenError(
+                f"Prompts of {self.num_tokens} tokens wait: the first token would come about {late / 1e3:.1f} seconds "
+                f"later than max_ttft_ms={self._max_ttft_ms:g} allows; try again later.",
+                math.ceil(late / 1e3),
+            )
+
+    def release_reqs(self, count: int) -> None:
+        """Give back the room of `count` sequences."""
+        self.num_reqs -= count
+
+    def release_tokens(self, count: int, *, has_output: bool) -> None:
+        """Give back the room of a prompt, at its first output or because it was given up."""
+        self._speed.tick(do_prompts_wait=self.num_tokens > 0)
+        self.num_tokens -= count
+        if has_output:
+            self._speed.count(count)
 
 
 class Reservation:
@@ -65,17 +142,21 @@ class Reservation:
         self._admission, self._num_reqs, self._num_tokens = admission, num_sequences, 0
 
     def hold_prompt(self, num_tokens: int) -> None:
-        """Take room for the prompt. Raises MaxQueuedTokensError."""
+        """Take room for the prompt. Raises MaxQueuedTokensError or LateFirstTokenError."""
         self._admission.reserve_tokens(num_tokens)
         self._num_tokens = num_tokens
 
     def release_prompt(self) -> None:
-        """Give back the room of the prompt. May be called twice."""
-        self._admission.num_tokens -= self._num_tokens
-        self._num_tokens = 0
+        """Give back the room of the prompt, which has come to its first output. May be called twice."""
+        self._release_prompt(has_output=True)
 
     def release(self) -> None:
         """Give back everything. May be called twice."""
-        self.release_prompt()
-        self._admission.num_reqs -= self._num_reqs
+        self._release_prompt(has_output=False)
+        self._admission.release_reqs(self._num_reqs)
         self._num_reqs = 0
+
+    def _release_prompt(self, *, has_output: bool) -> None:
+        num_tokens, self._num_tokens = self._num_tokens, 0
+        if num_tokens:
+            self._admission.release_tokens(num_tokens, has_output=has_output)

@@ -91,7 +91,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
         engine = cls(
             lambda: begin(engine_args, asks_core=False),
-            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
+            admission=Admission.of(engine_args),
             logs_requests=engine_args.enable_log_requests,
         )
         engine.max_log_len = engine_args.max_log_len

@@ -15,9 +15,8 @@ from jaxllm.sampling_params import RequestOutputKind
 class TextRelay(Protocol):
     """What a reader does with plain text, without the reader's task: it writes a frame to a connection."""
 
-    def is_open(self) -> bool:
-        """Return whether more may be written; False while the client is slow, and once it has left."""
-        ...
+    is_open: bool
+    """Whether more may be written; False while the client is slow, and once it has left."""
 
     def write(self, text: str, num_tokens: int) -> None:
         """Write the text of new tokens, often ""."""
@@ -45,10 +44,8 @@ class RequestOutputCollector:
 
     def text_writer(self) -> Callable[[str, int], None] | None:
         """Return the relay's `write`, if the reader waits and the relay is open."""
-        relay, waiter = self.relay, self._waiter
-        if relay is None or waiter is None or waiter.done() or not relay.is_open():
-            return None
-        return relay.write
+        relay = self.relay
+        return None if relay is None or self._waiter is None or not relay.is_open else relay.write
 
     def put(self, output: AnyOutput | Exception) -> None:
         """Take in an output; a delta is appended to one that has not been read, another kind replaces it. An error,
@@ -75,12 +72,12 @@ class RequestOutputCollector:
         while not self._is_admitted:
             if self._error is not None:
                 raise copy.copy(self._error)
-            await self._news()
+            await self._wait_news()
 
     async def get(self) -> AnyOutput:
         """Return the output that has not been read, waiting for one. Raises what has ended the request."""
         while (output := self.get_nowait()) is None:
-            await self._news()
+            await self._wait_news()
         return output
 
     def get_nowait(self) -> AnyOutput | None:
@@ -90,10 +87,13 @@ class RequestOutputCollector:
             raise copy.copy(self._error)  # others may get it too, and each would add to its traceback
         return output
 
-    def _news(self) -> asyncio.Future[None]:
-        """Return a future that is done once something has come."""
+    async def _wait_news(self) -> None:
+        """Wait until something has come."""
         self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

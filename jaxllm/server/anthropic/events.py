@@ -125,13 +125,19 @@ async def frames(turn: Turn, builder: MessageBuilder, ping_seconds: float) -> As
     """Yield the frames of a message's events."""
     async for _ in turn.outputs.pings(ping_seconds):
         yield named_event("ping", {"type": "ping"})
+    turn.outputs.relay(lambda text: _frames(builder.add(turn.read(0, text), 0)))
     is_first = True
     async for output in turn.outputs:
         events = builder.start(output) if is_first else []
         is_first = False
+        events += builder.add([], turn.outputs.take_relayed())
         for completion in output.outputs:
             events += builder.add(turn.pieces(completion), len(completion.token_ids))
             if completion.finish_reason is not None:
                 events += builder.finish(completion)
         if events:
-            yield b"".join(named_event(event["type"], event) for event in events)
+            yield _frames(events)
+
+
+def _frames(events: Iterable[Event]) -> bytes:
+    return b"".join([named_event(event["type"], event) for event in events])

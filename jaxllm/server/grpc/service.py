@@ -16,11 +16,11 @@ from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.decoding import LONG_BODY
 from jaxllm.server.http.errors import (
-    RETRY_AFTER_SECONDS,
     ErrorResponse,
     RequestFailedError,
     error_headers,
     error_response,
+    retry_seconds,
 )
 from jaxllm.server.http.request_ids import new_request_id, shown_request_id
 from jaxllm.server.http.sse import EngineOutputs
@@ -128,7 +128,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorRes
     if error.param is not None:
         metadata.append(("param", error.param))
     if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-        metadata.append(("grpc-retry-pushback-ms", str(RETRY_AFTER_SECONDS * 1000)))
+        metadata.append(("grpc-retry-pushback-ms", str(retry_seconds(response) * 1000)))
     code = _STATUS_CODES.get(HTTPStatus(error.code), grpc.StatusCode.INTERNAL)
     try:
         await context.abort(code, error.message[:_MAX_DETAILS], tuple(metadata))

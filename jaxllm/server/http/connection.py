@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from jaxllm.config.server_arguments import ServerArgs
-from jaxllm.server.http.endpoint import WRITER, Reply
+from jaxllm.server.http.endpoint import RELAY, Reply
 from jaxllm.server.http.errors import make_error
 
 PIECE = 1024
@@ -45,24 +46,26 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Writer:
-    """Writes pieces of an answer past ASGI: a message for each would take 3 us, and a task that sends it 5 us more."""
+class _Relay:
+    """Writes frames of an answer past ASGI, as chunks: a message for each, and the task that sends it, would take 8 us.
 
-    __slots__ = ("_cycle",)
+    It has all that a token's text needs on this side of the system, since most of the time is spent in looking for it.
+    """
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    __slots__ = ("_write", "frames", "is_open", "num_tokens")
 
-    def is_open(self) -> bool:
-        """Return whether the answer's head has been sent, in chunks, to a client that is there and reads."""
-        cycle = self._cycle
-        return bool(cycle.chunked_encoding) and not (
-            cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing()
-        )
+    def __init__(self, write: Callable[[bytes], None], *, is_open: bool) -> None:
+        self._write = write
+        self.is_open = is_open
+        """True while the client is there and reads."""
+        self.frames: Callable[[str], bytes] = str.encode
+        self.num_tokens = 0
 
-    def write(self, piece: bytes) -> None:
-        """Write a chunk. uvloop sends all that one turn of the loop writes to a connection at the end of the turn."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    def write(self, text: str, num_tokens: int) -> None:
+        """Write the frames of a text, if it has any."""
+        self.num_tokens += num_tokens
+        if text and (piece := self.frames(text)):
+            self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -83,6 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes received but not parsed yet, because too many requests wait."""
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last one that was parsed."""
+        self._relay: _Relay | None = None
+        """The direct way to this connection of the last request that has asked for one."""
         self.parser = self._new_parser()
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -102,6 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self._unparsed = memoryview(b"")
         _disconnect(self._running)
+        self._open_relay(is_open=False)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -194,9 +200,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         is_next = not self._is_answering
         super().on_headers_complete()
-        self.cycle.scope[WRITER] = _Writer(self.cycle)  # type: ignore[literal-required]
         if is_next:
             self._running = self.cycle
+        self.cycle.scope[RELAY] = self._relay_of  # type: ignore[literal-required]
 
     def on_message_begin(self) -> None:
         """Expect the headers of a request, also of the next one on a connection that was kept alive."""
@@ -221,6 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Pause writing to a slow client, for a limited time."""
         super().pause_writing()
+        self._open_relay(is_open=False)
         self._stall_timer = self.loop.call_later(self.args.stalled_client_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -228,6 +235,16 @@ class BoundedProtocol(HttpToolsProtocol):
         _cancel(self._stall_timer)
         self._stall_timer = None
         super().resume_writing()
+        self._open_relay(is_open=True)
+
+    def _open_relay(self, *, is_open: bool) -> None:
+        if self._relay is not None:
+            self._relay.is_open = is_open
+
+    def _relay_of(self) -> _Relay:
+        """Return the direct way to this connection for the request that is being answered."""
+        self._relay = _Relay(self.transport.write, is_open=not (self.flow.write_paused or self.transport.is_closing()))
+        return self._relay
 
     @property
     def _is_answering(self) -> bool:

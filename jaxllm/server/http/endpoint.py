@@ -16,7 +16,7 @@ from jaxllm.exceptions import EngineBusyError
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.http.request_ids import new_request_id
-from jaxllm.server.http.sse import AnswerWriter, EventStream
+from jaxllm.server.http.sse import AnswerRelay, EventStream
 from jaxllm.server.http.state import ServerState
 
 type Scope = dict[str, Any]
@@ -26,8 +26,8 @@ type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-WRITER = "jaxllm.writer"
-"""The key of a scope's `AnswerWriter`, which the server's own HTTP protocol puts in."""
+RELAY = "jaxllm.relay"
+"""The key of what makes the `AnswerRelay` of a scope; the server's own HTTP protocol puts it in."""
 BODY_SECONDS = 60.0
 """The time limit for receiving a body."""
 _MAX_LENGTH_DIGITS = 18
@@ -158,7 +158,7 @@ class Endpoint[S]:
             return
         path, query = scope.get("path_params", {}), scope["query_string"]
         call = Call(state, body, headers, request_id, client_request_id, path, query)
-        answering = asyncio.create_task(self._answer(call, send, _writer(scope)))
+        answering = asyncio.create_task(self._answer(call, send, _way_to(scope)))
         leaving = asyncio.create_task(_wait_disconnect(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -169,13 +169,13 @@ class Endpoint[S]:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await answering
 
-    async def _answer(self, call: Call, send: Send, writer: AnswerWriter | None) -> None:
+    async def _answer(self, call: Call, send: Send, way: Callable[[], AnswerRelay] | None) -> None:
         try:
             reply = await self._handler(self._serving(), call)
         except Exception as error:  # noqa: BLE001 - each has an answer
             reply = self.refusal(error, call.request_id)
-        if writer is not None and isinstance(reply.body, EventStream):
-            reply.body.connect(writer)
+        if way is not None and isinstance(reply.body, EventStream):
+            reply.body.connect(way())
         await send_reply(reply, send)
 
 
@@ -254,13 +254,12 @@ def _too_large(limit: int) -> RequestFailedError:
     return RequestFailedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 
 
-def _writer(scope: Scope) -> AnswerWriter | None:
-    """Take the direct way to a request's connection out of its scope; None if there is none, or if middleware that is
-    not the server's may want to see or change what is sent.
+def _way_to(scope: Scope) -> Callable[[], AnswerRelay] | None:
+    """Return what opens the direct way to a request's connection; None if there is none, or if middleware that is not
+    the server's may want to see or change what is sent.
     """
-    writer: AnswerWriter | None = scope.pop(WRITER, None)
     has_others = len(scope["app"].user_middleware) > scope["app"].state.num_middleware
-    return None if has_others else writer
+    return None if has_others else scope.get(RELAY)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

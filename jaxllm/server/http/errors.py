@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import (
+    EngineBusyError,
     EngineDeadError,
     EngineGenerateError,
     GracefulHTTPError,
@@ -26,7 +27,7 @@ _MAX_MESSAGE_BYTES = 3500
 """Bytes of the message in JSON, where one character may take six."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """An object's address in its repr, which errors of chat templates may quote."""
-RETRY_AFTER_SECONDS = 1
+_RETRY_AFTER_SECONDS = 1
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -37,6 +38,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     param: str | None = None
     code: int = HTTPStatus.BAD_REQUEST.value
     """The HTTP status, as in vLLM."""
+    retry_after: int | msgspec.UnsetType = msgspec.UNSET
+    """The seconds after which another attempt may succeed, if that is known."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -66,7 +69,10 @@ def error_response(error: BaseException) -> ErrorResponse:
         case RequestFailedError():
             return make_error(error.status, str(error), param=error.param, kind=error.kind)
         case GracefulHTTPError():
-            return make_error(error.http_status, str(error))
+            response = make_error(error.http_status, str(error))
+            if not isinstance(error, EngineBusyError) or error.retry_after is None:
+                return response
+            return ErrorResponse(msgspec.structs.replace(response.error, retry_after=error.retry_after))
         case VLLMNotFoundError():
             return make_error(HTTPStatus.NOT_FOUND, str(error), param=error.parameter)
         case VLLMUnprocessableEntityError():
@@ -102,10 +108,16 @@ def _brief(message: str) -> str:
 def error_headers(response: ErrorResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell clients whether to try again."""
     if response.error.code == HTTPStatus.SERVICE_UNAVAILABLE:
-        return [(b"retry-after", str(RETRY_AFTER_SECONDS).encode())]
+        return [(b"retry-after", str(retry_seconds(response)).encode())]
     if response.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return [(b"x-should-retry", b"false")]
     return []
+
+
+def retry_seconds(response: ErrorResponse) -> int:
+    """Return the seconds after which a client may try again what could not be taken now."""
+    seconds = response.error.retry_after
+    return _RETRY_AFTER_SECONDS if isinstance(seconds, msgspec.UnsetType) else seconds
 
 
 def _refuse_fields(values: dict[str, Any], reasons: dict[str, str]) -> None:

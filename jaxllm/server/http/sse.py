@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.online.request_stream import RequestOutputCollector, TextRelay
 from jaxllm.exceptions import EngineGenerateError
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.http.errors import error_response
@@ -51,31 +51,13 @@ class TextFrame(NamedTuple):
         return _encode(text).join(self.parts)
 
 
-class AnswerWriter(Protocol):
-    """Writes pieces of an answer's body to its connection, without a task and without waiting."""
+class AnswerRelay(TextRelay, Protocol):
+    """Writes the frames of plain text to an answer's connection, without a task and without waiting."""
 
-    def is_open(self) -> bool:
-        """Return whether `write` may be called; False while the client is slow, and once it has left."""
-        ...
-
-    def write(self, piece: bytes) -> None:
-        """Write a piece of the body, which is not empty."""
-        ...
-
-
-class _Relay:
-    """Writes the frames of plain text straight to a connection."""
-
-    __slots__ = ("_frames", "_writer", "is_open")
-
-    def __init__(self, writer: AnswerWriter, frames: Callable[[str, int], bytes]) -> None:
-        self._writer, self._frames = writer, frames
-        self.is_open = writer.is_open
-
-    def write(self, text: str, num_tokens: int) -> None:
-        """Write the frames of a text, if it has any."""
-        if frames := self._frames(text, num_tokens):
-            self._writer.write(frames)
+    frames: Callable[[str], bytes]
+    """Makes the frames of a text, which may be b""."""
+    num_tokens: int
+    """The number of tokens whose text has come this way."""
 
 
 class EngineOutputs:
@@ -86,8 +68,8 @@ class EngineOutputs:
         self._is_finished = False
         self._first: asyncio.Future[RequestOutput] | None = None
         """The output that `pings` has waited for, until it is read."""
-        self.writer: AnswerWriter | None = None
-        """The writer of the answer, if there is a direct way to its connection."""
+        self.direct: AnswerRelay | None = None
+        """The direct way to the answer's connection, if there is one."""
 
     def __aiter__(self) -> EngineOutputs:
         """Return itself."""
@@ -105,14 +87,22 @@ class EngineOutputs:
         raise_if_failed(output)
         return output
 
-    def relay(self, frames: Callable[[str, int], bytes]) -> None:
-        """Write plain text as `frames` of it and of its number of tokens, from the second output on.
+    def relay(self, frames: Callable[[str], bytes]) -> None:
+        """Write plain text as `frames` makes it, from the second output on.
 
         That happens while this is awaited for its next output, and only then: all that was read has to be sent.
-        Without a `writer`, with n > 1, and where more than text is asked for, everything is read from here.
+        Without a direct way, with n > 1, and where more than text is asked for, everything is read from here.
         """
-        if self.writer is not None:
-            self._stream.relay = _Relay(self.writer, frames)
+        if self.direct is not None:
+            self.direct.frames = frames
+            self._stream.relay = self.direct
+
+    def take_relayed(self) -> int:
+        """Return the number of tokens whose text was relayed since the last call."""
+        if self.direct is None:
+            return 0
+        num_tokens, self.direct.num_tokens = self.direct.num_tokens, 0
+        return num_tokens
 
     async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield a comment at this interval until there is an output, so that proxies do not give up; none for 0."""
@@ -165,13 +155,13 @@ class EventStream(AsyncGenerator[bytes, None]):
         self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
         self._is_ended = False
 
-    def connect(self, writer: AnswerWriter) -> None:
+    def connect(self, direct: AnswerRelay) -> None:
         """Let frames of plain text go straight to the answer's connection. Call it before anything is read.
 
         Whoever reads this must have sent what it has read before it reads on.
         """
         for outputs in self._outputs:
-            outputs.writer = writer
+            outputs.direct = direct
 
     async def __anext__(self) -> bytes:
         """Return the next frames."""

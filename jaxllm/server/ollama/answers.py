@@ -53,6 +53,15 @@ class AnswerBuilder:
         if output.finish_reason is not None:
             yield self._line("", "", [], self._end(output, of))
 
+    def text_line(self, pieces: Iterable[Piece]) -> bytes:
+        """Return the line of a text's pieces, which end nothing; b"" if they show nothing."""
+        text, thinking, calls = self._parts(pieces)
+        return encode_line(self._line(text, thinking, calls, {})) if text or thinking or calls else b""
+
+    def count(self, num_tokens: int) -> None:
+        """Count tokens whose text was read by `text_line`."""
+        self._num_tokens += num_tokens
+
     def _read(
         self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput
     ) -> tuple[str, str, list[dict[str, Any]]]:
@@ -61,6 +70,13 @@ class AnswerBuilder:
         self._num_tokens += len(output.token_ids)
         if self._num_logprobs is not None and output.logprobs is not None:
             self._logprobs += chat_logprobs(output.token_ids, output.logprobs, self._num_logprobs).content
+        text, thinking, calls = self._parts(pieces)
+        if output.finish_reason is not None:
+            text += self._end_call(calls, is_cut=output.finish_reason == "length")
+        return text, thinking, calls
+
+    def _parts(self, pieces: Iterable[Piece]) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the text, the reasoning and the whole calls in pieces."""
         text, thinking, calls = "", "", list[dict[str, Any]]()
         for piece in pieces:
             match piece:
@@ -74,8 +90,6 @@ class AnswerBuilder:
                 case CallArguments(_, arguments):
                     assert self._call is not None
                     self._call.append(arguments)
-        if output.finish_reason is not None:
-            text += self._end_call(calls, is_cut=output.finish_reason == "length")
         return text, thinking, calls
 
     def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
@@ -118,7 +132,9 @@ async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> Asyn
     """Yield the lines of an answer, and empty lines at an interval until it begins."""
     async for _ in turn.outputs.pings(ping_seconds):
         yield encode_line(builder.empty())
+    turn.outputs.relay(lambda text: builder.text_line(turn.read(0, text)))
     async for output in turn.outputs:
+        builder.count(turn.outputs.take_relayed())
         for completion in output.outputs:
             for line in builder.lines(turn.pieces(completion), completion, output):
                 yield encode_line(line)

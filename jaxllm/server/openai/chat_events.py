@@ -46,14 +46,16 @@ class ChatEvents:
         async for ping in turn.outputs.pings(self._ping_seconds):
             yield ping
         if self._is_plain:
-            turn.outputs.relay(partial(self._text, turn, 0))
+            turn.outputs.relay(partial(self._text, turn, 0) if turn.reader.parses else self._frame(0, Text).event)
         is_first = True
         async for output in turn.outputs:
             frames = self._open(output) if is_first else []
             is_first = False
+            self._num_tokens += turn.outputs.take_relayed()
             for completion in output.outputs:
+                self._num_tokens += len(completion.token_ids)
                 if self._is_plain and completion.finish_reason is None:
-                    frames.append(self._text(turn, completion.index, completion.text, len(completion.token_ids)))
+                    frames.append(self._text(turn, completion.index, completion.text))
                 else:
                     frames.append(self._whole(turn, completion))
             if piece := b"".join(frames):
@@ -61,9 +63,8 @@ class ChatEvents:
         if self._ends_in_usage:
             yield event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens())))
 
-    def _text(self, turn: Turn, index: int, text: str, num_tokens: int) -> bytes:
+    def _text(self, turn: Turn, index: int, text: str) -> bytes:
         """Return the frame of a text that ends nothing, b"" if it completes no piece."""
-        self._num_tokens += num_tokens
         pieces = turn.read(index, text)
         match pieces:
             case []:
@@ -76,7 +77,6 @@ class ChatEvents:
 
     def _whole(self, turn: Turn, completion: CompletionOutput) -> bytes:
         """Return the frame of an output with all that is shown of it."""
-        self._num_tokens += len(completion.token_ids)
         pieces = turn.pieces(completion)
         return event(self._chunk([self._choice(completion, pieces, turn.finish_reason(completion))]))
 

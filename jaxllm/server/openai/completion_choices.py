@@ -43,10 +43,10 @@ class PromptChoices:
         """Return whether a piece is neither the first nor the last one of its choice."""
         return output.index in self._offsets and output.finish_reason is None
 
-    def take_plain(self, index: int, num_tokens: int) -> int:
-        """Count the tokens of a plain piece and return its choice's index among those of all prompts."""
-        self.num_tokens += num_tokens
-        return self._first_index + index
+    def take_plain(self, output: CompletionOutput) -> tuple[int, str]:
+        """Return the choice's index and the text of a plain piece."""
+        self.num_tokens += len(output.token_ids)
+        return self._first_index + output.index, output.text
 
     def _choice(self, output: RequestOutput, completion: CompletionOutput) -> CompletionResponseChoice:
         request = self._request

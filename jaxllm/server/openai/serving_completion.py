@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from typing import Any
 
 from jaxllm.config.server_arguments import ServerArgs
@@ -135,8 +134,9 @@ class _Answer:
             yield ping
         if len(outputs) == 1:
             if choices[0].is_plain and not self._has_usage:
-                outputs[0].relay(partial(self._text, choices[0], 0))
+                outputs[0].relay(self._frame(0).event)
             async for output in outputs[0]:
+                choices[0].num_tokens += outputs[0].take_relayed()
                 if frames := self._pieces(output, choices[0], choices):
                     yield frames
         else:
@@ -149,16 +149,11 @@ class _Answer:
 
     def _pieces(self, output: RequestOutput, prompt_choices: PromptChoices, choices: Sequence[PromptChoices]) -> bytes:
         if not self._has_usage and prompt_choices.is_plain and all(map(prompt_choices.has_begun, output.outputs)):
-            texts = [(each.index, each.text, len(each.token_ids)) for each in output.outputs]
-            return b"".join([self._text(prompt_choices, *text) for text in texts])
+            texts = map(prompt_choices.take_plain, output.outputs)
+            return b"".join([self._frame(index).event(text) for index, text in texts if text])
         shown = prompt_choices.of(output)
         usage = self._usage(choices) if self._has_usage else None
         return b"".join([event(self._chunk([each], usage)) for each in shown])
-
-    def _text(self, prompt_choices: PromptChoices, index: int, text: str, num_tokens: int) -> bytes:
-        """Return the frame of a plain piece, b"" for no text."""
-        index = prompt_choices.take_plain(index, num_tokens)
-        return self._frame(index).event(text) if text else b""
 
     def _frame(self, index: int) -> TextFrame:
         frame = self._frames.get(index)

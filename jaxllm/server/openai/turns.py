@@ -39,6 +39,11 @@ class AnswerReader:
         self._calling: set[int] = set()
         """The answers that have called a tool."""
 
+    @property
+    def parses(self) -> bool:
+        """Return whether answers are more than their text."""
+        return self._make_parser is not None
+
     def pieces(self, output: CompletionOutput) -> list[Piece]:
         """Return the pieces that an answer's next output completes; all the rest if it has ended."""
         return self.read(output.index, output.text, output.finish_reason)

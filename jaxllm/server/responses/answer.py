@@ -51,6 +51,7 @@ class ResponseAnswer:
         try:
             async for ping in self._turn.outputs.pings(self._chat.args.sse_ping_interval):
                 yield ping
+            self._turn.outputs.relay(lambda text: _frames(self._builder.add(self._turn.read(0, text))))
             async for output in self._turn.outputs:
                 if events := self._take(output):
                     yield _frames(events)
@@ -80,6 +81,7 @@ class ResponseAnswer:
         if self._chat.args.enable_prompt_tokens_details:
             self._prompt_details = PromptTokensDetails.of(output)
         events: list[Event] = []
+        self._num_tokens += self._turn.outputs.take_relayed()
         for completion in output.outputs:
             self._num_tokens += len(completion.token_ids)
             events += self._builder.add(self._turn.pieces(completion))

@@ -37,7 +37,9 @@ from .common import (
 
 # The least positions of a split. For each split a part of the result is written and read.
 _LEAST_SPLIT = 256
-# The items that a single sequence is cut into, at most: enough for all multiprocessors of the largest GPUs.
+# The items that a single sequence is cut into, at most: enough for all multiprocessors of the largest GPUs. Each leaves
+# 16 rows in float32, so their results take at most 10 KiB times h for each sequence of a step: 320 MiB for 256
+# sequences with h = 128.
 _MOST_ITEMS = 160
 # The most thread blocks. Those that find no item end at once; each of the others takes items at equal distances.
 _MOST_BLOCKS = 2048
@@ -54,10 +56,10 @@ class DecodeSizes(NamedTuple):
     """The most thread blocks."""
 
 
-def decode_sizes(head_dim: int, num_kv_heads: int) -> DecodeSizes:
-    """Return the sizes for a shape. The next tile is held in registers, 64 of each thread."""
-    tile = 64 if head_dim <= 128 else 32
-    return DecodeSizes(tile, SplitRule(most=max(1, _MOST_ITEMS // num_kv_heads), least_tiles=_LEAST_SPLIT // tile))
+def decode_sizes(head_dim: int, num_kv_heads: int, group: int) -> DecodeSizes:
+    """Return the sizes for `group` query heads of each kv head. The next tile is in registers, 64 of each thread."""
+    tile, split_items = 64 if head_dim <= 128 else 32, num_kv_heads * -(-group // MMA_ROWS)
+    return DecodeSizes(tile, SplitRule(most=max(1, _MOST_ITEMS // split_items), least_tiles=_LEAST_SPLIT // tile))
 
 
 def decode_attention(
@@ -86,7 +88,7 @@ def decode_attention(
     """
     k, h = q_rkmh.shape[1], q_rkmh.shape[3]
     max_context = batch.block_tables_sm.shape[1] * kv_pool.kv.shape[2]
-    sizes = sizes or decode_sizes(h, k)
+    sizes = sizes or decode_sizes(h, k, q_rkmh.shape[2])
     work = decode_work(batch, sizes.splits, sizes.tile, window, max_context)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
     items, m = work.seqs_i.shape[0], q_rkmh.shape[2]

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.http import connection
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.server.http.connection import _Relay
 from tests.server.support import Served, mock_served
 
+_SHOWN = re.compile(rb'"(?:type":"text_delta","text|delta|response|content)":"(?:[^"\\]|\\.)*"')
 MESSAGES = [{"role": "user", "content": "a"}]
 COMPLETION = ("/v1/completions", {"prompt": [5]})
 CHAT = ("/v1/chat/completions", {"messages": MESSAGES})
@@ -21,25 +23,23 @@ _TEXT = re.compile(rb'"(text|content)":"((?:[^"\\]|\\.)*)"')
 
 
 class Writes:
-    """Counts the pieces that go straight to a connection, and can keep the way shut."""
+    """Counts the texts that go straight to a connection, and can keep the way shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num = 0
+        self.num = self.num_asked = 0
         self.is_open: Callable[[int], bool] = lambda _num_asked: True
-        write, is_open = connection._Writer.write, connection._Writer.is_open
-        num_asked = 0
+        write, text_writer = _Relay.write, RequestOutputCollector.text_writer
 
-        def count(writer: Any, piece: bytes) -> None:
+        def count(relay: _Relay, text: str, num_tokens: int) -> None:
             self.num += 1
-            write(writer, piece)
+            write(relay, text, num_tokens)
 
-        def ask(writer: Any) -> bool:
-            nonlocal num_asked
-            num_asked += 1
-            return is_open(writer) and self.is_open(num_asked)
+        def ask(stream: RequestOutputCollector) -> Callable[[str, int], None] | None:
+            self.num_asked += 1
+            return text_writer(stream) if self.is_open(self.num_asked) else None
 
-        monkeypatch.setattr(connection._Writer, "write", count)
-        monkeypatch.setattr(connection._Writer, "is_open", ask)
+        monkeypatch.setattr(_Relay, "write", count)
+        monkeypatch.setattr(RequestOutputCollector, "text_writer", ask)
 
 
 @pytest.fixture
@@ -81,6 +81,32 @@ def test_the_way_changes_nothing(server: Served, writes: Writes, path: str, body
         writes.num, writes.is_open = 0, lambda num_asked, share=share: num_asked % share > 0
         assert shown(server, path, body) == direct
         assert (writes.num > 5) == (share > 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": MESSAGES, "model": "tiny", "max_tokens": 40}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 40}),
+        ("/api/generate", {"prompt": "a", "model": "tiny", "options": {"num_predict": 40}}),
+        ("/api/chat", {"messages": MESSAGES, "model": "tiny", "options": {"num_predict": 40}}),
+    ],
+)
+def test_the_other_dialects_have_the_same_way(server: Served, writes: Writes, path: str, body: dict[str, Any]) -> None:
+    def answer() -> tuple[int, int]:
+        """Return the number of pieces of the text, which no seed fixes, and that of the tokens."""
+        answer = server.post(path, {**body, "stream": True})
+        assert answer.status == 200, answer.body
+        counts = re.findall(rb'"(?:output_tokens|eval_count)":(\d+)', answer.body)
+        return len(_SHOWN.findall(answer.body)), int(counts[-1])
+
+    num_frames, num_tokens = answer()
+    assert writes.num > 15
+    assert num_frames > 15
+    assert num_tokens == 40
+    writes.num, writes.is_open = 0, lambda _num_asked: False
+    assert answer()[1] == 40
+    assert writes.num == 0
 
 
 @pytest.mark.parametrize(
@@ -131,17 +157,17 @@ def test_middleware_of_users_sees_everything(tokenizer: str, writes: Writes) -> 
 def test_a_failure_on_the_way_ends_its_request_alone(
     server: Served, writes: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, calls = connection._Writer.write, 0
+    write, calls = _Relay.write, 0
 
-    def fail(writer: Any, piece: bytes) -> None:
+    def fail(relay: _Relay, text: str, num_tokens: int) -> None:
         nonlocal calls
         calls += 1
         if calls == 5:
             raise ArithmeticError("no number")
-        count(writer, piece)
+        write(relay, text, num_tokens)
 
     whole = shown(server, *COMPLETION)
-    monkeypatch.setattr(connection._Writer, "write", fail)
+    monkeypatch.setattr(_Relay, "write", fail)
     answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
     assert b'"code":500' in answer.body
     assert shown(server, *COMPLETION) == whole

@@ -77,7 +77,7 @@ def test_r8_a_full_server_refuses_before_it_reads(tokenizer: str) -> None:
                 other.sendall(head)
                 assert other.recv(100).startswith(b"HTTP/1.1 503")  # no byte of the body has come
             assert server.get("/health").status == 200
-            assert refusals() == {"max_num_queued_reqs": 3, "max_num_queued_tokens": 0}
+            assert refusals() == {"max_num_queued_reqs": 3, "max_num_queued_tokens": 0, "max_ttft_ms": 0}
             connection.sock.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + 10
         while server.post("/v1/completions", b"no JSON").status != 400:  # the client's leaving takes its time

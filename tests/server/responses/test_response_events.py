@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +106,14 @@ class Broken:
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         yield RequestOutput("r", "a", [5], None, [CompletionOutput(0, "some", [6], None, None)], finished=False)
         raise EngineGenerateError("/srv/secret.py")
+
+    def relay(self, frames: Callable[[str], bytes]) -> None:
+        """There is no direct way."""
+        del frames
+
+    def take_relayed(self) -> int:
+        """Return that nothing went another way."""
+        return 0
 
     async def aclose(self) -> None:
         """There is nothing to end."""
