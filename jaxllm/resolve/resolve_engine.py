@@ -41,13 +41,14 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 logger = logging.getLogger(__name__)
 
 type _Devices = Sequence[Device] | None
+type _Verdicts = Mapping[str, str]
 
 
 def resolve(
     args: EngineArguments,
     devices: Sequence[Device] | None = None,
     checkpoint: Checkpoint | None = None,
-    disproved: Mapping[str, str] = MappingProxyType({}),
+    disproved: _Verdicts = MappingProxyType({}),
 ) -> EngineConfig:
     """Load the plugins, open the checkpoint (headers and config only) and settle everything.
 
@@ -62,12 +63,7 @@ def resolve(
 
 
 def _settle(
-    args: EngineArguments,
-    devices: _Devices,
-    checkpoint: Checkpoint | None,
-    disproved: Mapping[str, str],
-    *,
-    is_draft: bool = False,
+    args: EngineArguments, devices: _Devices, checkpoint: Checkpoint | None, wrong: _Verdicts, *, is_draft: bool = False
 ) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
@@ -90,7 +86,7 @@ def _settle(
     limits = resolve_limits(args, platform, max_model_len, resolved)
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     check_attention_chunks(model_config, limits)
-    picker = Picker(mesh, platform, disproved)
+    picker = Picker(mesh, platform, wrong)
     ops = choose_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
     return EngineConfig(
         **limits,
@@ -125,7 +121,7 @@ def _settle(
     )
 
 
-def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: Mapping[str, str]) -> EngineConfig:
+def _settle_draft(config: EngineConfig, args: EngineArguments, wrong: _Verdicts) -> EngineConfig:
     from jaxllm.loading.open import open_config
 
     try:
@@ -134,7 +130,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: Mappin
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
-        return _settle(args, list(config.mesh.devices.flat), checkpoint, disproved, is_draft=True)
+        return _settle(args, list(config.mesh.devices.flat), checkpoint, wrong, is_draft=True)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 
