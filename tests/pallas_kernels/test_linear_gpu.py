@@ -53,7 +53,7 @@ def multiplied(call: Call) -> np.ndarray:
     layer = call.weight.map(lambda part: part[LAYER])
     if form.group is None:
         return exact(call)
-    numbers = np.asarray(layer.values(), np.float64).reshape(OUTPUTS, -1, form.group)
+    numbers = np.asarray(layer.values(), np.float64).reshape(call.weight.shape[1], -1, form.group)
     parts = {name: np.asarray(part, np.float64) for name, part in layer.parts.items() if name != "codes"}
     spread = {
         name: np.repeat(part, numbers.shape[1] // part.shape[1], axis=1)[..., None] for name, part in parts.items()
@@ -62,14 +62,14 @@ def multiplied(call: Call) -> np.ndarray:
     if Widening(form).scales_numbers:
         numbers = numbers.astype(jnp.bfloat16).astype(np.float64)
     numbers = numbers * spread.get("scale_factors", 1) - spread.get("mins", 0) * spread.get("min_factors", 1)
-    return np.asarray(call.x, np.float64) @ numbers.reshape(OUTPUTS, -1).T
+    return np.asarray(call.x, np.float64) @ numbers.reshape(len(numbers), -1).T
 
 
 def sizes_with_mins(call: Call) -> np.ndarray:
     """Return the sums of the magnitudes of products, those of mins apart."""
     layer = call.weight.map(lambda part: part[LAYER])
     parts = dict(layer.parts)
-    mins = np.zeros((OUTPUTS, 1))
+    mins = np.zeros((call.weight.shape[1], 1))
     if "mins" in parts:
         mins = np.asarray(layer.scales_and_mins()[1], np.float64)
         parts["mins"] = jnp.zeros_like(parts["mins"])
